@@ -1,0 +1,6 @@
+"""Runs one untrusted query on one database, and reads a database's schema."""
+
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+
+__all__ = ["ExecutionOutcome", "Limits", "SQLExecutor"]
