@@ -1,0 +1,50 @@
+"""What one execution is bounded by, and what it returns."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cell = None | int | float | str | bytes
+Row = tuple[Cell, ...]
+Status = Literal["ok", "error", "timeout", "memory", "denied"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one execution.
+
+    Attributes:
+        timeout_s: Seconds until the query is stopped, > 0.
+        max_rows: Rows kept at most; more sets `ExecutionOutcome.is_truncated`.
+        max_bytes: Payload bytes kept at most (text and blobs by length, numbers as 8).
+        max_sql_bytes: Longest SQL text accepted, in UTF-8 bytes.
+    """
+
+    timeout_s: float = 5.0
+    max_rows: int = 10_000
+    max_bytes: int = 5_000_000
+    max_sql_bytes: int = 100_000
+
+
+@dataclass(frozen=True)
+class ExecutionOutcome:
+    """The typed end of one execution; never an exception for what the model did.
+
+    Attributes:
+        status: `ok`, or why there are no rows.
+        columns: Column names as the database gives them; empty unless `ok`.
+        rows: At most `Limits.max_rows` rows; empty unless `ok`.
+        is_truncated: True if rows were cut at a limit. Never equal to anything in grading.
+        error: Text fit to show to the model; empty if `ok`.
+        elapsed_s: Wall-clock seconds.
+    """
+
+    status: Status
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    is_truncated: bool = False
+    error: str = ""
+    elapsed_s: float = 0.0
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "ok"
