@@ -1,0 +1,43 @@
+"""Surroundings of every test: no network, no keys, no caches of the user, one CPU thread."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPO_ROOT = Path(__file__).resolve().parents[1]
+_SESSION_FOLDER = tempfile.mkdtemp(prefix="text2sql_grpo_tests_")
+
+# Set before any test module is imported: torch and huggingface_hub read these once, when imported.
+# Processes started by tests inherit them.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HOME=f"{_SESSION_FOLDER}/huggingface",
+    WANDB_MODE="disabled",
+    TEXT2SQL_GRPO_CACHE=f"{_SESSION_FOLDER}/cache",
+    OMP_NUM_THREADS="1",
+    MPLBACKEND="Agg",
+)
+for key in ("HF_TOKEN", "HF_KEY", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "WANDB_API_KEY"):
+    os.environ.pop(key, None)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_SESSION_FOLDER, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return REPO_ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real public data beside the repository; tests that need it are skipped where it is absent."""
+    folder = REPO_ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the public data sets in {folder}")
+    return folder

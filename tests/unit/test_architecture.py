@@ -1,0 +1,111 @@
+"""The rules that keep the package readable: rooms import one way, and the upper ones stay light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = "text2sql_grpo"
+# A room imports only from itself and from rooms before it. A new room needs its place here.
+LIGHT_ROOMS = ("errors", "sql", "grading", "data", "environment", "rewards", "config")
+HEAVY_ROOMS = ("rollout", "training", "evaluation", "publishing", "reporting", "integrations", "cli")
+ROOMS = LIGHT_ROOMS + HEAVY_ROOMS
+
+NOT_IN_LIGHT_ROOMS = {"torch", "trl", "transformers", "verifiers", "peft"}
+NOT_LOADED_BY_LIGHT_ROOMS = NOT_IN_LIGHT_ROOMS | {"pandas", "matplotlib", "datasets", "wandb"}
+VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers"}
+
+
+def imported_modules(path: Path, module: str) -> Iterator[str]:
+    """Absolute names of the modules that a file imports, at module level and inside functions."""
+    package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            # `from package import room` names the room only among the imported names.
+            yield from (f"{base}.{alias.name}" for alias in node.names) if base == PACKAGE else (base,)
+
+
+def modules(package_folder: Path) -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted(package_folder.rglob("*.py")):
+        parts = path.relative_to(package_folder.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room_of(module: str) -> str | None:
+    """The room a module of the package belongs to; None for the package itself and other packages."""
+    top, _, rest = module.partition(".")
+    name = rest.split(".")[0]
+    return name if top == PACKAGE and name and not name.startswith("__") else None
+
+
+def broken_rules(package_folder: Path) -> list[str]:
+    """What each import does wrong, one line each."""
+    broken = []
+    for module, path in modules(package_folder).items():
+        room = room_of(module)
+        if room is None:
+            continue
+        if room not in ROOMS:
+            broken.append(f"{module}: {room} has no place in ROOMS")
+            continue
+        for imported in imported_modules(path, module):
+            target = room_of(imported)
+            if target is not None and (target not in ROOMS or ROOMS.index(target) > ROOMS.index(room)):
+                broken.append(f"{module} imports {imported}, a room below it")
+            if room in LIGHT_ROOMS and imported.split(".")[0] in NOT_IN_LIGHT_ROOMS:
+                broken.append(f"{module} imports {imported}, too heavy for {room}")
+    return broken
+
+
+def test_rooms_import_one_way_and_upper_rooms_stay_light(repo_root: Path) -> None:
+    assert broken_rules(repo_root / "src" / PACKAGE) == []
+
+
+def test_the_check_sees_each_kind_of_wrong_import(tmp_path: Path) -> None:
+    package = tmp_path / PACKAGE
+    (package / "sql").mkdir(parents=True)
+    (package / "__init__.py").write_text("import torch\n")  # held by the test of loaded modules instead
+    (package / "attic.py").write_text("")
+    (package / "sql" / "__init__.py").write_text("from ..grading import strict\n")
+    (package / "sql" / "late.py").write_text("def f():\n    from torch.nn import Linear\n")
+    (package / "sql" / "whole.py").write_text(f"from {PACKAGE} import training, errors\n")
+    (package / "sql" / "fine.py").write_text(f"import {PACKAGE}.errors\nfrom . import late\nimport json\n")
+    assert broken_rules(package) == [
+        f"{PACKAGE}.attic: attic has no place in ROOMS",
+        f"{PACKAGE}.sql imports {PACKAGE}.grading, a room below it",
+        f"{PACKAGE}.sql.late imports torch.nn, too heavy for sql",
+        f"{PACKAGE}.sql.whole imports {PACKAGE}.training, a room below it",
+    ]
+
+
+def test_light_rooms_load_nothing_heavy(repo_root: Path) -> None:
+    light = [PACKAGE] + [
+        module for module in modules(repo_root / "src" / PACKAGE) if room_of(module) in LIGHT_ROOMS
+    ]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {light!r}: importlib.import_module(name)\n"
+        f"print(sorted(set(sys.modules) & {NOT_LOADED_BY_LIGHT_ROOMS!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_module_names_say_what_is_inside(repo_root: Path) -> None:
+    folders = [repo_root / "src", repo_root / "scripts"]
+    vague = [
+        path.relative_to(repo_root).as_posix()
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if VAGUE_WORDS & set(path.stem.split("_")) or VAGUE_WORDS & set(path.parent.name.split("_"))
+    ]
+    assert vague == []
