@@ -1,0 +1,7 @@
+"""Is this result right? Official and strict verdicts."""
+
+from text2sql_grpo.grading.official import bird_execution_accuracy
+from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
+from text2sql_grpo.grading.verdict import Grader, Verdict
+
+__all__ = ["Grader", "Verdict", "bird_execution_accuracy", "compare_strict", "has_top_level_order"]

@@ -1,0 +1,184 @@
+import random
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text2sql_grpo.grading import compare_strict, has_top_level_order
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
+
+
+def ok(rows: list[Row], *, width: int | None = None) -> ExecutionOutcome:
+    width = len(rows[0]) if width is None else width
+    return ExecutionOutcome("ok", tuple(f"c{i}" for i in range(width)), tuple(rows))
+
+
+def unordered(gold: list[Row], predicted: list[Row]) -> str:
+    return compare_strict(ok(gold, width=len(gold[0])), ok(predicted, width=len(gold[0])), ordered=False)
+
+
+# Steps of a third of the tolerance: chains of numbers in which neighbours are close and the ends not.
+steps = st.integers(0, 9).map(lambda step: 1000.0 + step * 0.00035)
+cells: st.SearchStrategy[Cell] = st.one_of(
+    st.none(),
+    st.integers(-3, 3),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    steps,
+    st.sampled_from(["", "a", "1", "None"]),
+    st.binary(max_size=1),
+)
+tables = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.tuples(*[cells] * width), min_size=1, max_size=6)
+)
+
+
+@given(tables, st.booleans())
+def test_reflexive(rows: list[Row], ordered: bool) -> None:
+    assert compare_strict(ok(rows), ok(rows), ordered=ordered) == "equal"
+
+
+@given(tables, st.randoms(use_true_random=False))
+def test_order_of_rows_is_ignored_unless_asked_for(rows: list[Row], rng: random.Random) -> None:
+    shuffled = rng.sample(rows, len(rows))
+    assert unordered(rows, shuffled) == "equal"
+    assert compare_strict(ok(rows), ok(shuffled), ordered=True) in ("equal", "order")
+
+
+@given(tables, tables, st.booleans())
+def test_symmetric(left: list[Row], right: list[Row], ordered: bool) -> None:
+    there = compare_strict(ok(left), ok(right), ordered=ordered)
+    assert there == compare_strict(ok(right), ok(left), ordered=ordered)
+
+
+close_tables = st.integers(1, 5).flatmap(
+    lambda height: st.tuples(*[st.lists(st.tuples(steps, steps), min_size=height, max_size=height)] * 2)
+)
+
+
+@given(close_tables)
+def test_pairing_under_tolerance_agrees_with_trying_every_permutation(
+    pair: tuple[list[tuple[float, float]], list[tuple[float, float]]],
+) -> None:
+    gold, predicted = pair
+    expected = any(
+        all(
+            abs(a - b) <= 1e-6 * max(a, b)
+            for g, p in zip(gold, order, strict=True)
+            for a, b in zip(g, p, strict=True)
+        )
+        for order in permutations(predicted)
+    )
+    assert (unordered(list(gold), list(predicted)) == "equal") is expected
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "is_equal"),
+    [
+        (1, 1.0, True),
+        (1, "1", False),
+        (1.0, "1.0", False),
+        (None, None, True),
+        (None, 0, False),
+        (None, "", False),
+        (None, "None", False),
+        (b"a", b"a", True),
+        (b"a", "a", False),
+        (0.1 + 0.2, 0.3, True),
+        (0.1 + 0.2 - 0.3, 0, True),
+        (1000.0, 1000.0009, True),
+        (1000.0, 1000.0011, False),
+        (-1000.0, -1000.0009, True),
+        (10_000_000, 10_000_001, False),
+        (2**62, 2**62 + 1, False),
+        (float("inf"), float("inf"), True),
+        (float("inf"), 1e308, False),
+        (float("inf"), float("-inf"), False),
+        (1e-12, 2e-12, True),
+        (1e-8, 2e-8, False),
+    ],
+)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_cells(left: Cell, right: Cell, is_equal: bool, ordered: bool) -> None:
+    assert (compare_strict(ok([(left,)]), ok([(right,)]), ordered=ordered) == "equal") is is_equal
+
+
+def test_rows_must_pair_one_to_one_though_each_has_a_close_one() -> None:
+    low, middle, high = 1000.0, 1000.0008, 1000.0016
+    assert unordered([(low,), (middle,)], [(middle,), (high,)]) == "equal"
+    assert unordered([(low,), (low,)], [(middle,), (high,)]) == "values"
+
+
+def test_pairing_that_neither_sorting_nor_a_greedy_choice_finds() -> None:
+    gold: list[Row] = [(1000.0, 5.0), (1000.0005, 7.0)]
+    predicted: list[Row] = [(1000.0001, 7.0), (1000.0002, 5.0)]
+    assert unordered(gold, predicted) == "equal"
+    gold = [(1000.0004, 1000.0004), (1000.0005, 1000.0)]
+    predicted = [(1000.0003, 1000.0), (1000.0006, 1000.0013)]
+    assert unordered(gold, predicted) == "equal"
+
+
+def test_a_float_anywhere_in_a_column_makes_the_column_tolerant() -> None:
+    assert unordered([(10_000_000,), (0.5,)], [(0.5,), (10_000_001,)]) == "equal"
+    assert unordered([(10_000_000, 0.5)], [(10_000_001, 0.5)]) == "values"
+
+
+def test_reasons() -> None:
+    one, two = ok([(1,)]), ok([(1,), (2,)])
+    cut = ExecutionOutcome("ok", ("a",), ((1,),), is_truncated=True)
+    assert compare_strict(one, ok([(1, 2)]), ordered=False) == "column_count"
+    assert compare_strict(one, two, ordered=False) == "row_count"
+    assert compare_strict(two, ok([(2,), (1,)]), ordered=True) == "order"
+    assert compare_strict(two, ok([(2,), (3,)]), ordered=True) == "values"
+    assert compare_strict(cut, one, ordered=False) == "truncated"
+    assert compare_strict(one, cut, ordered=False) == "truncated"
+    assert compare_strict(cut, cut, ordered=True) == "truncated"
+    assert compare_strict(ok([], width=1), ok([], width=1), ordered=True) == "equal"
+    assert compare_strict(ok([], width=1), ok([], width=2), ordered=True) == "column_count"
+
+
+def test_failed_executions_are_not_compared() -> None:
+    with pytest.raises(ValueError, match=r"`ok`.*`timeout`"):
+        compare_strict(ok([(1,)]), ExecutionOutcome("timeout"), ordered=False)
+
+
+def days_with(values: list[float]) -> list[Row]:
+    """One row per value, with a first column of distinct numbers that are all close."""
+    days = random.Random(len(values)).sample(range(len(values)), len(values))
+    return [(2.46e6 + day * 0.001, value) for day, value in zip(days, values, strict=True)]
+
+
+@pytest.mark.parametrize(("n_low", "expected"), [(500, "equal"), (501, "equal"), (502, "values")])
+def test_a_large_ambiguous_result_is_paired_exactly(n_low: int, expected: str) -> None:
+    """The middle value is close to both ends, which are not close to each other: it absorbs one row."""
+    low, middle, high = 7.0, 7.000005, 7.00001
+    gold = days_with([low] * 500 + [middle] + [high] * 499)
+    predicted = days_with([low] * n_low + [high] * (1000 - n_low))
+    assert unordered(gold, predicted) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT a FROM t", False),
+        ("SELECT a FROM t ORDER BY a", True),
+        ("SELECT a FROM t ORDER BY a DESC LIMIT 3;", True),
+        ("select a from t\norder\n  by a", True),
+        ("SELECT a FROM t UNION SELECT b FROM t ORDER BY 1", True),
+        ("WITH x AS (SELECT a FROM t) SELECT a FROM x ORDER BY a", True),
+        ("WITH x AS (SELECT a FROM t ORDER BY a) SELECT a FROM x", False),
+        ("SELECT * FROM (SELECT a FROM t ORDER BY a LIMIT 3)", False),
+        ("SELECT a, (SELECT b FROM u ORDER BY b LIMIT 1) FROM t", False),
+        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
+        ("SELECT group_concat(a ORDER BY a) FROM t", False),
+        ("SELECT 'order by' FROM t -- order by", False),
+        ("VALUES (1), (2)", False),
+        ("SELECT (a FROM t Order  By a", True),  # cannot be parsed: the words decide
+        ("SELECT (a FROM t", False),
+        ("SELECT 'open ORDER BY", True),
+        ("", False),
+    ],
+)
+def test_has_top_level_order(sql: str, expected: bool) -> None:
+    assert has_top_level_order(sql) is expected
