@@ -1,0 +1,129 @@
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.grading import Verdict
+from text2sql_grpo.rewards import REWARD_FUNCTIONS, RewardMix, mix
+
+RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
+WRONG = Verdict(official=False, strict=False, reason="values", executes=True)
+FAILED = Verdict(official=False, strict=False, reason="query_failed", executes=False)
+GOLD_FAILED = Verdict(official=False, strict=False, reason="gold_failed", executes=False)
+WEIGHTS = {"execution": 1.0, "executes": 0.1, "format": 0.1, "schema_linking": 0.2, "turn_cost": 0.1}
+
+
+def make_episode(n_turns: int = 2, *, max_turns: int = 3, n_malformed: int = 0) -> Episode:
+    return Episode(
+        Example(id="q1", database="d", question="?", gold_sql="SELECT a FROM t"),
+        actions=[Action("malformed" if i < n_malformed else "run_sql") for i in range(n_turns)],
+        max_turns=max_turns,
+        final_sql="SELECT a FROM t",
+    )
+
+
+def test_scores_by_name_and_their_weighted_sum() -> None:
+    rewards = RewardMix(WEIGHTS)
+    scores = rewards.score(make_episode(), WRONG)
+    assert scores == {"execution": 0, "executes": 1, "format": 1, "schema_linking": 1, "turn_cost": -0.5}
+    assert rewards.total(scores) == pytest.approx(0.1 + 0.1 + 0.2 - 0.05)
+
+
+def test_weight_zero_scores_but_does_not_count() -> None:
+    rewards = RewardMix({"execution": 2, "format": 0})
+    scores = rewards.score(make_episode(), RIGHT)
+    assert scores == {"execution": 1, "format": 1}
+    assert rewards.total(scores) == 2
+
+
+def test_masked_samples_have_no_scores() -> None:
+    rewards = RewardMix(WEIGHTS)
+    assert rewards.score(make_episode(), GOLD_FAILED) is None
+    assert rewards.score(replace(make_episode(), is_masked=True), RIGHT) is None
+
+
+@given(
+    st.fixed_dictionaries(
+        {"execution": st.floats(-3, 3)}, optional={name: st.floats(-1, 1) for name in list(WEIGHTS)[1:]}
+    )
+)
+def test_accepted_weights_never_pay_a_wrong_answer_more(weights: dict[str, float]) -> None:
+    try:
+        rewards = RewardMix(weights)
+    except ConfigError:
+        return
+    shapes = [(1, 0), (1, 1), (3, 0), (3, 2), (3, 3)]
+    episodes = [make_episode(n_turns, n_malformed=n_malformed) for n_turns, n_malformed in shapes]
+
+    def total(episode: Episode, verdict: Verdict) -> float:
+        scores = rewards.score(episode, verdict)
+        assert scores is not None
+        return rewards.total(scores)
+
+    wrong = [total(episode, verdict) for episode, verdict in itertools.product(episodes, (WRONG, FAILED))]
+    right = [total(episode, RIGHT) for episode in episodes]
+    assert max(wrong) < min(right)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (
+            {"execution": 1.0, "schema_linking": 1.0, "executes": 0.5},
+            r"wrong one can earn 1\.5 and a right one as little as 1\.5; lower schema_linking: 1\.0",
+        ),
+        (
+            {"execution": 1.0, "format": 0.6, "turn_cost": 0.4},
+            r"earn 0\.6 .* little as 0\.6; lower format: 0\.6, turn_cost: 0\.4",
+        ),
+        ({"execution": 1.0, "turn_cost": 1.0}, r"earn 0 .* little as 0; lower turn_cost: 1\.0"),
+        ({"execution": 1.0, "turn_cost": -2.0}, r"earn 2 .* little as 1; lower turn_cost: -2\.0"),
+        ({"execution": -1.0}, r"earn 0 .* little as -1; lower execution: -1\.0"),
+        ({"execution": 1.0, "executes": -1.0}, r"lower executes: -1\.0"),
+        ({"executes": 1.0}, r"earn 1 .* little as 1"),
+        ({"execution": 0.0}, r"raise execution above 0"),
+        ({}, r"raise execution above 0"),
+    ],
+)
+def test_weights_with_which_wrong_could_reach_right_are_refused(
+    weights: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RewardMix(weights)
+
+
+def test_weights_just_inside_the_invariant_are_accepted() -> None:
+    assert RewardMix({"execution": 1.0, "format": 0.5, "turn_cost": 0.49}).weights["turn_cost"] == 0.49
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"execution, executes, .*turn_cost; got 'executed'"):
+        RewardMix({"execution": 1.0, "executed": 0.1})
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf, True, "1", None])
+def test_weight_must_be_a_finite_number(weight: object) -> None:
+    with pytest.raises(ConfigError, match="execution must be a finite number"):
+        RewardMix({"execution": weight})  # type: ignore[dict-item]
+
+
+def test_score_outside_the_declared_range_stops_the_run() -> None:
+    rewards = RewardMix({"execution": 1.0, "turn_cost": 0.5})
+    with pytest.raises(RunError, match=r"turn_cost: expected a score from -1 to 0, got -2\.0 \(question q1"):
+        rewards.score(make_episode(3, max_turns=2), RIGHT)
+
+
+def test_error_inside_a_reward_function_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(episode: Episode, verdict: Verdict) -> float:
+        raise ZeroDivisionError("a bug of ours")
+
+    functions = {**REWARD_FUNCTIONS, "format": replace(REWARD_FUNCTIONS["format"], function=broken)}
+    monkeypatch.setattr(mix, "REWARD_FUNCTIONS", functions)
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+        RewardMix({"execution": 1.0, "format": 0.1}).score(make_episode(), RIGHT)
