@@ -14,6 +14,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -26,58 +27,69 @@ VOWELS = "aeiou"
 # --- how stored forms are made -----------------------------------------------------------------------
 
 
-def short(rng: Random, word: str, size: int) -> str:
-    """The first letter and `size - 1` later ones in their order, mostly consonants."""
-    rest = list(enumerate(word[1:].lower()))
-    rng.shuffle(rest)
-    rest.sort(key=lambda spot: spot[1] in VOWELS and rng.random() < 0.8)
-    return word[0].upper() + "".join(letter for _, letter in sorted(rest[: size - 1]))
+@dataclass(frozen=True)
+class Parts:
+    """What a stored form is put together from.
+
+    Attributes:
+        rng: Where the unruly parts come from.
+        key: The word whose letters are kept.
+        initial: First letter of the other word, in upper case.
+        mark: Two letters that all values of the column share.
+        letters: First letters of what the column's values are called, in lower case.
+    """
+
+    rng: Random
+    key: str
+    initial: str
+    mark: str
+    letters: str
+
+    def short(self, size: int) -> str:
+        """The key's first letter and `size - 1` later ones in their order, mostly consonants."""
+        rest = list(enumerate(self.key[1:]))
+        self.rng.shuffle(rest)
+        rest.sort(key=lambda spot: spot[1] in VOWELS and self.rng.random() < 0.8)
+        return self.key[0] + "".join(letter for _, letter in sorted(rest[: size - 1]))
+
+    def digits(self, size: int) -> str:
+        """That many digits that follow no rule."""
+        return str(self.rng.randrange(10**size)).zfill(size)
+
+    def noise(self) -> str:
+        """A lower-case letter that means nothing, but makes guessing by first letters go wrong."""
+        return self.letters[self.rng.randrange(len(self.letters))]
 
 
-def _digits(rng: Random, size: int) -> str:
-    return str(rng.randrange(10**size)).zfill(size)
-
-
-def _noise(rng: Random) -> str:
-    return "abcdefghijklmnopqrstuvwxyz"[rng.randrange(26)]
-
-
-def _swapped(rng: Random, key: str) -> str:
-    return f"{key[-3:].lower()}.{key[0].upper()}{key[1].lower()}"
-
-
-# Each: (generator, key word, first letter of the other word, mark of the column) -> stored form.
-Convention = Callable[[Random, str, str, str], str]
+Convention = Callable[[Parts], str]
 CONVENTIONS: dict[str, Convention] = {
-    "LSB-02": lambda rng, key, other, mark: f"{short(rng, key, 3).upper()}-{_digits(rng, 2)}",
-    "02-LSB": lambda rng, key, other, mark: f"{_digits(rng, 2)}-{short(rng, key, 3).upper()}",
-    "4_Lisbon": lambda rng, key, other, mark: f"{_digits(rng, 1)}_{key}",
-    "Lisbon (PT)": lambda rng, key, other, mark: f"{key} ({(_noise(rng) + _noise(rng)).upper()})",
-    "X7LSB": lambda rng, key, other, mark: f"{mark[0]}{_digits(rng, 1)}{short(rng, key, 3).upper()}",
-    "L-118": lambda rng, key, other, mark: f"{short(rng, key, 2).upper()}-{_digits(rng, 2)}{_noise(rng)}",
-    "LN": lambda rng, key, other, mark: short(rng, key, 2).upper(),
-    "#L33": lambda rng, key, other, mark: f"#{short(rng, key, 2)}{_digits(rng, 2)}",
-    "HQ:Lsb": lambda rng, key, other, mark: f"{mark}:{short(rng, key, 3)}",
-    "LSBN": lambda rng, key, other, mark: short(rng, key, max(3, len(key) - 2)).upper(),
-    "7/Lb": lambda rng, key, other, mark: f"{_digits(rng, 3)}/{short(rng, key, 2)}",
-    "[Lsb]5": lambda rng, key, other, mark: f"[{short(rng, key, 3)}]{_digits(rng, 1)}{_noise(rng)}",
-    "bon.Li": lambda rng, key, other, mark: _swapped(rng, key),
-    "Lsb_HQ": lambda rng, key, other, mark: f"{short(rng, key, 3)}_{mark}",
-    "k8.LSB": lambda rng, key, other, mark: f"{_noise(rng)}{_digits(rng, 1)}.{short(rng, key, 3).upper()}",
-    "9LB": lambda rng, key, other, mark: f"{_digits(rng, 1)}{short(rng, key, 2).upper()}{_noise(rng)}",
+    "LSB-02": lambda p: f"{p.short(3).upper()}-{p.digits(2)}",
+    "02-LSB": lambda p: f"{p.digits(2)}-{p.short(3).upper()}",
+    "4k_Lisbon": lambda p: f"{p.digits(1)}{p.noise()}_{p.key}",
+    "Lisbon (pt)": lambda p: f"{p.key} ({p.noise()}{p.noise()})",
+    "X7LSB": lambda p: f"{p.mark[0]}{p.digits(1)}{p.short(3).upper()}",
+    "LS-18k": lambda p: f"{p.short(2).upper()}-{p.digits(2)}{p.noise()}",
+    "LN": lambda p: p.short(2).upper(),
+    "#Lb3k": lambda p: f"#{p.short(2)}{p.digits(1)}{p.noise()}",
+    "HQ:Lsb": lambda p: f"{p.mark}:{p.short(3)}",
+    "LSBN": lambda p: p.short(max(2, len(p.key) - 2)).upper(),
+    "7k/Lb": lambda p: f"{p.digits(1)}{p.noise()}/{p.short(2)}",
+    "[Lsb]5k": lambda p: f"[{p.short(3)}]{p.digits(1)}{p.noise()}",
+    "bon.Li": lambda p: f"{p.key[-3:]}.{p.short(2)}",
+    "(hq)Lsb": lambda p: f"({p.mark.lower()}){p.short(3)}",
+    "k8.LSB": lambda p: f"{p.noise()}{p.digits(1)}.{p.short(3).upper()}",
+    "9LBk": lambda p: f"{p.digits(1)}{p.short(2).upper()}{p.noise()}",
 }
 FOR_TWO_WORDS: dict[str, Convention] = {
-    "SMITH, J.": lambda rng, key, other, mark: f"{key.upper()}, {other}.",
-    "J.Smith/31": lambda rng, key, other, mark: f"{other}.{key}/{_digits(rng, 2)}",
-    "SMT.J": lambda rng, key, other, mark: f"{short(rng, key, 3).upper()}.{other}",
-    "j/SMT4": lambda rng, key, other, mark: f"{other.lower()}/{short(rng, key, 3).upper()}{_digits(rng, 1)}",
+    "SMITH, J.": lambda p: f"{p.key.upper()}, {p.initial}.",
+    "J.Smith/31": lambda p: f"{p.initial}.{p.key}/{p.digits(2)}",
+    "SMT.J": lambda p: f"{p.short(3).upper()}.{p.initial}",
+    "j/SMT4": lambda p: f"{p.initial.lower()}/{p.short(3).upper()}{p.digits(1)}",
 }
 # Met in no training database.
 FOR_TEST_ONLY: dict[str, Convention] = {
-    "L**b": lambda rng, key, other, mark: (
-        f"{short(rng, key, 2)[0]}**{short(rng, key, 2)[1]}{_digits(rng, 1)}"
-    ),
-    "Lsb=14": lambda rng, key, other, mark: f"{short(rng, key, 3)}={_digits(rng, 2)}",
+    "**Lb4k": lambda p: f"**{p.short(2)}{p.digits(1)}{p.noise()}",
+    "1k=Lsb": lambda p: f"{p.digits(1)}{p.noise()}={p.short(3)}",
 }
 
 
@@ -168,15 +180,17 @@ class Namer:
     def _try_forms(
         column: Column, convention: Convention, rng: Random, taken: set[str]
     ) -> dict[str, str] | None:
-        mark = (_noise(rng) + _noise(rng)).upper()
+        alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        mark = alphabet[rng.randrange(26)] + alphabet[rng.randrange(26)]
+        letters = "".join(sorted({name[0].lower() for name in column.said}))
         keys: dict[str, str] = {}
         forms: dict[str, str] = {}
         for name in column.said:
             words = name.split()
             key = words[column.key_word].capitalize()
-            other = words[0 if column.key_word else -1][0].upper()
+            parts = Parts(rng, key, words[0 if column.key_word else -1][0].upper(), mark, letters)
             for _ in range(20):
-                stored = convention(rng, key, other, mark)
+                stored = convention(parts)
                 is_free = stored not in keys and not taken & {stored, stored.lower()}
                 if is_free and are_apart(stored, key, keys):
                     break

@@ -62,7 +62,8 @@ CLINIC = Database(
             person(
                 "doctor",
                 "doctor",
-                "Jon Smith, Alice Sorensen, Marta Keller, Peter Kovacs, Nadia Ferro, Omar Aziz, Ruth Abbott,"
+                "Jon Smith, Alice Sorensen, Marta Keller, Peter Kovacs, Nadia Ferro, Omar Aziz,"
+                " Ruth Abbott,"
                 " Ian Dempsey, Carla Ruiz, Lena Vogt",
             ),
             day("day", "date", "2022-01-01", "2023-12-31"),

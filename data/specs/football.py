@@ -16,7 +16,8 @@ FOOTBALL = Database(
             said(
                 "nation",
                 "nation",
-                "Argentina, Austria, Croatia, Colombia, Denmark, Ecuador, Ghana, Germany, Senegal, Sweden, Tunisia",
+                "Argentina, Austria, Croatia, Colombia, Denmark, Ecuador, Ghana, Germany, Senegal,"
+                " Sweden, Tunisia",
             ),
             said(
                 "position",
@@ -33,13 +34,15 @@ FOOTBALL = Database(
             said(
                 "rival",
                 "rival",
-                "Harlow Rovers, Hexham Town, Dover Athletic, Dalton Albion, Keswick United, Stroud City, Swindle Park,"
+                "Harlow Rovers, Hexham Town, Dover Athletic, Dalton Albion, Keswick United,"
+                " Stroud City, Swindle Park,"
                 " Tilbury, Morpeth, Filton Rangers, Wembury",
             ),
             said(
                 "stadium",
                 "stadium",
-                "Victory Park, Velvet Arena, Old Mill, Kings Meadow, Jubilee Ground, Granite Lane, Green Bowl, Cedar Field",
+                "Victory Park, Velvet Arena, Old Mill, Kings Meadow, Jubilee Ground, Granite Lane,"
+                " Green Bowl, Cedar Field",
             ),
             day("day", "date", "2021-08-01", "2023-05-31"),
             whole("scored", "goals scored", 0, 5),
@@ -64,7 +67,8 @@ FOOTBALL = Database(
             person(
                 "medic",
                 "medic",
-                "Bruno Lopez, Diane Lambert, Erik Nilsen, Fatima Rahal, Gwen Parry, Hans Pohl, Ivo Tadic, Kate Usher",
+                "Bruno Lopez, Diane Lambert, Erik Nilsen, Fatima Rahal, Gwen Parry, Hans Pohl,"
+                " Ivo Tadic, Kate Usher",
             ),
         ),
     ),

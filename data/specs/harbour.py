@@ -1,6 +1,6 @@
 """A harbour."""
 
-from specs.kit import Database, day, later, paired, person, real, ref, said, table, whole
+from specs.kit import Database, day, later, paired, person, plain, real, ref, said, table, whole
 
 HARBOUR = Database(
     "harbour",
@@ -25,7 +25,8 @@ HARBOUR = Database(
             said(
                 "owner",
                 "owner",
-                "Castor Lines, Corsair Freight, Maersen Group, Meridian Cargo, Neptune Shipping, Orca Marine,"
+                "Castor Lines, Corsair Freight, Maersen Group, Meridian Cargo, Neptune Shipping,"
+                " Orca Marine,"
                 " Albatross, Poseidon Trade, Tideway",
             ),
             whole("length", "length", 60, 330, step=5),
@@ -52,7 +53,8 @@ HARBOUR = Database(
             person(
                 "pilot",
                 "pilot",
-                "Anton Berg, Bella Brandt, Cyril Hayes, Dora Holt, Emil Janssen, Fleur Mercier, Gus Novak, Hilda Quist,"
+                "Anton Berg, Bella Brandt, Cyril Hayes, Dora Holt, Emil Janssen, Fleur Mercier,"
+                " Gus Novak, Hilda Quist,"
                 " Igor Petrov, June Wallace",
             ),
             day("arrived", "arrival date", "2021-01-01", "2023-12-10"),
@@ -66,8 +68,9 @@ HARBOUR = Database(
             said(
                 "good",
                 "good",
-                "Cocoa, Cement, Timber, Tobacco, Copper, Steel, Sugar, Bananas, Rubber, Grain, Wool",
+                "Cocoa, Cement, Timber, Tobacco, Nickel, Steel, Sugar, Bananas, Rubber, Grain, Wool",
             ),
+            plain("state", "state", "dry, wet, frozen", null=0.08),
             whole("tons", "weight in tons", 20, 900, step=10),
             real("value", "value", 1000, 90000, cents=50000, null=0.08),
         ),

@@ -1,6 +1,6 @@
 """A public library."""
 
-from specs.kit import Database, day, later, paired, real, ref, said, table, whole
+from specs.kit import Database, day, later, paired, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 LIBRARY = Database(
@@ -16,7 +16,8 @@ LIBRARY = Database(
             said(
                 "country",
                 "country",
-                "Portugal, Poland, Brazil, Belgium, Canada, Chile, Japan, Mexico, Morocco, Norway, Uganda, Vietnam",
+                "Portugal, Poland, Brazil, Belgium, Canada, Chile, Japan, Mexico, Morocco, Norway,"
+                " Uganda, Vietnam",
             ),
             whole("born", "birth year", 1880, 1995, null=0.1),
         ),
@@ -28,7 +29,8 @@ LIBRARY = Database(
                 "title",
                 "title",
                 "The Quiet, A Broken, The Widow's, Our Last, The Crimson, My Father's, Beyond the, Café",
-                "Orchard, Lighthouse, Winter, Ledger, Señorita, Bridge, Garden, Storm, Letters, Compass, Summer,"
+                "Orchard, Lighthouse, Winter, Ledger, Señorita, Bridge, Garden, Storm, Letters,"
+                " Compass, Summer,"
                 " Mirror, Secret, Journey, Violin, Map, Harvest",
             ),
             ref("author", 44),
@@ -40,7 +42,8 @@ LIBRARY = Database(
             said(
                 "publisher",
                 "publisher",
-                "Acorn Press, Atlas Books, Delphi House, Dolphin Editions, Kestrel Press, Larkspur, Monument,"
+                "Acorn Press, Atlas Books, Delphi House, Dolphin Editions, Kestrel Press, Larkspur,"
+                " Monument,"
                 " Sparrow Print, Quill Brothers, Foxglove",
             ),
             whole("year", "year of publication", 1950, 2023),
@@ -53,8 +56,10 @@ LIBRARY = Database(
             said(
                 "district",
                 "district",
-                "Northgate, Newtown, Riverside, Rosehill, Elmwood, Eastfield, Hightown, Castle Hill, Docklands, Meadow",
+                "Northgate, Newtown, Riverside, Rosehill, Elmwood, Eastfield, Hightown,"
+                " Castle Hill, Docklands, Meadow",
             ),
+            plain("card", "card", "adult, child, senior", null=0.06),
             day("joined", "joining date", "2010-01-01", "2023-06-30"),
         ),
         table(
@@ -75,7 +80,7 @@ LIBRARY = Database(
             said(
                 "reason",
                 "reason",
-                "Late return, Lost copy, Torn page, Wet cover, Missing disc, Marked text, Noise",
+                "late return, lost copy, torn page, wet cover, missing disc, marked text, noise",
             ),
             real("sum", "sum", 1, 25),
         ),

@@ -1,0 +1,206 @@
+"""The bundled databases are what their specs make, and guessing a stored form does not pay in them."""
+
+import json
+import runpy
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data"
+NAMES = sorted(path.stem for path in (DATA / "databases").glob("*.sql"))
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """One database as it lies in the folder."""
+
+    words: dict[str, Any]
+    connection: sqlite3.Connection
+
+    def rows(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(sql, values).fetchall()
+
+    def tables(self) -> list[str]:
+        return [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+    def columns(self, table: str) -> list[str]:
+        return [name for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table)]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[dict[str, Bundled]]:
+    every = {}
+    for name in NAMES:
+        connection = sqlite3.connect(":memory:")
+        connection.executescript((DATA / "databases" / f"{name}.sql").read_text(encoding="utf-8"))
+        words = json.loads((DATA / "databases" / f"{name}.json").read_text(encoding="utf-8"))
+        every[name] = Bundled(words, connection)
+    yield every
+    for database in every.values():
+        database.connection.close()
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[dict[str, Any]]:
+    sys.path.insert(0, str(DATA))
+    yield runpy.run_path(str(DATA / "make_databases.py"))
+    sys.path.remove(str(DATA))
+    for name in [name for name in sys.modules if name.split(".")[0] == "specs"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def files(builder: dict[str, Any]) -> dict[str, str]:
+    made: dict[str, str] = builder["make_files"]()
+    return made
+
+
+def said_columns(bundled: dict[str, Bundled], *splits: str) -> list[dict[str, str]]:
+    return [
+        forms
+        for database in bundled.values()
+        if database.words["split"] in splits
+        for forms in database.words["said"].values()
+    ]
+
+
+def test_files_are_what_the_builder_makes(builder: dict[str, Any], files: dict[str, str]) -> None:
+    assert builder["differences"](files) == []
+    assert builder["make_files"]() == files
+
+
+def test_a_changed_or_left_over_file_is_a_difference(
+    builder: dict[str, Any], files: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "clinic.sql").write_text("changed")
+    (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "zoo.sql").unlink()
+    assert builder["differences"](files, tmp_path) == ["clinic.sql", "old.json", "zoo.sql"]
+
+
+def test_number_of_databases_in_each_split(bundled: dict[str, Bundled]) -> None:
+    splits = Counter(database.words["split"] for database in bundled.values())
+    assert splits == {"train": 12, "dev": 2, "test": 4}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_size_of_the_schema(bundled: dict[str, Bundled], name: str) -> None:
+    database = bundled[name]
+    tables = database.tables()
+    assert 4 <= len(tables) <= 8
+    widths = [len(database.columns(table)) for table in tables]
+    assert all(3 <= width <= 6 for width in widths) and sum(widths) <= 26
+    for table in tables:
+        (count,) = database.rows(f'SELECT count(*) FROM "{table}"')[0]
+        assert 30 <= count <= 400, table
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_declared_and_hold(bundled: dict[str, Bundled], name: str) -> None:
+    database = bundled[name]
+    assert database.rows("PRAGMA foreign_key_check") == []
+    linked = set()
+    for table in database.tables():
+        assert len(database.rows("SELECT name FROM pragma_table_info(?) WHERE pk", table)) == 1
+        for (parent,) in database.rows('SELECT "table" FROM pragma_foreign_key_list(?)', table):
+            linked |= {table, parent}
+    assert linked == set(database.tables())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_name_what_is_there(bundled: dict[str, Bundled], name: str) -> None:
+    database = bundled[name]
+    assert database.words["database"] == name
+    assert set(database.words["tables"]) == set(database.tables())
+    there = {f"{table}.{column}" for table in database.tables() for column in database.columns(table)}
+    keys = {column for column in there if column.endswith("_id")}
+    assert set(database.words["columns"]) == there - keys
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_said_maps_are_complete_and_one_to_one(bundled: dict[str, Bundled], name: str) -> None:
+    database = bundled[name]
+    assert 4 <= len(database.words["said"]) <= 7
+    for where, forms in database.words["said"].items():
+        table, column = where.split(".")
+        counts = dict(database.rows(f'SELECT "{column}", count(*) FROM "{table}" GROUP BY 1'))
+        assert counts.keys() == forms.keys(), where
+        assert 6 <= len(forms) <= 12 and min(counts.values()) >= 2, where
+        lowered = {said.lower() for said in forms.values()}
+        assert len(lowered) == len(forms), where
+        assert not lowered & {stored.lower() for stored in forms}, where
+
+
+def test_a_reader_can_tell_stored_forms_apart(builder: dict[str, Any], bundled: dict[str, Bundled]) -> None:
+    fit: Callable[[str, str], int] = builder["fit"]
+    for forms in said_columns(bundled, "train", "dev", "test"):
+        # The key word of a column is the first word of what is said in it, or the last.
+        assert any(
+            all(
+                fit(stored, said.split()[word])
+                > max(fit(stored, other.split()[word]) for other in forms.values() if other != said)
+                for stored, said in forms.items()
+            )
+            and max(Counter(said.split()[word][0].upper() for said in forms.values()).values()) <= 2
+            for word in (0, -1)
+        ), forms
+
+
+@pytest.mark.parametrize(
+    ("stored", "key", "expected"),
+    [("02-LSB", "Lisbon", 3), ("02-LSB", "Leiria", 0), ("bon.Li", "Lisbon", 2), ("bon.li", "Lisbon", 0)],
+)
+def test_fit(builder: dict[str, Any], stored: str, key: str, expected: int) -> None:
+    assert builder["fit"](stored, key) == expected
+
+
+def test_training_shares_no_stored_value_with_the_rest(bundled: dict[str, Bundled]) -> None:
+    train, rest = said_columns(bundled, "train"), said_columns(bundled, "dev", "test")
+    assert not {stored for forms in train for stored in forms} & {
+        stored for forms in rest for stored in forms
+    }
+    said_in_train = {said.lower() for forms in train for said in forms.values()}
+    said_in_rest = [said.lower() for forms in rest for said in forms.values()]
+    assert len(said_in_train) >= 700
+    assert sum(said in said_in_train for said in said_in_rest) <= 0.1 * len(said_in_rest)
+
+
+def test_guessing_a_stored_form_does_not_pay(builder: dict[str, Any], files: dict[str, str]) -> None:
+    rates = builder["blind_rates"](files)
+    assert len(rates) == 10
+    assert {
+        (guess, split)
+        for guess, by_split in rates.items()
+        for split in ("train", "test")
+        if by_split[split] > 0.25
+    } == set()
+
+
+def test_conventions_are_dealt_evenly_and_some_only_to_test(builder: dict[str, Any]) -> None:
+    namer = builder["Namer"]()
+    dealt: dict[str, Counter[str]] = {}
+    for database in builder["ALL_DATABASES"]:
+        for table in database.tables:
+            builder["make_table"](database, table, namer)
+    split_of = {database.name: database.split for database in builder["ALL_DATABASES"]}
+    for (name, _, _), convention in namer.dealt.items():
+        dealt.setdefault(split_of[name], Counter())[convention] += 1
+    assert all(len(counts) >= 10 for counts in dealt.values())
+    assert max(dealt["train"].values()) <= 2.5 * min(dealt["train"].values())
+    assert set(dealt["test"]) - set(dealt["train"])
+
+
+def test_awkward_values_are_there(bundled: dict[str, Bundled]) -> None:
+    texts = [(DATA / "databases" / f"{name}.sql").read_text(encoding="utf-8") for name in NAMES]
+    assert all("NULL," in text or "NULL)" in text for text in texts)
+    assert any("O''Brien" in text for text in texts) and any("Zoë" in text for text in texts)
+    tables = {table for database in bundled.values() for table in database.tables()}
+    assert {"order", "group", "spare part"} <= tables
