@@ -1,0 +1,448 @@
+"""Attacks on the executor: one test per thing that it must stop, and reads that must work."""
+
+import _thread
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.executor import MAX_OPEN_DATABASES
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
+
+SCRIPT = """
+CREATE TABLE ward (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
+CREATE TABLE visit (id INTEGER PRIMARY KEY, ward_id INTEGER REFERENCES ward (id), fee REAL, notes TEXT);
+CREATE INDEX visit_fee ON visit (fee);
+CREATE VIEW dear AS SELECT * FROM visit WHERE fee > 10;
+INSERT INTO ward VALUES (1, 'North'), (2, 'South');
+INSERT INTO visit VALUES (1, 1, 5.5, '{"a": [1, 2]}'), (2, 1, 20, NULL), (3, 2, 30, '{"a": []}');
+"""
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "clinic.sqlite"
+    build(path, SCRIPT)
+    return path
+
+
+@pytest.fixture
+def executor() -> Iterator[SQLExecutor]:
+    with SQLExecutor(Limits(timeout_s=5.0)) as executor:
+        yield executor
+
+
+def build(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.executescript(f"BEGIN; {script}; COMMIT")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_still_reads(executor: SQLExecutor, database: Path) -> None:
+    assert executor.execute(database, "SELECT name FROM ward ORDER BY id").rows == (("North",), ("South",))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO ward VALUES (3, 'East')",
+        "INSERT INTO ward VALUES (3, 'East') RETURNING id",
+        "REPLACE INTO ward VALUES (1, 'East')",
+        "UPDATE ward SET name = 'x'",
+        "DELETE FROM ward",
+        "WITH x AS (SELECT 1) DELETE FROM ward",
+        "EXPLAIN DELETE FROM ward",
+        "CREATE TABLE ward2 (id)",
+        "CREATE TABLE ward2 AS SELECT * FROM ward",
+        "CREATE TEMP TABLE ward (id, name)",
+        "CREATE TEMP VIEW ward AS SELECT 1 AS id, 'fake' AS name",
+        "CREATE VIEW v AS SELECT 1",
+        "CREATE INDEX i ON ward (name)",
+        "CREATE TRIGGER t AFTER INSERT ON ward BEGIN SELECT 1; END",
+        "CREATE VIRTUAL TABLE v USING fts5(body)",
+        "ALTER TABLE ward RENAME TO ward2",
+        "ALTER TABLE ward ADD COLUMN x",
+        "DROP TABLE ward",
+        "DROP VIEW dear",
+        "DROP INDEX visit_fee",
+        "ATTACH 'other.sqlite' AS other",
+        "ATTACH ':memory:' AS other",
+        "DETACH main",
+        "VACUUM",
+        "VACUUM INTO 'copy.sqlite'",
+        "ANALYZE",
+        "REINDEX",
+        "BEGIN",
+        "COMMIT",
+        "ROLLBACK",
+        "SAVEPOINT s",
+        "PRAGMA journal_mode = WAL",
+        "PRAGMA user_version = 7",
+        "PRAGMA writable_schema = ON",
+        "PRAGMA query_only = OFF",
+        "PRAGMA trusted_schema = ON",
+        "PRAGMA case_sensitive_like = ON",
+        "PRAGMA hard_heap_limit = 1",
+        "PRAGMA temp_store_directory = '/'",
+        "PRAGMA wal_checkpoint",
+        "PRAGMA optimize",
+        "PRAGMA database_list",
+        "SELECT * FROM pragma_database_list",
+        "UPDATE sqlite_master SET sql = ''",
+        "DELETE FROM sqlite_schema",
+        "SELECT load_extension('evil')",
+        "SELECT fts3_tokenizer('simple')",
+    ],
+)
+def test_everything_but_reading_is_denied(
+    executor: SQLExecutor, database: Path, sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(database.parent)
+    before = files(database.parent)
+
+    outcome = executor.execute(database, sql)
+
+    assert outcome.status == "denied"
+    assert outcome.error.startswith("not allowed: ")
+    assert outcome.rows == ()
+    assert files(database.parent) == before
+    assert_still_reads(executor, database)
+
+
+def test_denial_says_what_was_refused(executor: SQLExecutor, database: Path) -> None:
+    error = executor.execute(database, "PRAGMA journal_mode = WAL").error
+
+    assert error == "not allowed: PRAGMA journal_mode; only queries that read the tables run"
+
+
+@pytest.mark.parametrize("sql", ["SELECT readfile('/etc/passwd')", "SELECT writefile('x', 'y')"])
+def test_file_functions_do_not_exist_or_are_denied(executor: SQLExecutor, database: Path, sql: str) -> None:
+    assert executor.execute(database, sql).status in ("denied", "error")
+
+
+@pytest.mark.parametrize("table", ["sqlite_stmt", "dbstat", "sqlite_temp_master", "sqlite_dbpage"])
+def test_tables_about_sqlite_itself_are_not_read(executor: SQLExecutor, database: Path, table: str) -> None:
+    executor.execute(database, "SELECT name AS the_gold_query FROM ward")
+
+    for columns in ("*", "count(*)"):
+        outcome = executor.execute(database, f"SELECT {columns} FROM {table}")
+        assert outcome.status in ("denied", "error")  # an error where SQLite was built without the table
+        assert outcome.rows == ()
+
+
+@pytest.mark.parametrize("rest", ["count(*) FROM n", "i FROM n WHERE i < 0", "group_concat(i) FROM n"])
+def test_endless_query_stops_at_the_limit(executor: SQLExecutor, database: Path, rest: str) -> None:
+    outcome = executor.execute(database, ENDLESS + rest, limits=Limits(timeout_s=0.3))
+
+    assert (outcome.status, outcome.error) == ("timeout", "stopped: the query ran longer than 0.3 s")
+    assert 0.3 <= outcome.elapsed_s < 2.0
+    assert_still_reads(executor, database)
+
+
+def test_ctrl_c_inside_a_query_is_no_timeout(executor: SQLExecutor, database: Path) -> None:
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.execute(database, f"{ENDLESS}count(*) FROM n", limits=Limits(timeout_s=5.0))
+
+    timer.join()
+    assert executor.seconds_in_sql == 0.0
+    assert_still_reads(executor, database)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT zeroblob(2000000)",
+        "SELECT randomblob(2000000)",
+        "SELECT hex(zeroblob(900000))",
+        "SELECT replace(hex(zeroblob(400000)), '0', 'aaaaaaaaaaaaaaaa')",
+        "SELECT group_concat(hex(zeroblob(200000))) FROM visit, ward",
+    ],
+)
+def test_values_that_grow_are_stopped(executor: SQLExecutor, database: Path, sql: str) -> None:
+    assert executor.execute(database, sql).status == "memory"
+    assert_still_reads(executor, database)
+
+
+@pytest.mark.slow
+def test_query_that_grows_while_compiled_is_stopped(executor: SQLExecutor, database: Path) -> None:
+    steps = ", ".join(f"c{i} AS (SELECT x.a FROM c{i - 1} x, c{i - 1} y)" for i in range(1, 23))
+
+    outcome = executor.execute(database, f"WITH c0 AS (SELECT 1 a), {steps} SELECT * FROM c22")
+
+    assert outcome.status == "memory"
+    assert_still_reads(executor, database)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1 WHERE 'aaa' LIKE '" + "%a" * 2000 + "'",
+        "SELECT 1" + " UNION ALL SELECT 1" * 300,
+        "SELECT " + "(" * 2000 + "1" + ")" * 2000,
+        "SELECT " + ", ".join(["1"] * 600),
+    ],
+)
+def test_texts_over_the_compile_limits_are_errors(executor: SQLExecutor, database: Path, sql: str) -> None:
+    assert executor.execute(database, sql).status == "error"
+
+
+def test_rows_are_cut_at_the_row_cap(executor: SQLExecutor, database: Path) -> None:
+    sql = "SELECT id FROM visit ORDER BY id"
+
+    cut = executor.execute(database, sql, limits=Limits(max_rows=2))
+    whole = executor.execute(database, sql, limits=Limits(max_rows=3))
+
+    assert (cut.status, cut.rows, cut.is_truncated) == ("ok", ((1,), (2,)), True)
+    assert (whole.rows, whole.is_truncated) == (((1,), (2,), (3,)), False)
+
+
+def test_rows_are_cut_at_the_byte_cap(executor: SQLExecutor, database: Path) -> None:
+    sql = f"{ENDLESS}zeroblob(1000) FROM n"
+
+    outcome = executor.execute(database, sql, limits=Limits(max_bytes=10_500))
+
+    assert outcome.is_ok and outcome.is_truncated
+    assert len(outcome.rows) == 10
+
+
+def test_endless_rows_end_at_the_default_caps(executor: SQLExecutor, database: Path) -> None:
+    outcome = executor.execute(database, f"{ENDLESS}i FROM n")
+
+    assert outcome.is_truncated
+    assert len(outcome.rows) == Limits().max_rows
+
+
+@pytest.mark.parametrize(
+    ("sql", "part"),
+    [
+        ("", "got nothing"),
+        (" \n", "got nothing"),
+        (";", "got nothing"),
+        ("-- SELECT 1", "got nothing"),
+        ("/* SELECT 1 */", "got nothing"),
+        ("SELECT 1; SELECT 2", "several statements"),
+        ("SELECT 1; DROP TABLE ward", "several statements"),
+        ("SELECT 1\0", "NUL"),
+        ("SELECT '\ud800'", "surrogate"),
+        ("SELECT '" + "a" * 100_000 + "'", "too long: expected at most 100000 bytes, got 100009"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT nope FROM ward", "no such column: nope"),
+        ("SELECT * FROM nope", "no such table: nope"),
+        ("SELECT ?", "bindings"),
+    ],
+)
+def test_text_that_is_no_query_is_an_error(
+    executor: SQLExecutor, database: Path, sql: str, part: str
+) -> None:
+    outcome = executor.execute(database, sql)
+
+    assert outcome.status == "error"
+    assert part in outcome.error
+    assert outcome.columns == outcome.rows == ()
+
+
+def test_error_is_one_short_line_without_the_path(executor: SQLExecutor, database: Path) -> None:
+    error = executor.execute(database, 'SELECT * FROM "no\nsuch' + "x" * 1000 + '"').error
+
+    assert error.startswith("no such table: no such")
+    assert "\n" not in error
+    assert len(error) == 300
+    assert str(database.parent) not in error
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT name FROM ward WHERE id = 2", (("South",),)),
+        ("SELECT 1;", ((1,),)),
+        ("SELECT 1; -- done", ((1,),)),
+        ("VALUES (1, 'a'), (2, 'b')", ((1, "a"), (2, "b"))),
+        ("WITH w AS (SELECT * FROM ward) SELECT count(*) FROM w", ((2,),)),
+        (f"{ENDLESS}i FROM n LIMIT 2", ((1,), (2,))),
+        ("SELECT id, rank() OVER (ORDER BY fee DESC) FROM visit ORDER BY id", ((1, 3), (2, 2), (3, 1))),
+        ("SELECT value FROM visit, json_each(notes, '$.a')", ((1,), (2,))),
+        ("SELECT count(*) FROM json_tree('[1, [2]]')", ((4,),)),
+        ("SELECT json_extract(notes, '$.a[1]') FROM visit WHERE id = 1", ((2,),)),
+        ("SELECT name FROM pragma_table_info('ward')", (("id",), ("name",))),
+        ("SELECT \"table\" FROM pragma_foreign_key_list('visit')", (("ward",),)),
+        ("SELECT name FROM pragma_index_list('visit')", (("visit_fee",),)),
+        ("SELECT name FROM ward WHERE name LIKE 'n%'", (("North",),)),
+        ("SELECT name FROM ward WHERE id IN (SELECT ward_id FROM visit WHERE fee > 20)", (("South",),)),
+        ("SELECT w.name, count(*) FROM ward w JOIN visit v ON ward_id = w.id GROUP BY 1 HAVING max(fee) < 25",
+         (("North", 2),)),
+        ("SELECT id FROM dear EXCEPT SELECT 3", ((2,),)),
+        ("SELECT name FROM sqlite_master WHERE type = 'view'", (("dear",),)),
+        ("SELECT name FROM sqlite_schema WHERE type = 'index'", (("visit_fee",),)),
+        ("SELECT name FROM ward WHERE id = 99", ()),
+        ("SELECT strftime('%Y', '2024-05-01'), round(2.567, 1), NULL", (("2024", 2.6, None),)),
+        ("SELECT 1e999, x'00ff'", ((float("inf"), b"\x00\xff"),)),
+    ],
+)  # fmt: skip
+def test_reads_work(
+    executor: SQLExecutor, database: Path, sql: str, rows: tuple[tuple[object, ...], ...]
+) -> None:
+    outcome = executor.execute(database, sql)
+
+    assert (outcome.status, outcome.error, outcome.rows) == ("ok", "", rows)
+    assert not outcome.is_truncated
+
+
+def test_schema_pragmas_work(executor: SQLExecutor, database: Path) -> None:
+    outcome = executor.execute(database, "PRAGMA table_info(ward)")
+
+    assert outcome.columns[:3] == ("cid", "name", "type")
+    assert [row[1] for row in outcome.rows] == ["id", "name"]
+    assert executor.execute(database, "PRAGMA table_info(nope)").is_ok
+    assert executor.execute(database, "EXPLAIN QUERY PLAN SELECT * FROM ward").is_ok
+
+
+def test_columns_are_named_as_the_database_names_them(executor: SQLExecutor, database: Path) -> None:
+    assert executor.execute(database, "SELECT id AS Nr, count(*) FROM ward").columns == ("Nr", "count(*)")
+
+
+@pytest.mark.parametrize(
+    ("create", "query"),
+    [
+        ("CREATE VIRTUAL TABLE v USING fts5(body); INSERT INTO v VALUES ('a cat')",
+         "SELECT body FROM v WHERE v MATCH 'cat'"),
+        ("CREATE VIRTUAL TABLE v USING fts4(body); INSERT INTO v VALUES ('a cat')",
+         "SELECT body FROM v WHERE v MATCH 'cat'"),
+        ("CREATE VIRTUAL TABLE v USING rtree(id, low, high); INSERT INTO v VALUES (1, 2, 3)",
+         "SELECT CASE id WHEN 1 THEN 'a cat' END FROM v WHERE low > 1"),
+    ],
+)  # fmt: skip
+def test_virtual_tables_are_read(executor: SQLExecutor, tmp_path: Path, create: str, query: str) -> None:
+    path = tmp_path / "virtual.sqlite"
+    try:
+        build(path, create)
+    except sqlite3.OperationalError as error:
+        pytest.skip(f"this SQLite has no such module: {error}")
+    before = files(tmp_path)
+
+    assert executor.execute(path, query).rows == (("a cat",),)
+    assert executor.execute(path, "DELETE FROM v").status == "denied"
+    assert files(tmp_path) == before
+
+
+def test_table_with_more_columns_than_a_result_may_have(executor: SQLExecutor, tmp_path: Path) -> None:
+    path = tmp_path / "wide.sqlite"
+    build(
+        path,
+        f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(700))}); INSERT INTO wide (c699) VALUES (7)",
+    )
+
+    assert executor.execute(path, "SELECT c699 FROM wide").rows == ((7,),)
+
+
+def test_bytes_that_are_no_utf8_stay_different(executor: SQLExecutor, database: Path) -> None:
+    sql = "SELECT CAST(x'61ff' AS TEXT), CAST(x'61fe' AS TEXT), name FROM ward WHERE id = 1"
+
+    assert executor.execute(database, sql).rows == (("a\udcff", "a\udcfe", "North"),)
+    assert_still_reads(executor, database)
+
+
+def test_many_keeps_the_order_over_databases(executor: SQLExecutor, database: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    build(other, "CREATE TABLE ward (name); INSERT INTO ward VALUES ('Other')")
+    sql = "SELECT name FROM ward"
+
+    outcomes = executor.execute_many(
+        [(database, sql), (str(other), sql), (database, "nonsense"), (other, sql)]
+    )
+
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok", "error", "ok"]
+    assert outcomes[1].rows == outcomes[3].rows == (("Other",),)
+    assert executor.queries == 4
+    assert executor.seconds_in_sql == pytest.approx(sum(outcome.elapsed_s for outcome in outcomes))
+
+
+def test_several_threads_share_an_executor(executor: SQLExecutor, database: Path) -> None:
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            outcome = executor.execute(database, f"SELECT {number}, count(*) FROM visit, ward")
+            if outcome.rows != ((number, 6),):
+                wrong.append(outcome)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    assert executor.queries == 800
+
+
+def test_replaced_file_is_read_anew(executor: SQLExecutor, database: Path, tmp_path: Path) -> None:
+    assert_still_reads(executor, database)
+    new = tmp_path / "new"
+    build(new, "CREATE TABLE ward (id, name); INSERT INTO ward VALUES (1, 'New')")
+
+    os.replace(new, database)
+
+    assert executor.execute(database, "SELECT name FROM ward").rows == (("New",),)
+
+
+def test_changes_not_yet_merged_from_a_log_are_seen(executor: SQLExecutor, database: Path) -> None:
+    assert_still_reads(executor, database)
+    with closing(sqlite3.connect(database)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        writer.execute("INSERT INTO ward VALUES (3, 'East')")
+        writer.commit()
+
+        assert executor.execute(database, "SELECT count(*) FROM ward").rows == ((3,),)
+
+
+def test_more_databases_than_connections_are_kept(executor: SQLExecutor, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.sqlite" for number in range(MAX_OPEN_DATABASES + 6)]
+    for number, path in enumerate(paths):
+        build(path, f"CREATE TABLE t (n); INSERT INTO t VALUES ({number})")
+
+    for _ in range(2):
+        outcomes = executor.execute_many([(path, "SELECT n FROM t") for path in paths])
+        assert [outcome.rows[0][0] for outcome in outcomes] == list(range(len(paths)))
+
+
+def test_closing_ends_the_connections_and_a_new_query_opens_one(
+    executor: SQLExecutor, database: Path
+) -> None:
+    assert_still_reads(executor, database)
+
+    executor.close()
+
+    assert_still_reads(executor, database)
+
+
+def test_missing_database_is_our_fault(executor: SQLExecutor, tmp_path: Path) -> None:
+    path = tmp_path / "missing.sqlite"
+
+    with pytest.raises(DataError, match=r"expected a SQLite database file, got .*missing\.sqlite"):
+        executor.execute(path, "SELECT 1")
+
+    assert not path.exists()
+
+
+def test_database_corrupted_inside_is_our_fault(executor: SQLExecutor, database: Path) -> None:
+    content = bytearray(database.read_bytes())
+    content[4096:] = b"\xab" * (len(content) - 4096)
+    database.write_bytes(content)
+
+    with pytest.raises(DataError, match=r"malformed.*clinic\.sqlite"):
+        executor.execute(database, "SELECT * FROM ward")
