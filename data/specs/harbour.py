@@ -70,7 +70,7 @@ HARBOUR = Database(
                 "good",
                 "Cocoa, Cement, Timber, Tobacco, Nickel, Steel, Sugar, Bananas, Rubber, Grain, Wool",
             ),
-            plain("state", "state", "dry, wet, frozen", null=0.08),
+            plain("packing", "packing", "crates, sacks, bulk", null=0.08),
             whole("tons", "weight in tons", 20, 900, step=10),
             real("value", "value", 1000, 90000, cents=50000, null=0.08),
         ),

@@ -62,7 +62,7 @@ SCHOOL = Database(
             ref("course", 42),
             said("term", "term", "Advent, Autumn, Easter, Epiphany, Lent, Michaelmas, Trinity, Summer"),
             whole("score", "score", 20, 100, null=0.07),
-            day("day", "date", "2021-09-01", "2023-07-10"),
+            whole("week", "week of the term", 1, 14),
         ),
         table(
             "club",
