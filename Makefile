@@ -1,6 +1,5 @@
 # Two commands matter: `make train` and `make test`. Each sets up `.venv` by itself, on a fresh machine too.
 PYTHON ?= python3
-CONFIG ?= config/quickstart.yaml
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,8 +16,8 @@ help:  ## show this list
 
 setup: $(READY)  ## create .venv with the pinned packages
 
-train: $(READY)  ## train, evaluate and merge the quickstart (or CONFIG=config/test.yaml)
-	@OMP_NUM_THREADS=1 $(BIN)/python scripts/train.py --config $(CONFIG)
+train: $(READY)  ## train, evaluate and merge the quickstart model
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/train.py
 
 test: $(READY)  ## run the default tests (no network, GPU or key needed)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
