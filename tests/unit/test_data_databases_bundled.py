@@ -1,9 +1,11 @@
-"""The bundled databases are what their specs make, and guessing a stored form does not pay in them."""
+"""The bundled databases are what their specs make, guessing a stored form does not pay in them, and the
+questions written by hand on them hold."""
 
 import json
 import runpy
 import sqlite3
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,8 +14,14 @@ from typing import Any
 
 import pytest
 
+from text2sql_grpo.data.example import Example
+
 DATA = Path(__file__).parents[2] / "data"
 NAMES = sorted(path.stem for path in (DATA / "databases").glob("*.sql"))
+LINES = (DATA / "questions" / "handwritten.jsonl").read_text(encoding="utf-8").splitlines()
+QUESTIONS = [Example(**json.loads(line)) for line in LINES]
+LOOKUPS = [example for example in QUESTIONS if example.family == "lookup"]
+FAMILIES = {"lookup", "list", "count", "filter", "aggregate", "order", "group", "join", "compare", "null"}
 
 
 @dataclass(frozen=True)
@@ -204,3 +212,53 @@ def test_awkward_values_are_there(bundled: dict[str, Bundled]) -> None:
     assert any("O''Brien" in text for text in texts) and any("Zoë" in text for text in texts)
     tables = {table for database in bundled.values() for table in database.tables()}
     assert {"order", "group", "spare part"} <= tables
+
+
+def test_number_and_kinds_of_questions_written_by_hand() -> None:
+    assert len(QUESTIONS) >= 130
+    assert len({example.id for example in QUESTIONS}) == len(QUESTIONS)
+    assert len({example.question for example in QUESTIONS}) == len(QUESTIONS)
+    assert {example.split for example in QUESTIONS} == {"handwritten"}
+    assert {example.family for example in QUESTIONS} == FAMILIES
+    assert {example.difficulty for example in QUESTIONS} == {"easy", "medium", "hard"}
+    by_database = Counter(example.database for example in QUESTIONS)
+    assert set(by_database) == set(NAMES) and min(by_database.values()) >= 5
+    assert len(LOOKUPS) >= 45
+    assert sum(example.difficulty == "hard" for example in QUESTIONS) >= 30
+    assert 2 <= sum(example.gold_is_empty for example in QUESTIONS) <= 3
+
+
+@pytest.mark.parametrize("example", QUESTIONS, ids=lambda example: example.id)
+def test_gold_written_by_hand(bundled: dict[str, Bundled], example: Example) -> None:
+    database = bundled[example.database]
+    began = time.perf_counter()
+    rows = database.rows(example.gold_sql)
+    assert time.perf_counter() - began < 0.05
+    assert example.gold_is_empty == all(value is None for row in rows for value in row)
+    database.connection.execute("PRAGMA reverse_unordered_selects = ON")
+    try:
+        other_way_round = database.rows(example.gold_sql)
+    finally:
+        database.connection.execute("PRAGMA reverse_unordered_selects = OFF")
+    if "ORDER BY" in example.gold_sql:
+        assert rows == other_way_round
+    else:
+        assert "LIMIT" not in example.gold_sql
+        assert Counter(rows) == Counter(other_way_round)
+
+
+@pytest.mark.parametrize("example", LOOKUPS, ids=lambda example: example.id)
+def test_look_up_written_by_hand_needs_a_look(bundled: dict[str, Bundled], example: Example) -> None:
+    assert example.look_sql and example.guess_sql
+    database = bundled[example.database]
+    seen = {value for (value,) in database.rows(example.look_sql)}
+    needed = {value for value in seen if f"'{value}'" in example.gold_sql}
+    assert needed and not any(value in example.question for value in needed)
+    assert database.rows(example.guess_sql) != database.rows(example.gold_sql)
+
+
+def test_only_look_ups_written_by_hand_name_a_stored_form(bundled: dict[str, Bundled]) -> None:
+    for example in QUESTIONS:
+        said = bundled[example.database].words["said"]
+        has_stored = any(f"'{stored}'" in example.gold_sql for forms in said.values() for stored in forms)
+        assert has_stored == (example.family == "lookup"), example.id
