@@ -57,7 +57,8 @@ def bundled() -> Iterator[dict[str, Bundled]]:
 @pytest.fixture(scope="module")
 def builder() -> Iterator[dict[str, Any]]:
     sys.path.insert(0, str(DATA))
-    yield runpy.run_path(str(DATA / "make_databases.py"))
+    made = runpy.run_path(str(DATA / "make_databases.py"))
+    yield made | {"fit": sys.modules["specs.stored_forms"].fit}
     sys.path.remove(str(DATA))
     for name in [name for name in sys.modules if name.split(".")[0] == "specs"]:
         del sys.modules[name]
