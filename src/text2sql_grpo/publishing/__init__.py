@@ -1,0 +1,1 @@
+"""From a finished run to a model other people can load: merge, model card, Hub."""

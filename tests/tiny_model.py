@@ -1,0 +1,90 @@
+"""Tiny random models, tokenizers and LoRA adapters on disk, of the real classes."""
+
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOKEN_IDS = torch.arange(2 * 24).reshape(2, 24)
+
+
+def write_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """A tokenizer of one token a byte (ids 0..255), with chat markers and template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def write_model(
+    folder: Path,
+    *,
+    architecture: str = "llama",
+    vocab_size: int = 304,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
+    """A random model with its tokenizer; `qwen2` ties its embeddings and has biases, `llama` neither."""
+    torch.manual_seed(seed)
+    model_class, config_class = {
+        "llama": (LlamaForCausalLM, LlamaConfig),
+        "qwen2": (Qwen2ForCausalLM, Qwen2Config),
+    }[architecture]
+    config = config_class(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=architecture == "qwen2",
+        initializer_range=0.1,
+    )
+    model_class(config).to(dtype).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_adapter(
+    folder: Path, base: Path, *, target_modules: str | list[str] = "all-linear", seed: int = 1
+) -> Path:
+    """A LoRA adapter for `base`, its weights random so that it changes the answers."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, target_modules=target_modules, lora_dropout=0.1, task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module) -> torch.Tensor:
+    """Logits for `TOKEN_IDS`, shape (2, 24, vocabulary), without dropout."""
+    return model.eval()(input_ids=TOKEN_IDS).logits

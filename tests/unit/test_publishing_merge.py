@@ -1,0 +1,259 @@
+"""Merging is exact, refuses what does not belong together, and never leaves half a folder."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model
+from text2sql_grpo.errors import ModelError
+from text2sql_grpo.publishing.merge import merge_adapter
+
+# PEFT still asks a model of transformers 5 by the attribute's older name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_model(tmp_path / "base", architecture=request.param)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "base")
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_merged_folder_answers_as_the_adapter_did(base: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", base)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    before = logits_of(plain)
+    expected = logits_of(PeftModel.from_pretrained(plain, adapter))
+
+    report = merge_adapter(adapter, tmp_path / "merged")
+
+    merged = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (expected - before).abs().max() > 0.1  # the adapter does something
+    torch.testing.assert_close(merged, expected, atol=1e-5, rtol=0)
+    assert report.base == str(base)
+    assert 0 < report.merge_difference < 1e-5
+    assert report.cast_difference == 0
+    assert report.reload_difference < 1e-5
+    assert report.num_parameters == sum(weight.numel() for weight in plain.parameters()) - sum(
+        weight.numel() for name, weight in plain.named_parameters() if "lora_" in name
+    )
+
+
+def test_script_writes_beside_the_adapter_and_fails_with_one_line(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    script = Path(__file__).resolve().parents[2] / "scripts" / "merge.py"
+
+    monkeypatch.setenv("PYTHON_DOTENV_DISABLED", "1")
+
+    def run_script(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", [str(script), *options])
+        with pytest.raises(SystemExit) as exit_code:
+            runpy.run_path(str(script), run_name="__main__")
+        return exit_code.value.code
+
+    assert run_script("--adapter", str(adapter), "--dtype", "bfloat16") == 0
+    assert f"into {tmp_path / 'merged'}" in capsys.readouterr().out
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+    assert run_script("--adapter", str(adapter), "--base", str(tmp_path / "nowhere")) == 1
+    assert capsys.readouterr().err.startswith("error: expected a model folder or Hub id as base")
+
+
+def test_merged_folder_holds_all_that_is_needed_to_chat(llama: Path, tmp_path: Path) -> None:
+    merge_adapter(write_adapter(tmp_path / "adapter", llama), tmp_path / "runs" / "merged")
+
+    folder = tmp_path / "runs" / "merged"
+    assert names_in(folder) == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
+    assert names_in(tmp_path / "runs") == {"merged"}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.decode(tokenizer("SELECT 'é'")["input_ids"]) == "SELECT 'é'"
+
+
+def test_auto_keeps_the_stored_type_and_reports_what_rounding_costs(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base", architecture="qwen2", dtype=torch.bfloat16)
+    adapter = write_adapter(tmp_path / "adapter", base)
+
+    report = merge_adapter(adapter, tmp_path / "merged")
+
+    with safe_open(tmp_path / "merged" / "model.safetensors", framework="pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert report.dtype == "bfloat16"
+    assert 1e-3 < report.cast_difference < 1
+    assert report.reload_difference < 1e-5
+    assert "bfloat16" in str(report)
+
+
+def test_tokenizer_beside_the_adapter_wins(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(adapter)
+
+    merge_adapter(adapter, tmp_path / "merged")
+
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == tokenizer.chat_template
+
+
+def test_fully_trained_model_goes_the_same_way(base: Path, tmp_path: Path) -> None:
+    report = merge_adapter(base, tmp_path / "merged", dtype="bfloat16")
+
+    expected = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).state_dict()
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert report.base is None
+    assert expected.keys() == written.keys()
+    assert all(torch.equal(expected[name], written[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": 48}, "size mismatch"),
+        ({"num_layers": 1}, "have no place"),
+        ({"num_layers": 3}, "have no place"),
+        ({"vocab_size": 250}, "at least 259 token embeddings .*got 250"),
+    ],
+)
+def test_another_base_is_refused(llama: Path, tmp_path: Path, change: dict[str, int], reason: str) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama, target_modules=["q_proj", "down_proj"])
+    other = write_model(tmp_path / "other", **change)
+
+    with pytest.raises(ModelError, match=rf"(?s){reason}"):
+        merge_adapter(adapter, tmp_path / "merged", base=str(other))
+    assert names_in(tmp_path) == {"base", "adapter", "other"}
+
+
+def test_missing_target_modules_are_refused(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["target_modules"] = ["c_attn"]
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ModelError, match="c_attn"):
+        merge_adapter(adapter, tmp_path / "merged")
+
+
+def test_base_that_is_not_there_is_named(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    llama.rename(tmp_path / "moved")
+
+    with pytest.raises(ModelError, match=f"as base, got '{llama}'"):
+        merge_adapter(adapter, tmp_path / "merged")
+    merge_adapter(adapter, tmp_path / "merged", base=str(tmp_path / "moved"))
+
+
+def test_base_with_missing_weights_is_refused(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    weights = load_file(llama / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match="up_proj"):
+        merge_adapter(adapter, tmp_path / "merged")
+
+
+def test_folder_that_is_neither_adapter_nor_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"adapter_config\.json .* got neither"):
+        merge_adapter(tmp_path, tmp_path / "merged")
+
+
+def test_adapter_with_nan_is_refused(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    name = next(name for name in weights if "q_proj.lora_B" in name)
+    weights[name][0, 0] = torch.nan
+    save_file(weights, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match="finite adapter weights"):
+        merge_adapter(adapter, tmp_path / "merged")
+
+
+def test_difference_over_the_tolerance_is_refused(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+
+    with pytest.raises(ModelError, match="expected equal logits within"):
+        merge_adapter(adapter, tmp_path / "merged", tolerance=1e-12)
+    assert names_in(tmp_path) == {"base", "adapter"}
+
+
+def test_unknown_dtype_is_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="got 'int4'"):
+        merge_adapter(llama, tmp_path / "merged", dtype="int4")
+
+
+def test_failed_save_leaves_nothing_and_keeps_the_earlier_model(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    save = PreTrainedModel.save_pretrained
+
+    def fill_the_disk(model: PreTrainedModel, folder: Path) -> None:
+        save(model, folder)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PreTrainedModel, "save_pretrained", fill_the_disk)
+        with pytest.raises(ModelError, match="No space left on device"):
+            merge_adapter(adapter, tmp_path / "merged")
+        assert names_in(tmp_path) == {"base", "adapter"}
+
+    merge_adapter(adapter, tmp_path / "merged")
+    earlier = (tmp_path / "merged" / "model.safetensors").read_bytes()
+    with monkeypatch.context() as broken:
+        broken.setattr(PreTrainedModel, "save_pretrained", fill_the_disk)
+        with pytest.raises(ModelError, match="No space left on device"):
+            merge_adapter(write_adapter(tmp_path / "adapter", llama, seed=7), tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").read_bytes() == earlier
+
+    merge_adapter(adapter, tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").read_bytes() != earlier
+    assert names_in(tmp_path) == {"base", "adapter", "merged"}
+
+
+def test_weights_spoiled_on_the_way_to_disk_are_noticed(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = PreTrainedModel.save_pretrained
+
+    def spoil(model: PreTrainedModel, folder: Path) -> None:
+        save(model, folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] += 0.01
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", spoil)
+    with pytest.raises(ModelError, match="model reloaded from"):
+        merge_adapter(llama, tmp_path / "merged")
+    assert names_in(tmp_path) == {"base"}
+
+
+def test_folder_with_other_files_is_never_replaced(llama: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("{}\n")
+
+    with pytest.raises(ModelError, match="found other files"):
+        merge_adapter(llama, run)
+    with pytest.raises(ModelError, match="another folder"):
+        merge_adapter(llama, llama)
+    assert names_in(run) == {"metrics.jsonl"}
