@@ -1,0 +1,127 @@
+"""The model card says what the run folder says, and says so where the run folder is silent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
+
+
+def score(correct: int, total: int) -> dict[str, Any]:
+    share = correct / total
+    return {"correct": correct, "total": total, "accuracy": share, "interval": [share / 2, (1 + share) / 2]}
+
+
+EVALUATION = {
+    "sets": {
+        "test_values": {
+            "overall": {"strict": score(10, 40), "official": score(12, 40)},
+            "by_family": {"lookup": {"strict": score(1, 8), "official": score(2, 8)}},
+            "by_difficulty": {"easy": {"strict": score(9, 10), "official": score(10, 10)}},
+        }
+    },
+    "model": "runs/quickstart/merged",
+    "temperature": 0.0,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "quickstart"
+    (folder / "merged").mkdir(parents=True)
+    return folder
+
+
+def test_card_tells_the_whole_run(run: Path) -> None:
+    config = {
+        "model": {"path": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "tiny": None},
+        "data": {"train": "data/rl.jsonl", "train_samples": 20},
+        "grpo": {"learning_rate": 1e-5},
+    }
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    steps = [{"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.5}, {"time_s": 3.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    (run / "evaluation.json").write_text(json.dumps(EVALUATION))
+
+    path = write_model_card(run, run / "merged", repo_id="me/sql")
+
+    card = ModelCard.load(path)
+    assert path == run / "merged" / "README.md"
+    assert card.data.to_dict() == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["text-to-sql", "grpo", "trl"],
+        "base_model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    }
+    assert "| all | 25.0% (10/40; 12.5% to 62.5%) | 30.0% (12/40; 15.0% to 65.0%) |" in card.text
+    assert "| test_values | family: lookup | 12.5% (1/8; " in card.text
+    assert "| test_values | difficulty: easy | 90.0% (9/10; " in card.text
+    assert "Greedy." in card.text
+    assert "Trained for 2 steps. Mean reward: 0.250 in the first, 0.500 in the last." in card.text
+    assert '- train: `"data/rl.jsonl"`\n- train_samples: `20`' in card.text
+    assert "learning_rate: 1.0e-05" in card.text
+    assert 'from_pretrained("me/sql"' in card.text
+
+
+def test_empty_run_folder_makes_a_card_that_claims_nothing(run: Path) -> None:
+    card = ModelCard.load(write_model_card(run, run / "merged"))
+    assert "Not evaluated." in card.text
+    assert "no record of its steps" in card.text
+    assert card.text.strip().splitlines()[2] == "# quickstart"
+    assert card.data.base_model is None
+    assert card.data.license is None
+
+
+def test_policy_made_from_nothing_has_our_license_and_no_base(run: Path) -> None:
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": None, "tiny": {"vocab_size": 512}}}))
+    card = ModelCard.load(write_model_card(run, run / "merged"))
+    assert card.data.license == "apache-2.0"
+    assert card.data.base_model is None
+    assert ModelCard.load(write_model_card(run, run / "merged", license_id="mit")).data.license == "mit"
+
+
+def test_base_is_the_adapters_if_it_is_a_hub_id(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "adapter").mkdir()
+    adapter_config = run / "adapter" / "adapter_config.json"
+    monkeypatch.chdir(run)
+
+    def base_model_for(base: str) -> str | None:
+        adapter_config.write_text(json.dumps({"base_model_name_or_path": base}))
+        return ModelCard.load(write_model_card(run, run / "merged")).data.base_model
+
+    assert base_model_for("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert base_model_for(str(run / "warm")) is None
+    (run / "models" / "warm").mkdir(parents=True)
+    assert base_model_for("models/warm") is None
+
+
+def test_card_written_by_hand_is_known_from_ours(run: Path) -> None:
+    readme = run / "merged" / "README.md"
+    assert not is_written_by_hand(readme)
+    write_model_card(run, run / "merged")
+    assert not is_written_by_hand(readme)
+    readme.write_text("# Mine\n")
+    assert is_written_by_hand(readme)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("evaluation.json", "{", "expected JSON"),
+        ("evaluation.json", "[]", "expected a JSON object, got list"),
+        ("evaluation.json", '{"sets": {"test": {"overall": {"strict": {}}}}}', "KeyError"),
+        ("metrics.jsonl", "{}\nnope\n", "one JSON object a line"),
+        ("config.yaml", "a: [", "expected YAML"),
+        ("config.yaml", "- 1", "expected a YAML mapping, got list"),
+    ],
+)
+def test_broken_file_is_named(run: Path, name: str, content: str, reason: str) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(DataError, match=rf"(?s){reason}.*{name}"):
+        write_model_card(run, run / "merged")
+    assert not (run / "merged" / "README.md").exists()
