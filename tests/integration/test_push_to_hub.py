@@ -1,0 +1,212 @@
+"""A model goes to a Hub over HTTP with real huggingface_hub calls and comes back the same."""
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
+
+from tests.hub_server import TOKEN, Hub, Repository, running_hub
+from tests.tiny_model import logits_of, write_model
+from text2sql_grpo.errors import HubError, ModelError
+from text2sql_grpo.publishing.hub import push_to_hub
+from text2sql_grpo.publishing.model_card import write_model_card
+
+# huggingface_hub itself hands files to its HTTP library by an older keyword (plain LFS only).
+pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = REPO_ROOT / "scripts" / "push_to_hub.py"
+READ_BACK = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+repo_id, token, out = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(repo_id, token=token)
+tokenizer = AutoTokenizer.from_pretrained(repo_id, token=token)
+prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+with torch.no_grad():
+    logits = model.eval()(input_ids=torch.arange(48).reshape(2, 24)).logits
+torch.save({"logits": logits, "prompt": prompt}, out)
+"""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub that this process and its children use; plain LFS instead of Xet, whose storage it lacks."""
+    with running_hub() as server:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        monkeypatch.setenv("PYTHONPATH", str(REPO_ROOT / "src"))
+        monkeypatch.setenv("PYTHON_DOTENV_DISABLED", "1")  # a developer's .env is not part of the test
+        for name in ("HF_TOKEN", "HF_KEY"):
+            monkeypatch.setenv(name, "")
+        yield server
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "run" / "merged")
+
+
+def push_by_script(*options: str, script: Path = SCRIPT) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(script), *options], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_pushed_model_is_read_back_with_equal_logits(
+    hub: Hub,
+    merged: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (merged / "checkpoint-2").mkdir()
+    (merged / "checkpoint-2" / "model.safetensors").write_bytes(b"not for the Hub")
+    (merged / "optimizer.pt").write_bytes(b"not for the Hub")
+    (merged / "training_args.bin").write_bytes(b"not for the Hub")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--folder", str(merged), "--repo_id", "me/sql"])
+
+    with pytest.raises(SystemExit) as exit_code, caplog.at_level("INFO", logger="text2sql_grpo"):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    assert exit_code.value.code == 0
+    assert capsys.readouterr().out == f"{hub.endpoint}/me/sql\n"
+    assert f"new repository {hub.endpoint}/me/sql" in caplog.text
+    assert hub.repositories["me/sql"].private
+    assert hub.repositories["me/sql"].files.keys() == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
+    assert (
+        'from_pretrained("me/sql"' in ModelCard(hub.repositories["me/sql"].files["README.md"].decode()).text
+    )
+
+    out = tmp_path / "read_back.pt"
+    command = [sys.executable, "-c", READ_BACK, "me/sql", TOKEN, str(out)]
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
+    answer = torch.load(out)
+    assert torch.equal(answer["logits"], logits_of(AutoModelForCausalLM.from_pretrained(merged)))
+    assert answer["prompt"] == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_example_of_the_model_card_runs(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write_model_card(merged.parent, merged).read_text(encoding="utf-8")
+    exec(text.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path) -> None:
+    refused = push_by_script("--folder", str(merged), "--repo_id", "me/sql")
+
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: expected a Hub token in HF_TOKEN or HF_KEY")
+    assert "nothing was sent" in refused.stderr
+    assert hub.requests == []
+
+
+def test_offline_mode_of_the_env_file_is_obeyed(
+    hub: Hub, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is read before huggingface_hub, which looks at its variables only when imported."""
+    script = tmp_path / "scripts" / "push_to_hub.py"
+    script.parent.mkdir()
+    shutil.copy(SCRIPT, script)
+    (tmp_path / ".env").write_text(f"HF_HUB_OFFLINE=1
+HF_KEY={TOKEN}
+")
+    for name in ("HF_HUB_OFFLINE", "HF_KEY", "PYTHON_DOTENV_DISABLED"):
+        monkeypatch.delenv(name)
+
+    refused = push_by_script("--folder", str(merged), "--repo_id", "me/sql", script=script)
+
+    assert refused.returncode == 1
+    assert "HF_HUB_OFFLINE is set" in refused.stderr
+    assert hub.requests == []
+
+
+def test_refused_token_says_so(hub: Hub, merged: Path) -> None:
+    with pytest.raises(HubError, match=r"refused the token \(401\).*nothing was sent"):
+        push_to_hub(merged, "me/sql", token="hf_wrong")
+    assert hub.repositories == {}
+    assert not (merged / "README.md").exists()
+
+
+def test_foreign_namespace_is_refused(hub: Hub, merged: Path) -> None:
+    with pytest.raises(HubError, match=r"refused the token \(403\) for somebody/sql"):
+        push_to_hub(merged, "somebody/sql", token=TOKEN)
+    assert hub.repositories == {}
+
+
+def test_bare_name_goes_to_the_own_account_with_the_older_variable(
+    hub: Hub, merged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_KEY", TOKEN)
+    assert push_to_hub(merged, "sql", private=False) == f"{hub.endpoint}/me/sql"
+    assert not hub.repositories["me/sql"].private
+
+
+def test_second_push_replaces_the_weights_and_keeps_a_card_written_by_hand(
+    hub: Hub, merged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = {"model-00001-of-00002.safetensors": b"old", "notes.txt": b"mine"}
+    hub.repositories["me/sql"] = Repository(private=True, files=stale)
+    (merged / "README.md").write_text("---\nlicense: mit\n---\n# By hand\n")
+
+    with caplog.at_level("INFO", logger="text2sql_grpo"):
+        push_to_hub(merged, "me/sql", token=TOKEN)
+
+    files = hub.repositories["me/sql"].files
+    assert "existing repository" in caplog.text
+    assert "model-00001-of-00002.safetensors" not in files
+    assert files["notes.txt"] == b"mine"
+    assert files["README.md"].endswith(b"# By hand\n")
+    assert files["model.safetensors"] == (merged / "model.safetensors").read_bytes()
+
+
+def test_public_repository_is_not_filled_by_a_private_push(hub: Hub, merged: Path) -> None:
+    hub.repositories["me/sql"] = Repository(private=False)
+    with pytest.raises(HubError, match="me/sql is public"):
+        push_to_hub(merged, "me/sql", token=TOKEN)
+    assert hub.repositories["me/sql"].files == {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "with config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "safetensors weights"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "safetensors weights"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "config and tokenizer"),
+    ],
+)
+def test_folder_that_does_not_load_is_refused_unsent(hub: Hub, merged: Path, spoil, reason: str) -> None:
+    spoil(merged)
+    with pytest.raises(ModelError, match=reason):
+        push_to_hub(merged, "me/sql", token=TOKEN)
+    assert hub.requests == []
+
+
+def test_bad_repository_name_and_hub_that_is_down_are_clear(
+    hub: Hub, merged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HubError, match="could not push"):
+        push_to_hub(merged, "me/a/b", token=TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubError, match=r"could not push .* to http://127.0.0.1:9/me/sql; nothing was sent"):
+        push_to_hub(merged, "me/sql", token=TOKEN)
