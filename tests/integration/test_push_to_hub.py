@@ -127,9 +127,7 @@ def test_offline_mode_of_the_env_file_is_obeyed(
     script = tmp_path / "scripts" / "push_to_hub.py"
     script.parent.mkdir()
     shutil.copy(SCRIPT, script)
-    (tmp_path / ".env").write_text(f"HF_HUB_OFFLINE=1
-HF_KEY={TOKEN}
-")
+    (tmp_path / ".env").write_text(f"HF_HUB_OFFLINE=1\nHF_KEY={TOKEN}\n")
     for name in ("HF_HUB_OFFLINE", "HF_KEY", "PYTHON_DOTENV_DISABLED"):
         monkeypatch.delenv(name)
 
