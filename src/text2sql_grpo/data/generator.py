@@ -1,0 +1,235 @@
+"""Makes questions with checked golds from any SQLite databases, in splits that are kept apart."""
+
+import json
+import logging
+import random
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.drafts import Draft, Drafter, Side, stable_number
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.templates import TEMPLATES, Template
+from text2sql_grpo.data.words import Database, open_with_words
+from text2sql_grpo.errors import DataError
+
+MAX_ROWS = 50
+MAX_FAILURES = 60
+MAX_STEPS = 400_000
+"""Steps of SQLite's virtual machine that a gold may take: a few milliseconds, but the same anywhere."""
+
+_RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)? LIMIT (\d+)")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """What one question file holds.
+
+    Attributes:
+        databases: Only databases of this split are asked about.
+        lookup_share: At least this share of the look-up family.
+        side: Literals and columns kept for `test_values`, the others, or any.
+        gold_thirds: Which thirds of all gold SQL (by a hash) it may use.
+    """
+
+    name: str
+    databases: str
+    count: int
+    lookup_share: float
+    side: Side
+    is_held_out_templates: bool = False
+    gold_thirds: tuple[int, ...] = (0, 1, 2)
+
+
+QUESTION_SETS = (
+    QuestionSet("test_databases", "test", 400, 0.42, "any"),
+    QuestionSet("dev", "dev", 300, 0.42, "any"),
+    QuestionSet("test_values", "train", 300, 0.42, "held_out"),
+    QuestionSet("test_templates", "train", 300, 0.42, "seen", is_held_out_templates=True),
+    QuestionSet("train", "train", 3000, 0.46, "seen", gold_thirds=(0,)),
+    QuestionSet("demonstrations", "train", 6000, 0.46, "seen", gold_thirds=(1, 2)),
+)
+
+
+@dataclass
+class Taken:
+    """Questions and golds that are already in a file, so that no other file repeats them."""
+
+    questions: set[str] = field(default_factory=set)
+    golds: dict[str, str] = field(default_factory=dict)
+
+
+def make_questions(
+    databases: Path, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
+) -> None:
+    """Writes one JSONL file per question set for the databases of a folder.
+
+    Args:
+        databases: Folder of databases, each with optional words (`<name>.json`). Without words a
+            database counts as `train`.
+        out: Folder of the files; sets without databases are not written, and sets that the databases
+            cannot fill are written as far as they go.
+        seed: Another seed draws other questions; held-out columns and literals stay the same.
+        question_sets: The files to write; no two share a question or a gold.
+
+    Raises:
+        DataError: No databases, or one that cannot be read.
+    """
+    found = Databases(databases)
+    if not found.names():
+        raise DataError(f"expected .sql, .sqlite or .db files, got none (at {databases})")
+    out.mkdir(parents=True, exist_ok=True)
+    taken = Taken()
+    with ExitStack() as stack:
+        opened = []
+        for name in found.names():
+            opened.append(open_with_words(found.path(name), name, databases / f"{name}.json"))
+            stack.callback(opened[-1].connection.close)
+        for question_set in question_sets:
+            examples = generate(opened, question_set, taken, seed=seed)
+            if len(examples) < question_set.count:
+                _log.warning("%s: %d of %d questions", question_set.name, len(examples), question_set.count)
+            if examples:
+                lines = [json.dumps(_row(example), ensure_ascii=False) + "\n" for example in examples]
+                path = out / f"{question_set.name}.jsonl"
+                path.write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def generate(
+    databases: Sequence[Database], question_set: QuestionSet, taken: Taken, *, seed: int = 0
+) -> list[Example]:
+    """Examples of one set, shuffled; evenly over databases and templates as far as each can give.
+
+    Args:
+        databases: All databases; only those of the set's split are used.
+        question_set: What to make.
+        taken: What other sets hold; grows by what is returned.
+        seed: The same seed gives the same examples.
+    """
+    used = [database for database in databases if database.split == question_set.databases]
+    rng = random.Random(f"{seed}-{question_set.name}")
+    drawn: list[tuple[Database, Template, Draft]] = []
+    quota = -int(-question_set.count * question_set.lookup_share // 1)
+    for is_lookup, total in ((True, quota), (False, question_set.count)):
+        cells = [
+            (database, template)
+            for template in TEMPLATES
+            for database in used
+            if (template.family == "lookup") == is_lookup
+            and template.is_held_out == question_set.is_held_out_templates
+        ]
+        streams = [
+            (database, template, _accepted(database, template, question_set, taken, rng))
+            for database, template in cells
+        ]
+        while streams and len(drawn) < total:
+            rng.shuffle(streams)
+            alive = []
+            for database, template, stream in streams:
+                draft = next(stream, None) if len(drawn) < total else None
+                if draft is not None:
+                    drawn.append((database, template, draft))
+                    alive.append((database, template, stream))
+            streams = alive
+    rng.shuffle(drawn)
+    return [
+        _example(f"{question_set.name}-{number:05}", question_set.name, *parts)
+        for number, parts in enumerate(drawn)
+    ]
+
+
+def _example(name: str, split: str, database: Database, template: Template, draft: Draft) -> Example:
+    return Example(
+        id=name,
+        database=database.name,
+        question=draft.question,
+        gold_sql=draft.gold_sql,
+        difficulty=template.difficulty,
+        split=split,
+        family=template.family,
+        template=template.name,
+        look_sql=draft.look_sql,
+        guess_sql=draft.guess_sql,
+    )
+
+
+def _row(example: Example) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": example.id,
+        "database": example.database,
+        "question": example.question,
+        "gold_sql": example.gold_sql,
+        "difficulty": example.difficulty,
+        "split": example.split,
+        "family": example.family,
+        "template": example.template,
+    }
+    if example.look_sql is not None:
+        row |= {"look_sql": example.look_sql, "guess_sql": example.guess_sql}
+    return row
+
+
+def _accepted(
+    database: Database, template: Template, question_set: QuestionSet, taken: Taken, rng: random.Random
+) -> Iterator[Draft]:
+    """Drafts fit to keep, until none is found for a while."""
+    drafter = Drafter(database, template, side=question_set.side)
+    is_good: dict[str, bool] = {}
+    used: set[str] = set()
+    failures = 0
+    while drafter.anchors and failures < MAX_FAILURES:
+        failures += 1
+        draft = drafter.draw(rng)
+        if draft is None or draft.question in taken.questions:
+            continue
+        gold = draft.gold_sql
+        if taken.golds.get(gold, question_set.name) != question_set.name:
+            continue
+        if gold in used and failures < MAX_FAILURES // 2:
+            continue  # a second question with the same gold only where new golds are rare
+        if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
+            continue
+        if gold not in is_good:
+            is_good[gold] = _is_good(database.connection, draft)
+        if is_good[gold]:
+            failures = 0
+            used.add(gold)
+            taken.questions.add(draft.question)
+            taken.golds[gold] = question_set.name
+            yield draft
+
+
+def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
+    """True for a gold that has a plain answer: some rows, not many, no zero, no tie cut in two."""
+    rows = _rows(connection, draft.gold_sql)
+    if not rows or len(rows) > MAX_ROWS or rows in ([(None,)], [(0,)]):
+        return False
+    if all(cell is None for row in rows for cell in row):
+        return False
+    if ranked := _RANKED.fullmatch(draft.gold_sql):
+        source, key, direction, limit = ranked.groups()
+        query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {int(limit) + 1}"
+        keys = _rows(connection, query) or []
+        if len(keys) <= int(limit) or len(set(keys)) < len(keys) or (None,) in keys:
+            return False
+    return draft.guess_sql is None or Counter(_rows(connection, draft.guess_sql) or []) != Counter(rows)
+
+
+def _rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]] | None:
+    """The rows of a query; None if it takes more than `MAX_STEPS` steps."""
+    connection.set_progress_handler(lambda: 1, MAX_STEPS)
+    try:
+        return connection.execute(sql).fetchall()
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            return None
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)

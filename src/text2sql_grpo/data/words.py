@@ -1,0 +1,248 @@
+"""The words and values of a database, as the question generator needs them."""
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import schema as sql_schema
+from text2sql_grpo.sql.schema import quote_name, read_schema
+from text2sql_grpo.sql.sqlite import open_database
+
+Value = str | int | float
+Kind = Literal["number", "date", "text"]
+
+MAX_VALUES = 10_000
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_IRREGULAR = {"person": "people", "child": "children", "man": "men", "woman": "women", "staff": "staff"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, its noun phrase and its values.
+
+    Attributes:
+        sql: The name as SQL writes it, quoted where needed.
+        is_key: Part of a primary or foreign key.
+        values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
+        said: Stored value -> what people say, where the two differ; empty for most columns.
+    """
+
+    table: str
+    name: str
+    sql: str
+    noun: str
+    kind: Kind
+    is_key: bool
+    has_nulls: bool
+    values: tuple[Value, ...]
+    said: Mapping[Value, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table; `noun` is what one row is called."""
+
+    name: str
+    sql: str
+    noun: str
+    row_count: int
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The one foreign key between two tables: `on` is the condition of their join."""
+
+    child: Table
+    parent: Table
+    on: str
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database open for reading, with its words."""
+
+    name: str
+    split: str
+    connection: sqlite3.Connection
+    tables: tuple[Table, ...]
+    links: tuple[Link, ...]
+
+
+def open_with_words(path: Path, name: str, words_path: Path) -> Database:
+    """A SQLite file, opened for reading, with the words people use for what is in it.
+
+    Args:
+        path: The SQLite file.
+        name: What questions call the database.
+        words_path: JSON with `split`, `tables`, `columns` and `said`, all optional; where there is no such
+            file, words come from identifiers and values, and the split is `train`.
+
+    Raises:
+        DataError: A file cannot be read, or the words name what the database does not have.
+    """
+    try:
+        words = json.loads(words_path.read_text(encoding="utf-8")) if words_path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"expected words as JSON, got: {error} (at {words_path})") from error
+    schema = read_schema(path)
+    known = {f"{table.name}.{column.name}" for table in schema.tables for column in table.columns}
+    asked = {*words.get("columns", {}), *words.get("said", {})}
+    unknown = sorted(
+        (set(words.get("tables", {})) - {table.name for table in schema.tables}) | (asked - known)
+    )
+    if unknown:
+        raise DataError(f"expected tables and columns of {path}, got {unknown} (at {words_path})")
+    with ExitStack() as stack:
+        connection = stack.enter_context(closing(open_database(path)))
+        try:
+            tables = {table.name: _read_table(connection, table, words) for table in schema.tables}
+        except sqlite3.Error as error:
+            raise DataError(f"expected a readable database, got: {error} (at {path})") from error
+        stack.pop_all()
+    links = tuple(_links(schema, tables))
+    return Database(name, words.get("split", "train"), connection, tuple(tables.values()), links)
+
+
+def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[Link]:
+    """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
+    pairs = Counter(
+        frozenset((table.name, key.table)) for table in schema.tables for key in table.foreign_keys
+    )
+    for table in schema.tables:
+        for key in table.foreign_keys:
+            is_plain = len(key.columns) == len(key.references) == 1 and key.table != table.name
+            if is_plain and key.table in tables and pairs[frozenset((table.name, key.table))] == 1:
+                child, parent = tables[table.name], tables[key.table]
+                column, target = quote_name(key.columns[0]), quote_name(key.references[0])
+                yield Link(child, parent, f"{child.sql}.{column} = {parent.sql}.{target}")
+
+
+def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: Mapping[str, Any]) -> Table:
+    sql = quote_name(table.name)
+    foreign = {name for key in table.foreign_keys for name in key.columns}
+    columns = []
+    for declared in table.columns:
+        name = quote_name(declared.name)
+        query = f"SELECT DISTINCT {name} FROM {sql} ORDER BY 1 LIMIT {MAX_VALUES + 1}"
+        found = [row[0] for row in connection.execute(query)]
+        values = tuple(value for value in found if value is not None)
+        kind = _kind(values)
+        if kind is None:
+            continue
+        place = f"{table.name}.{declared.name}"
+        columns.append(
+            Column(
+                table=table.name,
+                name=declared.name,
+                sql=name,
+                noun=words.get("columns", {}).get(place) or identifier_words(declared.name),
+                kind=kind,
+                is_key=declared.is_primary_key or declared.name in foreign,
+                has_nulls=len(values) < len(found),
+                values=values,
+                said=_said(place, values, words),
+            )
+        )
+    noun = words.get("tables", {}).get(table.name) or singular(identifier_words(table.name))
+    return Table(table.name, sql, noun, table.n_rows, tuple(columns))
+
+
+def _kind(values: tuple[Any, ...]) -> Kind | None:
+    """What the stored values are, whatever the declared type says; None if mixed, blobs or nothing."""
+    if not values:
+        return None
+    if all(isinstance(value, int | float) for value in values):
+        return "number"
+    if not all(isinstance(value, str) for value in values):
+        return None
+    return "date" if all(_DATE.match(value) for value in values) else "text"
+
+
+def _said(place: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:
+    """Stored -> said for one column: from `words` where it has a map of any column, else derived."""
+    if "said" in words:
+        given = words["said"].get(place, {})
+        said = {value: given[str(value)] for value in values if str(value) in given}
+        if given and not _is_usable(said):
+            raise DataError(f"said forms are distinct and differ from the stored ones, got {said} ({place})")
+        return said
+    found: dict[Value, str] = {
+        value: form for value in values if isinstance(value, str) and (form := said_form(value))
+    }
+    return found if len(found) * 2 > len(values) and len(found) > 1 and _is_usable(found) else {}
+
+
+def _is_usable(said: Mapping[Value, str]) -> bool:
+    forms = [form.lower() for form in said.values()]
+    return len(set(forms)) == len(forms) and all(
+        str(value).lower() != form.lower() for value, form in said.items()
+    )
+
+
+def said_form(stored: str) -> str | None:
+    """How people say a stored value, where a rule knows; None elsewhere.
+
+    >>> said_form("IN_TRANSIT"), said_form("02-Lisbon"), said_form("SMITH, J."), said_form("Lisbon")
+    ('in transit', 'Lisbon', 'J. Smith', None)
+    """
+    if re.fullmatch(r"[A-Za-z]+(_[A-Za-z0-9]+)+", stored):
+        return stored.replace("_", " ").lower()
+    if numbered := re.fullmatch(r"\d+[-_. ]+([A-Za-z].*)", stored):
+        return numbered[1]
+    if person := re.fullmatch(r"([A-Z][\w'-]+), ([A-Z]\w*\.?)", stored):
+        return f"{person[2]} {person[1].title()}"
+    return None
+
+
+def identifier_words(name: str) -> str:
+    """An identifier as words.
+
+    >>> identifier_words("unit_price"), identifier_words("UnitPrice"), identifier_words("Unit Price")
+    ('unit price', 'unit price', 'unit price')
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\W]+", " ", name)
+    return " ".join(spaced.lower().split())
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun phrase, by the common rules.
+
+    >>> plural("visit"), plural("city"), plural("staff member"), plural("date of birth")
+    ('visits', 'cities', 'staff members', 'dates of birth')
+    """
+    head, preposition, rest = noun.partition(" of ") if " of " in noun else noun.partition(" in ")
+    before, space, last = head.rpartition(" ")
+    if last in _IRREGULAR:
+        last = _IRREGULAR[last]
+    elif re.search(r"[^aeiou]y$", last):
+        last = last[:-1] + "ies"
+    elif re.search(r"(s|x|z|ch|sh)$", last):
+        last += "es"
+    else:
+        last += "s"
+    return before + space + last + preposition + rest
+
+
+def singular(noun: str) -> str:
+    """The singular of a table's name, which may be a plural already.
+
+    >>> singular("cities"), singular("order lines"), singular("addresses"), singular("status")
+    ('city', 'order line', 'address', 'status')
+    """
+    before, space, last = noun.rpartition(" ")
+    for one, many in _IRREGULAR.items():
+        if last == many:
+            return before + space + one
+    if noun.endswith("ies"):
+        return noun[:-3] + "y"
+    if re.search(r"(ss|x|z|ch|sh|us)es$", noun):
+        return noun[:-2]
+    return noun[:-1] if re.search(r"[^su]s$", noun) else noun

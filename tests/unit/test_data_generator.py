@@ -1,0 +1,289 @@
+"""The question generator on a database without words, and every promise of the bundled questions."""
+
+import json
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
+from text2sql_grpo.data.generator import QUESTION_SETS, make_questions
+from text2sql_grpo.data.templates import TEMPLATES
+from text2sql_grpo.data.words import open_with_words
+from text2sql_grpo.errors import DataError
+
+DATA = Path(__file__).parents[2] / "data"
+SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
+HELD_OUT = {template.name for template in TEMPLATES if template.is_held_out}
+Row = dict[str, Any]
+
+ORDERS = """
+CREATE TABLE Customers (id INTEGER PRIMARY KEY, name TEXT, "home town" TEXT, age INTEGER);
+CREATE TABLE "order" (
+  id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES Customers, status TEXT, seller TEXT,
+  unitPrice REAL, placed TEXT
+);
+"""
+STATES = ("IN_TRANSIT", "ON_HOLD", "SENT_BACK", "NOT_PAID")
+SELLERS = ("SMITH, J.", "BRANDT, O.", "OKAFOR, N.")
+TOWNS = ("Lisbon", "Porto", "St. John's")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A folder with one SQLite file, as a user may have it: odd names, a quoted table, no words."""
+    folder = tmp_path / "databases"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
+        connection.executescript(ORDERS)
+        customers = [(i, f"Person {i}", TOWNS[i % 3], 20 + i) for i in range(30)]
+        orders = [
+            (i, i * 7 % 30, STATES[i % 4], SELLERS[i % 3], i * 37 % 90 + 0.5, f"2024-{i % 12 + 1:02}-10")
+            for i in range(90)
+        ]
+        connection.executemany("INSERT INTO Customers VALUES (?, ?, ?, ?)", customers)
+        connection.executemany('INSERT INTO "order" VALUES (?, ?, ?, ?, ?, ?)', orders)
+        connection.commit()
+    return folder
+
+
+def read(folder: Path) -> dict[str, list[Row]]:
+    files = sorted(folder.glob("*.jsonl"))
+    return {
+        file.stem: [json.loads(line) for line in file.read_text(encoding="utf-8").strip().split("\n")]
+        for file in files
+    }
+
+
+def test_a_database_without_words_gives_questions_of_all_families(shop: Path, tmp_path: Path) -> None:
+    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+    sets = read(tmp_path / "questions")
+    assert set(sets) == {"demonstrations", "train", "test_values", "test_templates"}
+    families = {row["family"] for row in sets["demonstrations"]}
+    assert families == {template.family for template in TEMPLATES} - {"null"}  # it has no NULLs
+    golds = " ".join(row["gold_sql"] for rows in sets.values() for row in rows)
+    assert 'FROM "order" JOIN Customers ON "order".customer_id = Customers.id' in golds
+    assert "'St. John''s'" in golds
+    questions = " ".join(row["question"] for rows in sets.values() for row in rows)
+    assert "orders" in questions and "unit price" in questions and "home town" in questions
+    with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
+        for row in [row for rows in sets.values() for row in rows]:
+            assert connection.execute(row["gold_sql"]).fetchall(), row
+
+
+def test_look_ups_are_found_from_stored_values_alone(shop: Path, tmp_path: Path) -> None:
+    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+    rows = [
+        row for rows in read(tmp_path / "questions").values() for row in rows if row["family"] == "lookup"
+    ]
+    assert {row["look_sql"] for row in rows} == {
+        'SELECT DISTINCT status FROM "order"',
+        'SELECT DISTINCT seller FROM "order"',
+    }
+    row = next(row for row in rows if "SMITH" in row["gold_sql"])
+    assert "J. Smith" in row["question"] and "SMITH" not in row["question"]
+    assert row["guess_sql"] == row["gold_sql"].replace("SMITH, J.", "J. Smith")
+
+
+def test_the_seed_alone_decides(shop: Path, tmp_path: Path) -> None:
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        make_questions(shop, tmp_path / name, seed=seed, question_sets=SMALL_SETS)
+    for file in (tmp_path / "first").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+        assert file.read_bytes() != (tmp_path / "other" / file.name).read_bytes()
+
+
+def test_no_databases_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="got none"):
+        make_questions(tmp_path, tmp_path / "questions")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"tables": {"client": "client"}}, "got \\['client'\\]"),
+        ({"said": {"order.state": {"A": "b"}}}, "got \\['order.state'\\]"),
+        ({"said": {"order.status": {"ON_HOLD": "on_hold", "NOT_PAID": "unpaid"}}}, "differ"),
+        ({"said": {"order.status": {"ON_HOLD": "open", "NOT_PAID": "Open"}}}, "distinct"),
+    ],
+)
+def test_words_that_do_not_fit_the_database_are_refused(shop: Path, words: Row, message: str) -> None:
+    (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        open_with_words(shop / "shop.sqlite", "shop", shop / "shop.json")
+
+
+def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
+    words = {
+        "tables": {"order": "purchase"},
+        "columns": {"order.status": "state"},
+        "said": {"order.status": {state: f"said {state[:2]}" for state in STATES}},
+    }
+    (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
+    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+    rows = [
+        row for rows in read(tmp_path / "questions").values() for row in rows if row["family"] == "lookup"
+    ]
+    assert {row["look_sql"] for row in rows} == {'SELECT DISTINCT status FROM "order"'}
+    assert all(" state" in row["question"] and "said " in row["question"] for row in rows)
+
+
+# --- the bundled questions ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundled() -> dict[str, list[Row]]:
+    sets = read(DATA / "questions")
+    return {question_set.name: sets[question_set.name] for question_set in QUESTION_SETS}
+
+
+@pytest.fixture(scope="module")
+def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, sqlite3.Connection]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        databases = Databases(DATA / "databases")
+        opened = {
+            name: sqlite3.connect(f"{databases.path(name).as_uri()}?mode=ro", uri=True)
+            for name in databases.names()
+        }
+    yield opened
+    for connection in opened.values():
+        connection.close()
+
+
+def all_rows(sets: dict[str, list[Row]]) -> list[Row]:
+    return [row for rows in sets.values() for row in rows]
+
+
+def test_the_bundled_files_are_made_byte_for_byte(bundled: dict[str, list[Row]], tmp_path: Path) -> None:
+    make_questions(DATA / "databases", tmp_path / "questions")
+    made = sorted((tmp_path / "questions").iterdir())
+    assert [file.stem for file in made] == sorted(bundled)
+    for file in made:
+        assert file.read_bytes() == (DATA / "questions" / file.name).read_bytes(), file.name
+
+
+def test_sizes_and_look_up_shares(bundled: dict[str, list[Row]]) -> None:
+    expected = {
+        "demonstrations": (6000, 0.45),
+        "train": (3000, 0.45),
+        "dev": (300, 0.4),
+        "test_values": (300, 0.4),
+        "test_templates": (300, 0.4),
+        "test_databases": (400, 0.4),
+    }
+    assert set(bundled) == set(expected)
+    for name, (count, share) in expected.items():
+        rows = bundled[name]
+        assert len(rows) == count
+        assert sum(row["family"] == "lookup" for row in rows) >= share * count
+        assert [row["id"] for row in rows] == [f"{name}-{number:05}" for number in range(count)]
+        assert {row["split"] for row in rows} == {name}
+
+
+def test_every_gold_runs_fast_and_returns_something(
+    bundled: dict[str, list[Row]], connections: dict[str, sqlite3.Connection]
+) -> None:
+    for row in all_rows(bundled):
+        taken = []
+        for _ in range(5):
+            start = time.perf_counter()
+            result = connections[row["database"]].execute(row["gold_sql"]).fetchall()
+            taken.append(time.perf_counter() - start)
+            if taken[-1] < 0.05:
+                break
+        assert min(taken) < 0.05, row
+        assert 1 <= len(result) <= 50, row
+        assert result not in ([(None,)], [(0,)]), row
+
+
+def test_golds_do_not_depend_on_the_order_of_rows(
+    bundled: dict[str, list[Row]], connections: dict[str, sqlite3.Connection]
+) -> None:
+    golds = {(row["database"], row["gold_sql"]) for row in all_rows(bundled)}
+    for database, gold in golds:
+        connection = connections[database]
+        if "ORDER BY" in gold:  # ties, if there were any, now fall out in opposite ways
+            variants = [gold.replace(" LIMIT", f", rowid{way} LIMIT") for way in ("", " DESC")]
+            assert gold not in variants
+            forward, backward = (connection.execute(sql).fetchall() for sql in variants)
+        else:
+            forward = sorted(connection.execute(gold).fetchall(), key=repr)
+            connection.execute("PRAGMA reverse_unordered_selects = ON")
+            backward = sorted(connection.execute(gold).fetchall(), key=repr)
+            connection.execute("PRAGMA reverse_unordered_selects = OFF")
+        for left, right in zip(forward, backward, strict=True):
+            assert [*map(_rounded, left)] == [*map(_rounded, right)], gold
+
+
+def _rounded(cell: Any) -> Any:
+    """Sums of floats depend on their order in the last digits."""
+    return f"{cell:.9g}" if isinstance(cell, float) else cell
+
+
+def test_look_ups_need_the_look(
+    bundled: dict[str, list[Row]], connections: dict[str, sqlite3.Connection]
+) -> None:
+    lookups = [row for row in all_rows(bundled) if row["family"] == "lookup"]
+    assert all(("look_sql" in row) == (row["family"] == "lookup") for row in all_rows(bundled))
+    for row in lookups:
+        connection = connections[row["database"]]
+        shown = connection.execute(row["look_sql"]).fetchall()
+        assert len(shown) <= 12
+        literals = ["'" + str(value).replace("'", "''") + "'" for (value,) in shown]
+        stored = [literal for literal in literals if literal in row["gold_sql"]]
+        assert len(stored) == 1, row
+        assert stored[0] not in row["guess_sql"] and stored[0][1:-1] not in row["question"], row
+        gold, guess = (Counter(connection.execute(row[key]).fetchall()) for key in ("gold_sql", "guess_sql"))
+        assert gold != guess, row
+
+
+def test_questions_are_unique_and_files_share_neither_questions_nor_golds(
+    bundled: dict[str, list[Row]],
+) -> None:
+    owners = defaultdict(set)
+    for row in all_rows(bundled):
+        owners[row["gold_sql"]].add(row["split"])
+    assert all(len(splits) == 1 for splits in owners.values())
+    questions = Counter(row["question"] for row in all_rows(bundled))
+    assert questions.most_common(1)[0][1] == 1
+    for row in all_rows(bundled):
+        assert row["question"][0].isupper() and row["question"][-1] in "?." and "{" not in row["question"]
+
+
+def test_databases_and_templates_are_held_out(bundled: dict[str, list[Row]]) -> None:
+    splits = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))["split"]
+        for path in (DATA / "databases").glob("*.json")
+    }
+    for question_set in QUESTION_SETS:
+        rows = bundled[question_set.name]
+        wanted = {name for name, split in splits.items() if split == question_set.databases}
+        assert {row["database"] for row in rows} == wanted
+        templates = {row["template"] for row in rows}
+        if question_set.name == "test_templates":
+            assert templates == HELD_OUT
+        else:
+            assert not templates & HELD_OUT
+    held_out_families = Counter(name.partition("_")[0] for name in HELD_OUT)
+    assert held_out_families["lookup"] >= 2 and len(held_out_families) >= 6
+
+
+def test_files_are_balanced(bundled: dict[str, list[Row]]) -> None:
+    for name, rows in bundled.items():
+        databases = Counter(row["database"] for row in rows)
+        assert max(databases.values()) <= 3 * min(databases.values()), (name, databases)
+    for name in ("demonstrations", "train", "dev", "test_databases"):
+        templates = Counter(row["template"] for row in bundled[name] if row["family"] == "lookup")
+        assert max(templates.values()) <= 1.5 * min(templates.values()), (name, templates)
