@@ -1,0 +1,127 @@
+"""How much of each held-out question file also occurs in the files used for training."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import sqlglot
+from sqlglot import exp
+
+from text2sql_grpo.errors import DataError
+
+TRAINING_SETS = ("demonstrations", "train")
+KEYS = ("question", "gold_sql", "combination", "literal", "template", "database", "stored_value")
+
+Keys = Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class OverlapRow:
+    """One training file against one other file.
+
+    Attributes:
+        count: Questions of the other file.
+        shares: For each of `KEYS`, of the questions that have such a key, the share (0 to 1) of those
+            with one in the training file: the question or the gold (whatever its case and spaces), the
+            combination of database, template and columns, a literal with its column, the template, the
+            database, the stored value that a look-up question is after. None where no question has one.
+    """
+
+    training_set: str
+    other_set: str
+    count: int
+    shares: Mapping[str, float | None]
+
+
+def overlap(questions: Path) -> list[OverlapRow]:
+    """One row per pair of a training file and another file in the folder `questions`.
+
+    Raises:
+        DataError: No training file, or a line that is not a question.
+    """
+    paths = sorted(questions.glob("*.jsonl"))
+    sets = {path.stem: [_keys(line, path) for line in _lines(path)] for path in paths}
+    training_sets = [name for name in TRAINING_SETS if name in sets]
+    if not training_sets:
+        raise DataError(f"expected demonstrations.jsonl or train.jsonl, got {sorted(sets)} ({questions})")
+    rows = []
+    for name in training_sets:
+        seen = {key: frozenset().union(*(keys[key] for keys in sets[name])) for key in KEYS}
+        others = [other for other in sets if other not in TRAINING_SETS]
+        for other in [*training_sets[1:], *others] if name == training_sets[0] else others:
+            shares = {key: _share(key, seen[key], sets[other]) for key in KEYS}
+            rows.append(OverlapRow(name, other, len(sets[other]), shares))
+    return rows
+
+
+def format_overlap(rows: list[OverlapRow]) -> str:
+    """The rows as a table for people, in percent; `-` where there is nothing to compare."""
+    header = ("training set", "other set", "questions", *(key.replace("_", " ") for key in KEYS))
+    table = [header]
+    for row in rows:
+        cells = ["-" if share is None else f"{100 * share:.1f}%" for share in row.shares.values()]
+        table.append((row.training_set, row.other_set, str(row.count), *cells))
+    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in cells)
+        for cells in (list(enumerate(zip(line, widths, strict=True))) for line in table)
+    )
+
+
+def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | None:
+    found = [bool(keys[key] & seen) for keys in questions if keys[key]]
+    return sum(found) / len(found) if found else None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _keys(line: str, path: Path) -> Keys:
+    """All that can be shared of one question."""
+    try:
+        row = json.loads(line)
+        database, question, gold = row["database"], row["question"], row["gold_sql"]
+        columns, literals = _parts(gold)
+        looked = _parts(row["look_sql"])[0] if row.get("look_sql") else frozenset[str]()
+    except (json.JSONDecodeError, KeyError, sqlglot.ParseError) as error:
+        raise DataError(f"expected a question with its SQL, got {line!r}: {error} ({path})") from error
+    template = row.get("template")
+    combination = f"{database} {template} {sorted(columns)}"
+    return {
+        "question": frozenset({_folded(question)}),
+        "gold_sql": frozenset({_folded(gold)}),
+        "combination": frozenset({combination} if template else ()),
+        "literal": frozenset(f"{column} {value}" for column, value in literals),
+        "template": frozenset({template} if template else ()),
+        "database": frozenset({database}),
+        "stored_value": frozenset(value for column, value in literals if column in looked),
+    }
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+@lru_cache(maxsize=50_000)
+def _parts(sql: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+    """Tables and `table.column`s of a query, and the (column, literal) pairs it compares."""
+    tree = sqlglot.parse_one(sql, read="sqlite")
+    aliases = {table.alias_or_name: table.name for table in tree.find_all(exp.Table)}
+    only = next(iter(aliases.values())) if len(set(aliases.values())) == 1 else ""
+
+    def place(column: exp.Column) -> str:
+        return f"{aliases.get(column.table, column.table) or only}.{column.name}"
+
+    literals = {
+        (place(column), literal.sql(dialect="sqlite"))
+        for predicate in tree.find_all(exp.Predicate)
+        for column in predicate.find_all(exp.Column)
+        for literal in predicate.find_all(exp.Literal)
+        if not predicate.find(exp.Subquery)
+    }
+    columns = {place(column) for column in tree.find_all(exp.Column)}
+    return frozenset(columns | set(aliases.values())), frozenset(literals)
