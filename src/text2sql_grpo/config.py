@@ -1,0 +1,323 @@
+"""One dataclass tree for a whole run, read from YAML; unknown keys and wrong types are refused.
+
+Any field can be set on the command line by its dotted name: `--environment.max_turns 3`.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.sql import Limits
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives.
+
+    Attributes:
+        output_dir: The run folder; made if absent.
+        seed: Of everything random in the run.
+    """
+
+    output_dir: Path = Path("runs/run")
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TinyPolicyConfig:
+    """A policy made on the spot: a tokenizer and a small model of a real architecture.
+
+    Attributes:
+        architecture: The transformers class, `llama` or `qwen2`.
+        vocab_size: Of the byte-level BPE tokenizer, special tokens included.
+        hidden_size: Width; a multiple of `num_heads`.
+        max_positions: Longest context in tokens.
+    """
+
+    architecture: Literal["llama", "qwen2"] = "llama"
+    vocab_size: int = 1024
+    hidden_size: int = 192
+    num_layers: int = 4
+    num_heads: int = 6
+    intermediate_size: int = 512
+    max_positions: int = 1024
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """LoRA adapter; the fields are PEFT's.
+
+    Attributes:
+        target_modules: Names of the linear layers, or `all-linear`.
+    """
+
+    r: int = 16
+    lora_alpha: int = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which policy is trained: one of `path` and `tiny`.
+
+    Attributes:
+        path: A folder or a Hub id; None with `tiny`.
+        tiny: A small policy made and warm-started on the spot; None with `path`.
+        dtype: Of the weights; `auto` takes the stored one.
+        lora: Train an adapter instead of all weights.
+    """
+
+    path: str | None = None
+    tiny: TinyPolicyConfig | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    lora: LoraSettings | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError(f"expected exactly one of path and tiny, got path={self.path} tiny={self.tiny}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Questions and databases.
+
+    Attributes:
+        databases: Folder of `.sql` or `.sqlite` files (Spider's layout too).
+        train: Questions for reinforcement learning (JSONL).
+        demonstrations: Questions for the warm start; None without one.
+        test: Held-out sets by name; each is reported by itself.
+        train_samples: The first N training questions only; None for all.
+        test_samples: N questions of each held-out set, evenly spaced; None for all.
+    """
+
+    databases: Path
+    train: Path
+    demonstrations: Path | None = None
+    test: dict[str, Path] = field(default_factory=dict)
+    train_samples: int | None = None
+    test_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train_samples", "test_samples"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Supervised training of a tiny policy on demonstrations, before reinforcement learning.
+
+    The demonstrations are a log of two habits: looking a stored value up before answering, and
+    answering at once. The first part of the steps holds look-ups only, so that reading an
+    observation is learned; then the rest of the log is mixed in.
+
+    Attributes:
+        steps: Optimiser steps.
+        looking_steps: The first steps, in which every look-up question is looked up.
+        look_share: Share of look-up questions that are looked up in the steps after those.
+        rows_per_step: Packed rows of one step; each row is one database's prompt prefix.
+        demonstrations_per_row: Demonstrations that share that prefix.
+        learning_rate: Peak; cosine to a tenth after a short warm-up.
+        min_forced_look_accuracy: Gate, in [0, 1]: with the look forced, the policy must answer this
+            share of look-up questions of the training databases, or the run stops with the figure.
+    """
+
+    steps: int = 500
+    looking_steps: int = 400
+    look_share: float = 0.3
+    rows_per_step: int = 5
+    demonstrations_per_row: int = 8
+    learning_rate: float = 2e-3
+    min_forced_look_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows_per_step", "demonstrations_per_row"):
+            _at_least(name, getattr(self, name), 1)
+        if not 0 <= self.looking_steps <= self.steps:
+            raise ValueError(f"looking_steps must be in 0..steps ({self.steps}), got {self.looking_steps}")
+        for name in ("look_share", "min_forced_look_accuracy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How held-out sets are answered.
+
+    Attributes:
+        temperature: 0 is greedy.
+        batch_size: Sessions answered side by side.
+        before_training: Also evaluate the policy before reinforcement learning.
+    """
+
+    temperature: float = 0.0
+    batch_size: int = 64
+    before_training: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("batch_size", self.batch_size, 1)
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+        rewards: Weight of each named reward; checked so that no wrong answer can out-score a right one.
+        grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
+    """
+
+    model: ModelConfig
+    data: DataConfig
+    run: RunConfig = field(default_factory=RunConfig)
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    rewards: dict[str, float] = field(default_factory=lambda: {"execution": 1.0})
+    warm_start: WarmStartConfig | None = None
+    grpo: dict[str, Any] = field(default_factory=dict)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        environment = self.environment
+        for name in ("max_turns", "max_turn_tokens", "max_episode_tokens"):
+            _at_least(f"environment.{name}", getattr(environment, name), 1)
+        if self.warm_start is not None and (self.data.demonstrations is None or self.model.tiny is None):
+            raise ValueError("warm_start needs data.demonstrations and model.tiny")
+        RewardMix(self.rewards)
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")
+
+
+
+_SECTIONS = (
+    RunConfig,
+    TinyPolicyConfig,
+    LoraSettings,
+    ModelConfig,
+    DataConfig,
+    WarmStartConfig,
+    EvaluationConfig,
+    EnvironmentSettings,
+    ObservationLimits,
+    Limits,
+    Config,
+)
+for _section in _SECTIONS:
+    _section.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+_ADAPTER = TypeAdapter(Config)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-4` as text; this loader reads it as the number that was meant."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a YAML file, with dotted overrides applied.
+
+    Args:
+        overrides: As on a command line: `["--run.seed", "1", "--grpo.max_steps=2"]`.
+
+    Raises:
+        ConfigError: No such file, no YAML, an unknown key, a wrong type or value, or rewards by
+            which a wrong answer could out-score a right one. The text names file and key.
+    """
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"expected YAML, got {error} ({path})") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"expected a mapping of sections, got {type(tree).__name__} ({path})")
+    for key, value in _parse_overrides(overrides):
+        _set(tree, key, value)
+    return parse_config(tree, source=str(path))
+
+
+def parse_config(tree: dict[str, Any], *, source: str) -> Config:
+    """The config of a tree of plain values.
+
+    Raises:
+        ConfigError: See `load_config`.
+    """
+    try:
+        # JSON mode is strict about numbers and text, but still reads text as a path.
+        return _ADAPTER.validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        problems = "; ".join(_problem(tree, dict(detail)) for detail in error.errors())
+        raise ConfigError(f"{problems} ({source})") from error
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({source})") from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML that `load_config` reads back to an equal config."""
+    return yaml.safe_dump(json.loads(_ADAPTER.dump_json(config)), sort_keys=False)
+
+
+def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in detail["loc"]) or "config"
+    if detail["type"] == "unexpected_keyword_argument":
+        known = _known_keys(detail["loc"])
+        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        return f"unknown key {where}: {hint}"
+    if detail["type"] == "missing":
+        return f"missing key {where}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    got = detail["input"]
+    return f"{where}: {message}" + ("" if isinstance(got, dict) else f", got {got!r}")
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields beside the one at `location`; its parents are sections of the tree."""
+    fields = {"config": Config, "model": ModelConfig, "tiny": TinyPolicyConfig, "lora": LoraSettings}
+    fields |= {"run": RunConfig, "data": DataConfig, "warm_start": WarmStartConfig}
+    fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentSettings}
+    fields |= {"observation": ObservationLimits, "limits": Limits}
+    parent = str(location[-2]) if len(location) > 1 else "config"
+    return [f.name for f in dataclasses.fields(fields[parent])]
+
+
+def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    parsed, rest = [], list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        key, equals, text = flag.removeprefix("--").partition("=")
+        if not flag.startswith("--") or (not equals and not rest):
+            raise ConfigError(f"expected --section.key VALUE, got {flag!r} (command line)")
+        text = text if equals else rest.pop(0)
+        parsed.append((key, yaml.load(text, _Loader)))
+    return parsed
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for part in parents:
+        if tree.get(part) is None:
+            tree[part] = {}
+        tree = tree[part]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"expected a section before .{last}, got {tree!r} at {dotted} (command line)")
+    tree[last] = value

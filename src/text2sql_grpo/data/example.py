@@ -1,0 +1,35 @@
+"""One question with its gold answer."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a question file.
+
+    Attributes:
+        id: Unique within a run.
+        database: Name of the database, without folder or ending.
+        question: As a person asks it.
+        gold_sql: The accepted answer; executed and checked when loaded.
+        difficulty: `easy`, `medium` or `hard`.
+        split: `demonstrations`, `train`, `dev`, `test_values`, `test_templates`, `test_databases`
+            or any name of the user's.
+        family: Kind of question (`lookup`, `count`, `join`, ...), for reports.
+        template: Name of the generator's template that made it; None for questions written by hand.
+        look_sql: For the look-up family: a query whose rows show the stored form of the value.
+        guess_sql: For the look-up family: the gold with the value as the question says it.
+        gold_is_empty: True where the gold rightly returns no rows.
+    """
+
+    id: str
+    database: str
+    question: str
+    gold_sql: str
+    difficulty: str = "medium"
+    split: str = "train"
+    family: str = "other"
+    template: str | None = None
+    look_sql: str | None = None
+    guess_sql: str | None = None
+    gold_is_empty: bool = False

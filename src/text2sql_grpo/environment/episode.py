@@ -1,0 +1,59 @@
+"""The record of one whole interaction; nothing here scores it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.sql.outcome import ExecutionOutcome
+
+Message = dict[str, str]
+StopReason = Literal["submitted", "max_turns", "budget", "context", "error"]
+ActionKind = Literal["run_sql", "submit_sql", "malformed"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the model did in one turn.
+
+    Attributes:
+        kind: `malformed` if the protocol could not read the turn; then `sql` is empty.
+        sql: The query as the model wrote it.
+        outcome: Of `run_sql`, what the executor returned; None otherwise.
+        error: For `malformed`, what the model was told.
+    """
+
+    kind: ActionKind
+    sql: str = ""
+    outcome: ExecutionOutcome | None = None
+    error: str = ""
+
+
+@dataclass
+class Episode:
+    """One question answered once: messages, actions, tokens, and why it stopped.
+
+    Token lists cover the completion: all tokens after the prompt, environment tokens included.
+
+    Attributes:
+        example: The question.
+        messages: The whole chat, prompt first.
+        actions: One per assistant turn, K in all.
+        max_turns: The turn limit it ran under, >= 1; `len(actions)` never exceeds it.
+        final_sql: The submitted query; None if nothing was submitted.
+        stop_reason: None while the episode runs.
+        prompt_ids: Token ids of the prompt.
+        completion_ids: T token ids, sampled and environment tokens in order.
+        completion_mask: T flags: 1 sampled by the policy, 0 written by the environment.
+        is_masked: True if it must not be trained on (truncated, or failed on our side).
+    """
+
+    example: Example
+    messages: list[Message] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    max_turns: int = 1
+    final_sql: str | None = None
+    stop_reason: StopReason | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    completion_mask: list[int] = field(default_factory=list)
+    is_masked: bool = False

@@ -1,0 +1,58 @@
+"""The text that the model reads after a query: a compact table with caps, or the error."""
+
+from dataclasses import dataclass
+
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
+
+
+@dataclass(frozen=True)
+class ObservationLimits:
+    """How much of a result is shown; what is cut is always said.
+
+    Attributes:
+        max_rows: Rows shown.
+        max_cell_chars: Characters shown of one cell.
+        max_chars: Characters of the whole table, the note excluded.
+    """
+
+    max_rows: int = 20
+    max_cell_chars: int = 60
+    max_chars: int = 2_000
+
+
+def _cell_text(cell: Cell, max_chars: int) -> str:
+    if cell is None:
+        return "NULL"
+    if isinstance(cell, bytes):
+        return f"<{len(cell)} bytes>"
+    text = " ".join(str(cell).split()) if isinstance(cell, str) else str(cell)
+    return text if len(text) <= max_chars else text[:max_chars] + "…"
+
+
+def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> str:
+    """A header line, one line per row, and a note of what was cut; or the error.
+
+    >>> rows = ExecutionOutcome("ok", columns=("ward", "n"), rows=(("02-LSB", 3), (None, 1)))
+    >>> print(observation_text(rows, ObservationLimits(max_rows=1)))
+    ward | n
+    02-LSB | 3
+    (1 of 2 rows shown)
+    """
+    if not outcome.is_ok:
+        return f"Error: {outcome.error}"
+    lines = [" | ".join(_cell_text(name, limits.max_cell_chars) for name in outcome.columns)]
+    size = len(lines[0])
+    for row in outcome.rows[: limits.max_rows]:
+        line = " | ".join(_cell_text(cell, limits.max_cell_chars) for cell in row)
+        size += len(line) + 1
+        if size > limits.max_chars:
+            break
+        lines.append(line)
+    shown, total = len(lines) - 1, len(outcome.rows)
+    if total == 0:
+        lines.append("(no rows)")
+    elif outcome.is_truncated:
+        lines.append(f"({shown} of more than {total} rows shown)")
+    elif shown < total:
+        lines.append(f"({shown} of {total} rows shown)")
+    return "\n".join(lines)

@@ -1,0 +1,28 @@
+"""The words around a question. An edit here is an experiment: it changes what the model reads."""
+
+from text2sql_grpo.environment.protocols import Protocol
+
+_TASK = (
+    "You answer a question about a SQLite database with one SQL query. "
+    "Values may be stored otherwise than the question says them: look before you answer."
+)
+_HOW = {
+    "tags": (
+        "Each turn is one action. Write <sql>query</sql> to run a query and see its rows, or "
+        "<answer>query</answer> to submit the final query. You may think first inside <think></think>."
+    ),
+    "native": (
+        "Each turn is one tool call: run_sql to run a query and see its rows, "
+        "or submit_sql to submit the final query."
+    ),
+}
+
+
+def system_text(protocol: Protocol, max_turns: int) -> str:
+    """The instructions for a model that was not trained on this very format."""
+    return f"{_TASK}\n{_HOW[protocol]}\nYou have {max_turns} turns."
+
+
+def user_text(question: str, schema_text: str) -> str:
+    """Schema first: questions about one database then share the longest possible prefix."""
+    return f"{schema_text}\n\n{question}"

@@ -1,0 +1,131 @@
+"""`SQLSession`: the only place that says what the model may see and do."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Action, Episode, Message
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.prompts import system_text, user_text
+from text2sql_grpo.environment.protocols import MalformedTurn, Protocol, parse_action
+from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.schema import compact_text, ddl_text, read_schema
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What the model sees and how long it may go on.
+
+    Attributes:
+        protocol: `tags` for any model, `native` for the tool calls of the model's chat template.
+        schema_text: `ddl` (CREATE TABLE text) or `compact` (one line per table).
+        instructions: Whether a system message explains the task and the protocol.
+        max_turns: Assistant turns per episode, >= 1; 1 leaves no look before the answer.
+        max_turn_tokens: Tokens the model may write in one turn.
+        max_episode_tokens: Tokens of the whole episode after the prompt, observations included.
+        observation: Caps on what is shown of a result.
+        limits: Caps on each execution of the model's SQL.
+    """
+
+    protocol: Protocol = "tags"
+    schema_text: Literal["ddl", "compact"] = "ddl"
+    instructions: bool = True
+    max_turns: int = 5
+    max_turn_tokens: int = 512
+    max_episode_tokens: int = 2_048
+    observation: ObservationLimits = field(default_factory=ObservationLimits)
+    limits: Limits = field(default_factory=Limits)
+
+
+class SQLSession:
+    """One question, asked once. Drive it with `start`, then `step` until it returns None."""
+
+    def __init__(
+        self,
+        example: Example,
+        *,
+        database: Path,
+        schema_text: str,
+        executor: SQLExecutor,
+        settings: EnvironmentSettings,
+    ) -> None:
+        self.episode = Episode(example, max_turns=settings.max_turns)
+        self._database = database
+        self._schema_text = schema_text
+        self._executor = executor
+        self._settings = settings
+
+    def start(self) -> list[Message]:
+        """The prompt: instructions if wanted, then schema text and question."""
+        settings = self._settings
+        messages: list[Message] = []
+        if settings.instructions:
+            messages.append({"role": "system", "content": system_text(settings.protocol, settings.max_turns)})
+        question = user_text(self.episode.example.question, self._schema_text)
+        messages.append({"role": "user", "content": question})
+        self.episode.messages = list(messages)
+        return messages
+
+    def step(self, assistant_text: str) -> Message | None:
+        """The environment's reply to one assistant turn; None when the episode is over.
+
+        Raises:
+            RunError: The failure is ours (a database that vanished), never the model's.
+        """
+        episode, settings = self.episode, self._settings
+        episode.messages.append({"role": "assistant", "content": assistant_text})
+        try:
+            parsed = parse_action(assistant_text, settings.protocol)
+        except MalformedTurn as malformed:
+            episode.actions.append(Action("malformed", error=str(malformed)))
+            return self._reply(f"Error: {malformed}")
+        if parsed.kind == "submit_sql":
+            episode.actions.append(Action("submit_sql", parsed.sql))
+            episode.final_sql = parsed.sql
+            episode.stop_reason = "submitted"
+            return None
+        outcome = self._executor.execute(self._database, parsed.sql, limits=settings.limits)
+        episode.actions.append(Action("run_sql", parsed.sql, outcome))
+        return self._reply(observation_text(outcome, settings.observation))
+
+    def _reply(self, text: str) -> Message | None:
+        turns_left = self._settings.max_turns - len(self.episode.actions)
+        if turns_left <= 0:
+            self.episode.stop_reason = "max_turns"
+            return None
+        if turns_left == 1:
+            text += "\n(1 turn left: submit your answer)"
+        role = "tool" if self._settings.protocol == "native" else "user"
+        message = {"role": role, "content": text}
+        self.episode.messages.append(message)
+        return message
+
+
+class SQLEnvironment:
+    """Makes sessions for questions over a folder of databases; schemas are read once."""
+
+    def __init__(self, databases: Databases, executor: SQLExecutor, settings: EnvironmentSettings) -> None:
+        self.databases = databases
+        self.executor = executor
+        self.settings = settings
+        self._schema_texts: dict[str, str] = {}
+
+    def schema_text(self, database: str) -> str:
+        """The text of a database's schema as this environment shows it."""
+        if database not in self._schema_texts:
+            schema = read_schema(self.databases.path(database))
+            render = compact_text if self.settings.schema_text == "compact" else ddl_text
+            self._schema_texts[database] = render(schema)
+        return self._schema_texts[database]
+
+    def session(self, example: Example) -> SQLSession:
+        """A fresh session for one question."""
+        return SQLSession(
+            example,
+            database=self.databases.path(example.database),
+            schema_text=self.schema_text(example.database),
+            executor=self.executor,
+            settings=self.settings,
+        )

@@ -1,0 +1,88 @@
+"""What a policy that cannot look can reach on look-up questions: a computed cap, not a trained one.
+
+A blind policy knows the question's words but not how the value is stored. Each strategy here is one
+predicate in place of the gold's; a blind policy may use any, but must pick without looking.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp, parse_one
+
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.grading import Grader
+
+# Pattern of a LIKE predicate, made of the words of the question; SQLite's LIKE ignores case.
+_PATTERNS = {
+    "as said": lambda said: said,
+    "begins as said": lambda said: f"{said}%",
+    "contains what is said": lambda said: f"%{said}%",
+    "contains the last word": lambda said: f"%{said.split()[-1]}%",
+    "begins with 3 letters": lambda said: f"{said[:3]}%",
+    "contains 3 letters": lambda said: f"%{said[:3]}%",
+    "begins with 1 letter": lambda said: f"{said[:1]}%",
+    "contains 1 letter": lambda said: f"%{said[:1]}%",
+    "begins with the initials": lambda said: "".join(word[0] for word in said.split()) + "%",
+}
+
+
+@dataclass(frozen=True)
+class BlindCap:
+    """Accuracy of blind strategies on look-up questions.
+
+    Attributes:
+        by_strategy: Each strategy used for all questions.
+        best: The best of them: the cap of a policy that always guesses alike.
+        any: Questions that at least one strategy answers: the cap of a policy that knew, by
+            foresight, which guess to take each time.
+    """
+
+    by_strategy: dict[str, Accuracy]
+    best: Accuracy
+    any: Accuracy
+
+
+def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader) -> BlindCap:
+    """The cap over the examples that have a `guess_sql`.
+
+    Raises:
+        DataError: A `guess_sql` that is not the gold with one other value.
+    """
+    asked = [example for example in examples if example.guess_sql]
+    right: dict[str, list[bool]] = {name: [] for name in _PATTERNS}
+    for example in asked:
+        for name, sql in _guesses(example).items():
+            verdict = grader.grade(databases.path(example.database), example.gold_sql, sql)
+            right[name].append(verdict.strict)
+    by_strategy = {name: Accuracy(sum(flags), len(flags)) for name, flags in right.items()}
+    return BlindCap(
+        by_strategy=by_strategy,
+        best=max(by_strategy.values(), key=lambda accuracy: accuracy.correct),
+        any=Accuracy(sum(map(any, zip(*right.values(), strict=True))), len(asked)),
+    )
+
+
+def _guesses(example: Example) -> dict[str, str]:
+    gold, guess = (parse_one(sql, dialect="sqlite") for sql in (example.gold_sql, example.guess_sql or ""))
+    pairs = zip(gold.find_all(exp.Literal), guess.find_all(exp.Literal), strict=True)
+    changed = [(stored.this, said.this) for stored, said in pairs if stored != said]
+    if len(set(changed)) != 1:
+        raise DataError(
+            f"expected a guess_sql that changes one value of the gold, got {len(set(changed))} (question {example.id})"
+        )
+    stored, said = changed[0]
+    return {name: _with_pattern(gold, stored, pattern(said)) for name, pattern in _PATTERNS.items()}
+
+
+def _with_pattern(gold: exp.Expression, stored: str, pattern: str) -> str:
+    """The gold with `column = stored` replaced by `column LIKE pattern`."""
+
+    def replace(node: exp.Expression) -> exp.Expression:
+        if isinstance(node, exp.EQ) and isinstance(node.expression, exp.Literal) and node.expression.this == stored:
+            return exp.Like(this=node.this, expression=exp.Literal.string(pattern))
+        return node
+
+    return gold.copy().transform(replace).sql(dialect="sqlite")

@@ -1,0 +1,100 @@
+"""The same episodes as in training, greedy or sampled, and honest numbers about them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.grading import Grader, Verdict
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, Policy, run
+from text2sql_grpo.rollout.policy import ForcedFirstTurn
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question, answered and judged."""
+
+    episode: Episode
+    verdict: Verdict
+
+    @property
+    def example(self) -> Example:
+        return self.episode.example
+
+
+def answer_questions(
+    examples: Sequence[Example],
+    policy: Policy,
+    chat: ChatFormat,
+    environment: SQLEnvironment,
+    grader: Grader,
+    budgets: Budgets,
+    *,
+    batch_size: int = 64,
+    first_turns: Sequence[str] | None = None,
+    on_answers: Callable[[int], None] = lambda count: None,
+) -> list[Answer]:
+    """Each question answered once, by the sessions and the engine of training.
+
+    Args:
+        batch_size: Sessions side by side.
+        first_turns: One forced first assistant turn per example; None to let the policy begin.
+        on_answers: Called with the number of questions of each finished batch.
+    """
+    answers = []
+    for start in range(0, len(examples), batch_size):
+        batch = examples[start : start + batch_size]
+        speaker: Policy = policy
+        if first_turns is not None:
+            speaker = ForcedFirstTurn(policy, chat, first_turns[start : start + batch_size])
+        for episode in run([environment.session(example) for example in batch], speaker, chat, budgets):
+            database = environment.databases.path(episode.example.database)
+            verdict = grader.grade(database, episode.example.gold_sql, episode.final_sql)
+            answers.append(Answer(episode, verdict))
+        on_answers(len(batch))
+    return answers
+
+
+def accuracy(answers: Sequence[Answer]) -> Accuracy:
+    """By the strict verdict."""
+    return Accuracy(sum(answer.verdict.strict for answer in answers), len(answers))
+
+
+def summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Counts, accuracies and 95% intervals, strict and official, as in `evaluation.json`."""
+    return {
+        "overall": _both(answers),
+        "by_family": _grouped(answers, lambda answer: answer.example.family),
+        "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
+        "looks_per_question": round(_looks(answers) / max(1, len(answers)), 4),
+        "reasons": dict(_counted(answer.verdict.reason for answer in answers)),
+        "stop_reasons": dict(_counted(str(answer.episode.stop_reason) for answer in answers)),
+    }
+
+
+def _both(answers: Sequence[Answer]) -> dict[str, Any]:
+    official = Accuracy(sum(answer.verdict.official for answer in answers), len(answers))
+    return {"strict": accuracy(answers).record(), "official": official.record()}
+
+
+def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[str, Any]:
+    groups = defaultdict(list)
+    for answer in answers:
+        groups[key(answer)].append(answer)
+    return {name: _both(groups[name]) for name in sorted(groups)}
+
+
+def _looks(answers: Sequence[Answer]) -> int:
+    return sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
+
+
+def _counted(names: Any) -> list[tuple[str, int]]:
+    counts: dict[str, int] = defaultdict(int)
+    for name in names:
+        counts[name] += 1
+    return sorted(counts.items())

@@ -1,0 +1,78 @@
+"""`SQLGRPOConfig`: TRL's `GRPOConfig` with defaults that suit text-to-SQL, checked when it is read."""
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from trl import GRPOConfig
+
+from text2sql_grpo.errors import ConfigError
+
+# Decided elsewhere in the config; a second place to set them would be a contradiction waiting.
+_DECIDED_ELSEWHERE = {
+    "output_dir": "run.output_dir",
+    "seed": "run.seed",
+    "max_completion_length": "environment.max_episode_tokens",
+    "reward_weights": "rewards",
+}
+
+
+@dataclass
+class SQLGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` plus the budget of one turn.
+
+    What changes: no KL to a reference (`beta` 0), dropout off (generation runs in train mode),
+    an every-step log, and no TRL table of completions (`rollouts.jsonl` holds them whole).
+
+    Attributes:
+        max_turn_tokens: Tokens that the policy may write in one turn. `max_completion_length` is
+            the budget of the whole episode, observations included.
+    """
+
+    max_turn_tokens: int = 512
+    max_completion_length: int | None = 2_048
+    beta: float = 0.0
+    disable_dropout: bool = True
+    remove_unused_columns: bool | None = False
+    logging_steps: float = 1
+    save_total_limit: int | None = 2
+    log_completions: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_turn_tokens < 1:
+            raise ValueError(f"max_turn_tokens must be >= 1, got {self.max_turn_tokens}")
+
+
+def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
+    """The training arguments of a config's `grpo` section.
+
+    Args:
+        fields: As read from YAML.
+        decided: Fields that other sections of the config decide.
+
+    Raises:
+        ConfigError: An unknown field, a wrong type, or one that another section decides.
+    """
+    types = typing.get_type_hints(SQLGRPOConfig)
+    known = [f.name for f in dataclasses.fields(SQLGRPOConfig) if f.init]
+    for name, value in fields.items():
+        if name in _DECIDED_ELSEWHERE:
+            raise ConfigError(f"grpo.{name} is decided by {_DECIDED_ELSEWHERE[name]}: set that instead")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"
+            raise ConfigError(f"unknown key grpo.{name}: {hint}")
+        try:
+            TypeAdapter(types[name]).validate_python(value, strict=isinstance(value, bool | float))
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise ConfigError(f"grpo.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
+    try:
+        return SQLGRPOConfig(**{"use_cpu": not torch.accelerator.is_available(), **fields, **decided})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"grpo: {error}") from error

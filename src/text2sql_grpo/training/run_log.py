@@ -1,0 +1,112 @@
+"""The run folder's logs: `rollouts.jsonl`, one episode a line, and `metrics.jsonl`, one step a line."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.grading import Verdict
+
+
+class RunLog:
+    """Appends to the logs of a run folder; each line is written whole and at once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def write_episodes(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Appends episodes to `rollouts.jsonl`."""
+        self._append("rollouts.jsonl", records)
+
+    def write_metrics(self, record: Mapping[str, Any]) -> None:
+        """Appends one step to `metrics.jsonl`."""
+        self._append("metrics.jsonl", [record])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl` so far."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records]
+        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(lines))
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """NaN and infinity are not JSON: None stands for them."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+
+
+def episode_record(
+    episode: Episode, verdict: Verdict, scores: Mapping[str, float] | None, *, reward: float | None
+) -> dict[str, Any]:
+    """One episode whole, as a line of `rollouts.jsonl`.
+
+    Args:
+        scores: None for a masked episode.
+        reward: Their weighted sum; None for a masked episode.
+    """
+    example = episode.example
+    return {
+        "example": example.id,
+        "database": example.database,
+        "family": example.family,
+        "difficulty": example.difficulty,
+        "question": example.question,
+        "gold_sql": example.gold_sql,
+        "final_sql": episode.final_sql,
+        "stop_reason": episode.stop_reason,
+        "is_masked": episode.is_masked,
+        "strict": verdict.strict,
+        "official": verdict.official,
+        "reason": verdict.reason,
+        "scores": None if scores is None else dict(scores),
+        "reward": reward,
+        "messages": episode.messages,
+        "actions": [_action_record(action) for action in episode.actions],
+        "prompt_ids": episode.prompt_ids,
+        "completion_ids": episode.completion_ids,
+        "completion_mask": episode.completion_mask,
+    }
+
+
+def _action_record(action: Action) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": action.kind, "sql": action.sql}
+    if action.error:
+        record["error"] = action.error
+    if action.outcome is not None:
+        outcome = action.outcome
+        record["outcome"] = {
+            "status": outcome.status,
+            "rows": len(outcome.rows),
+            "is_truncated": outcome.is_truncated,
+            "error": outcome.error,
+            "elapsed_s": round(outcome.elapsed_s, 6),
+        }
+    return record
+
+
+def episode_metrics(episode: Episode, verdict: Verdict) -> dict[str, float]:
+    """Facts of one episode that are averaged over a step and logged."""
+    kinds = [action.kind for action in episode.actions]
+    return {
+        "accuracy/strict": float(verdict.strict),
+        "accuracy/official": float(verdict.official),
+        "episode/turns": float(len(kinds)),
+        "episode/looks": float(kinds.count("run_sql")),
+        "episode/malformed": float(kinds.count("malformed")),
+        "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
+        **{
+            f"stop/{reason}": float(episode.stop_reason == reason)
+            for reason in ("submitted", "max_turns", "budget", "context")
+        },
+    }

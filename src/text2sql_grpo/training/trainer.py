@@ -1,0 +1,147 @@
+"""`SQLGRPOTrainer`: TRL's GRPO over multi-turn episodes in a SQL environment."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOTrainer
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.grading import Grader, Verdict
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, run
+from text2sql_grpo.rollout.policy import context_length
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+
+Scores = dict[str, float] | None
+
+
+class SQLGRPOTrainer(GRPOTrainer):
+    """`GRPOTrainer` whose completions are whole episodes: it looks, reads, and submits a query.
+
+    What changes: rollouts come from our engine through TRL's `rollout_func`, observations are
+    masked out of the loss, each named reward is a TRL reward function of its own (so each is
+    logged), masked episodes weigh nothing, and every episode is written to the run log.
+
+    Args:
+        model: The policy, or its folder or Hub id.
+        args: Training arguments.
+        examples: Questions; golds are expected to have been checked by `load_examples`.
+        environment: Makes their sessions.
+        rewards: Named scores and their weights.
+        grader: Judges submitted queries.
+        run_log: Where episodes are written; None to write none.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: SQLGRPOConfig,
+        *,
+        examples: Sequence[Example],
+        environment: SQLEnvironment,
+        rewards: RewardMix,
+        grader: Grader,
+        processing_class: PreTrainedTokenizerBase,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        run_log: RunLog | None = None,
+    ) -> None:
+        args.reward_weights = list(rewards.weights.values())
+        super().__init__(
+            model=model,
+            reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(rewards.weights)],
+            args=args,
+            train_dataset=Dataset.from_list(
+                [
+                    {"prompt": [{"role": "user", "content": example.question}], "example": i}
+                    for i, example in enumerate(examples)
+                ]
+            ),
+            processing_class=processing_class,
+            peft_config=peft_config,
+            callbacks=callbacks,
+        )
+        # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
+        self.rollout_func = self._rollout
+        self.environment = environment
+        self._examples = list(examples)
+        self._rewards = rewards
+        self._grader = grader
+        self._run_log = run_log
+        self._chat = ChatFormat(
+            processing_class,
+            tools=TOOLS if environment.settings.protocol == "native" else None,
+            eos_token_ids=self.eos_token_ids,
+        )
+        self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
+        self._batch: list[Example] = []
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._batch = [self._examples[row["example"]] for row in inputs]
+        return super()._generate_and_score_completions(inputs)
+
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+        """Continues token ids with the current policy: the trainer is the engine's `Policy`."""
+        return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens)
+
+    def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's `rollout_func`: the episodes of one generation batch, with their scores."""
+        sessions = [self.environment.session(example) for example in self._batch]
+        episodes = run(sessions, self, self._chat, self._budgets)
+        verdicts = [self._grade(episode) for episode in episodes]
+        scores = [self._rewards.score(e, v) for e, v in zip(episodes, verdicts, strict=True)]
+        self._write(episodes, verdicts, scores)
+        filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
+        trained = [score is not None and bool(e.completion_ids) for e, score in zip(episodes, scores, strict=True)]
+        return {
+            "prompt_ids": [episode.prompt_ids for episode in episodes],
+            "completion_ids": [episode.completion_ids or filler for episode in episodes],
+            "logprobs": None,
+            "env_mask": [
+                episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
+                for episode, is_trained in zip(episodes, trained, strict=True)
+            ],
+            "scores": scores,
+            "metrics": [episode_metrics(e, v) for e, v in zip(episodes, verdicts, strict=True)],
+        }
+
+    def _grade(self, episode: Episode) -> Verdict:
+        database = self.environment.databases.path(episode.example.database)
+        return self._grader.grade(database, episode.example.gold_sql, episode.final_sql)
+
+    def _write(self, episodes: list[Episode], verdicts: list[Verdict], scores: list[Scores]) -> None:
+        if self._run_log is None:
+            return
+        records = [
+            episode_record(episode, verdict, score, reward=None if score is None else self._rewards.total(score))
+            | {"step": self.state.global_step}
+            for episode, verdict, score in zip(episodes, verdicts, scores, strict=True)
+        ]
+        records = gather_object(records)
+        if self.accelerator.is_main_process:
+            self._run_log.write_episodes(records)
+
+
+def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:
+    """A TRL reward function that hands out one of the scores made during the rollout."""
+
+    def reward(
+        scores: list[Scores], metrics: list[dict[str, float]], log_metric: Callable[[str, float], None], **_: Any
+    ) -> list[float | None]:
+        if logs_metrics:
+            for metric in metrics[0]:
+                log_metric(metric, sum(row[metric] for row in metrics) / len(metrics))
+        return [None if score is None else score[name] for score in scores]
+
+    reward.__name__ = name
+    return reward
