@@ -1,0 +1,211 @@
+"""The learning curve of a run as a picture, drawn from its run folder alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, FigureBase, SubFigure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.statistics import Accuracy
+
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
+CURVES = ("accuracy/strict", "reward", "episode/looks")
+
+# Okabe and Ito's palette, told apart by colour-blind readers too.
+_BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+
+Points = Sequence[tuple[int, float]]
+Parts = dict[str, Accuracy]
+
+
+def plot_learning_curve(run: Path) -> Path:
+    """Path of the `learning_curve.png` written into the run folder.
+
+    Left, by training step: strict accuracy and reward, and looks per question. Right, if the run
+    was evaluated: accuracy on each held-out set before and after, look-up and other questions apart.
+
+    Args:
+        run: With `metrics.jsonl`; `evaluation.json` and every part of it may be absent.
+
+    Raises:
+        DataError: `metrics.jsonl` is missing or holds no step, or a file is not what it should be.
+    """
+    curves = _read_curves(run / "metrics.jsonl")
+    evaluation = _read_evaluation(run / "evaluation.json")
+    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"Learning curve of {run.resolve().name}", fontsize=11)
+    try:
+        after = _parts(evaluation.get("sets"))
+        before = _parts((evaluation.get("before") or {}).get("sets"))
+        if after:
+            left, right = cast("list[SubFigure]", figure.subfigures(1, 2, width_ratios=[1, 1.15]))
+            _draw_training(left, curves)
+            _draw_held_out(right.subplots(), before, after, evaluation.get("lookup") or {})
+        else:
+            _draw_training(figure, curves)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"expected scored sets, came upon {error!r} ({run / 'evaluation.json'})") from error
+    path = run / "learning_curve.png"
+    figure.savefig(path)
+    return path
+
+
+def _read_curves(path: Path) -> dict[str, Points]:
+    """The points of each curve that has any; of a step that was done twice, the last."""
+    if not path.is_file():
+        raise DataError(f"expected a run folder with metrics.jsonl, got none ({path})")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        rows = [json.loads(line) for line in lines if line.strip()]
+        steps: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            if "step" in row:
+                steps.setdefault(row["step"], {}).update(row)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"expected one JSON object a line, got {error} ({path})") from error
+    curves: dict[str, Points] = {
+        name: [(step, steps[step][name]) for step in sorted(steps) if steps[step].get(name) is not None]
+        for name in CURVES
+    }
+    drawn = {name: points for name, points in curves.items() if points}
+    if not drawn:
+        raise DataError(f"expected training steps with {' or '.join(CURVES)}, got none ({path})")
+    return drawn
+
+
+def _read_evaluation(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"expected JSON, got {error} ({path})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"expected a JSON object, got {type(content).__name__} ({path})")
+    return content
+
+
+def _parts(sets: Mapping[str, Any] | None) -> dict[str, Parts]:
+    """Strict accuracy of each set's look-up and other questions, where it has such."""
+    parts: dict[str, Parts] = {}
+    for name, scores in (sets or {}).items():
+        whole = scores["overall"]["strict"]
+        lookup = scores.get("by_family", {}).get("lookup", {}).get("strict", {"correct": 0, "total": 0})
+        rest = {key: whole[key] - lookup[key] for key in ("correct", "total")}
+        both = {"look-up": lookup, "other": rest}
+        parts[name] = {key: Accuracy(n["correct"], n["total"]) for key, n in both.items() if n["total"]}
+    return parts
+
+
+def _draw_training(panel: FigureBase, curves: Mapping[str, Points]) -> None:
+    shares = {name: curves[name] for name in ("reward", "accuracy/strict") if name in curves}
+    has_both = bool(shares) and "episode/looks" in curves
+    axes = list(panel.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])) if has_both else [panel.subplots()]
+    if shares:
+        _style(axes[0], "training questions of each step")
+        for name, colour in (("reward", _ORANGE), ("accuracy/strict", _BLUE)):
+            if name in shares:
+                _draw_curve(axes[0], shares[name], colour, name.replace("accuracy/strict", "strict accuracy"))
+        axes[0].set_ylabel("share right, mean reward")
+        axes[0].set_ylim(min(0, axes[0].get_ylim()[0]), max(1.0, axes[0].get_ylim()[1]))
+        axes[0].legend(fontsize=7.5, frameon=False, loc="best")
+    if "episode/looks" in curves:
+        _style(axes[-1], "")
+        _draw_curve(axes[-1], curves["episode/looks"], _GREEN, "looks")
+        axes[-1].set_ylabel("looks per\nquestion")
+        axes[-1].set_ylim(bottom=0)
+    axes[-1].set_xlabel("GRPO step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
+    """A thin raw line under the mean of the last steps."""
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    window = max(1, min(10, len(values) // 5))
+    means = [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+    axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.45)
+    over = f", mean of {window} steps" if window > 1 else ""
+    marker = "o" if len(values) == 1 else ""
+    axes.plot(steps, means, color=colour, linewidth=1.8, marker=marker, label=label + over)
+
+
+def _draw_held_out(
+    axes: Axes, before: Mapping[str, Parts], after: Mapping[str, Parts], lookup: Mapping[str, Any]
+) -> None:
+    _style(axes, "held-out questions (bars: 95% intervals)")
+    start, labels = 0, list[str]()
+    for part in ("look-up", "other"):
+        names = [name for name in after if part in after[name]]
+        if not names:
+            continue
+        end = start + len(names)
+        if part == "look-up":
+            _draw_marks(axes, names, start, lookup)
+        for scores, colour, marker, shift in ((before, _GREY, "o", -0.11), (after, _BLUE, "s", 0.11)):
+            found = [(i, scores.get(name, {}).get(part)) for i, name in enumerate(names, start)]
+            known = [(i, accuracy) for i, accuracy in found if accuracy]
+            _draw_accuracies(axes, known, colour, marker, shift)
+        axes.text((start + end - 1) / 2, 1.03, f"{part} questions", ha="center", fontsize=8.5)
+        if start:
+            axes.axvline(start - 0.5, color="black", linewidth=0.6)
+        labels += [name.removeprefix("test_").replace("_", "\n") for name in names]
+        start = end
+    axes.set_xticks(range(start), labels, fontsize=7.5)
+    axes.set_xlabel("held-out set (what is new in it)")
+    axes.set_xlim(-0.5, start - 0.5)
+    axes.set_ylim(0, 1.1)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.set_ylabel("strict accuracy")
+    for label, colour, marker in (("before GRPO", _GREY, "o"), ("after GRPO", _BLUE, "s")):
+        if label == "after GRPO" or before:
+            axes.plot([], [], color=colour, marker=marker, linestyle="", markersize=5, label=label)
+    axes.figure.legend(loc="outside lower center", ncols=2, fontsize=7.5, frameon=False)
+
+
+def _draw_accuracies(
+    axes: Axes, known: Sequence[tuple[int, Accuracy]], colour: str, marker: str, shift: float
+) -> None:
+    if not known:
+        return
+    values = [accuracy.accuracy for _, accuracy in known]
+    below = [accuracy.accuracy - accuracy.interval[0] for _, accuracy in known]
+    above = [accuracy.interval[1] - accuracy.accuracy for _, accuracy in known]
+    places = [i + shift for i, _ in known]
+    errors = [[max(0.0, bound) for bound in bounds] for bounds in (below, above)]
+    axes.errorbar(places, values, yerr=errors, fmt=marker, color=colour, markersize=5, capsize=3)
+
+
+def _draw_marks(axes: Axes, names: Sequence[str], start: int, lookup: Mapping[str, Any]) -> None:
+    """The forced look and the cap without looks, set by set; both are about look-up questions only."""
+    marks = {i: lookup.get(name, {}) for i, name in enumerate(names, start)}
+    forced = {i: mark.get("forced_look_before") for i, mark in marks.items()}
+    caps = {i: mark.get("blind_cap", {}) for i, mark in marks.items()}
+    lines = (
+        (forced, _GREEN, "--", "look forced, before GRPO"),
+        ({i: cap.get("best") for i, cap in caps.items()}, _ORANGE, "-", "cannot look: best one guess"),
+        ({i: cap.get("any") for i, cap in caps.items()}, _PURPLE, ":", "cannot look: best guess each time"),
+    )
+    for scores, colour, style, label in lines:
+        known = {i: score["accuracy"] for i, score in scores.items() if score}
+        if known:
+            left, right = [i - 0.42 for i in known], [i + 0.42 for i in known]
+            heights = list(known.values())
+            axes.hlines(heights, left, right, color=colour, linestyle=style, linewidth=1.6, label=label)
+
+
+def _style(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
