@@ -6,6 +6,7 @@ Any field can be set on the command line by its dotted name: `--environment.max_
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,22 +38,27 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TinyPolicyConfig:
-    """A policy made on the spot: a tokenizer and a small model of a real architecture.
+    """A policy made on the spot: a tokenizer and a small Llama.
 
     Attributes:
-        architecture: The transformers class, `llama` or `qwen2`.
         vocab_size: Of the byte-level BPE tokenizer, special tokens included.
-        hidden_size: Width; a multiple of `num_heads`.
+        hidden_size: Width; a multiple of twice `num_heads` (rotary positions turn pairs).
         max_positions: Longest context in tokens.
     """
 
-    architecture: Literal["llama", "qwen2"] = "llama"
     vocab_size: int = 1024
     hidden_size: int = 192
     num_layers: int = 4
     num_heads: int = 6
     intermediate_size: int = 512
     max_positions: int = 1024
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _at_least(f.name, getattr(self, f.name), 1)
+        if self.hidden_size % (2 * self.num_heads):
+            multiple = f"2 * num_heads ({2 * self.num_heads})"
+            raise ValueError(f"hidden_size must be a multiple of {multiple}, got {self.hidden_size}")
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,23 @@ class ModelConfig:
         path: A folder or a Hub id; None with `tiny`.
         tiny: A small policy made and warm-started on the spot; None with `path`.
         dtype: Of the weights; `auto` takes the stored one.
+        quantization: `4bit` loads the frozen weights in 4 bits (NF4, bitsandbytes); needs `lora`.
         lora: Train an adapter instead of all weights.
     """
 
     path: str | None = None
     tiny: TinyPolicyConfig | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "4bit"] = "none"
     lora: LoraSettings | None = None
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.tiny is None):
             raise ValueError(f"expected exactly one of path and tiny, got path={self.path} tiny={self.tiny}")
+        if self.quantization != "none" and self.lora is None:
+            raise ValueError(
+                f"quantization {self.quantization} trains an adapter only: expected lora, got none"
+            )
 
 
 @dataclass(frozen=True)
@@ -167,8 +179,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         _at_least("batch_size", self.batch_size, 1)
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be a number >= 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)
@@ -193,6 +205,12 @@ class Config:
         environment = self.environment
         for name in ("max_turns", "max_turn_tokens", "max_episode_tokens"):
             _at_least(f"environment.{name}", getattr(environment, name), 1)
+        for name, section in (("observation", environment.observation), ("limits", environment.limits)):
+            for f in dataclasses.fields(section):
+                if not getattr(section, f.name) > 0:
+                    raise ValueError(
+                        f"environment.{name}.{f.name} must be > 0, got {getattr(section, f.name)}"
+                    )
         if self.warm_start is not None and (self.data.demonstrations is None or self.model.tiny is None):
             raise ValueError("warm_start needs data.demonstrations and model.tiny")
         RewardMix(self.rewards)
@@ -201,7 +219,6 @@ class Config:
 def _at_least(name: str, value: int | None, low: int) -> None:
     if value is not None and value < low:
         raise ValueError(f"{name} must be >= {low}, got {value}")
-
 
 
 _SECTIONS = (
@@ -218,7 +235,7 @@ _SECTIONS = (
     Config,
 )
 for _section in _SECTIONS:
-    _section.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    setattr(_section, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010 (no field of theirs)
 _ADAPTER = TypeAdapter(Config)
 
 
@@ -276,7 +293,7 @@ def dump_config(config: Config) -> str:
 
 
 def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in detail["loc"]) or "config"
+    where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
@@ -284,10 +301,11 @@ def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
         return f"unknown key {where}: {hint}"
     if detail["type"] == "missing":
         return f"missing key {where}"
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    got = detail["input"]
-    return f"{where}: {message}" + ("" if isinstance(got, dict) else f", got {got!r}")
+    if detail["type"] == "value_error":  # Raised by a section, with what came.
+        message = str(detail["ctx"]["error"])
+        return f"{where}: {message}" if where else message
+    message = str(detail["msg"]).replace("Input should be", "must be").replace("an object", "a mapping")
+    return f"{where} {message}, got {detail['input']!r}"
 
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:
@@ -308,7 +326,10 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
         if not flag.startswith("--") or (not equals and not rest):
             raise ConfigError(f"expected --section.key VALUE, got {flag!r} (command line)")
         text = text if equals else rest.pop(0)
-        parsed.append((key, yaml.load(text, _Loader)))
+        try:
+            parsed.append((key, yaml.load(text, _Loader)))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"expected a YAML value for --{key}, got {text!r} (command line)") from error
     return parsed
 
 

@@ -13,11 +13,14 @@ CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
 
 
-def cache_folder() -> Path:
-    """Where databases built from SQL text are kept: $TEXT2SQL_GRPO_CACHE, or under the home folder."""
+def cache_folder(kind: str) -> Path:
+    """Where things of one kind are kept that can be made again: `databases`, `warm_starts`.
+
+    Under $TEXT2SQL_GRPO_CACHE, or `.cache/text2sql-grpo` in the home folder.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
     base = Path(chosen) if chosen else Path.home() / ".cache" / "text2sql-grpo"
-    return base / "databases"
+    return base / kind
 
 
 class Databases:
@@ -72,7 +75,7 @@ def _build(source: Path) -> Path:
         script = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"expected SQL text in UTF-8, got {error} (at {source})") from error
-    folder = cache_folder()
+    folder = cache_folder("databases")
     target = folder / f"{source.stem}-{hashlib.sha256(content).hexdigest()[:16]}.sqlite"
     if target.exists():
         return target

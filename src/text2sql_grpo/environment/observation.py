@@ -12,7 +12,7 @@ class ObservationLimits:
     Attributes:
         max_rows: Rows shown.
         max_cell_chars: Characters shown of one cell.
-        max_chars: Characters of the whole table, the note excluded.
+        max_chars: Characters of the header and rows together, the note excluded.
     """
 
     max_rows: int = 20
@@ -20,13 +20,19 @@ class ObservationLimits:
     max_chars: int = 2_000
 
 
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[:max_chars] + "…"
+
+
 def _cell_text(cell: Cell, max_chars: int) -> str:
     if cell is None:
         return "NULL"
     if isinstance(cell, bytes):
         return f"<{len(cell)} bytes>"
-    text = " ".join(str(cell).split()) if isinstance(cell, str) else str(cell)
-    return text if len(text) <= max_chars else text[:max_chars] + "…"
+    if isinstance(cell, str):
+        # Stored text that is no UTF-8 comes with lone surrogates, which no tokenizer takes.
+        cell = " ".join(cell.encode("utf-8", "replace").decode().split())
+    return _cut(str(cell), max_chars)
 
 
 def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> str:
@@ -40,7 +46,8 @@ def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> st
     """
     if not outcome.is_ok:
         return f"Error: {outcome.error}"
-    lines = [" | ".join(_cell_text(name, limits.max_cell_chars) for name in outcome.columns)]
+    header = " | ".join(_cell_text(name, limits.max_cell_chars) for name in outcome.columns)
+    lines = [_cut(header, limits.max_chars)]
     size = len(lines[0])
     for row in outcome.rows[: limits.max_rows]:
         line = " | ".join(_cell_text(cell, limits.max_cell_chars) for cell in row)

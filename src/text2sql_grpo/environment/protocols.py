@@ -108,7 +108,7 @@ def parse_native(text: str) -> ParsedAction:
         raise MalformedTurn(f"{_CALL_EXPECTED}, got none")
     try:
         call, _ = json.JSONDecoder(strict=False).raw_decode(body, opening.start())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise MalformedTurn(f"{_CALL_EXPECTED}, got JSON that cannot be read: {error}") from error
     if isinstance(call, list):
         if len(call) != 1:
@@ -118,7 +118,7 @@ def parse_native(text: str) -> ParsedAction:
         raise MalformedTurn(f"{_CALL_EXPECTED}, got {type(call).__name__}")
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
     if name not in ("run_sql", "submit_sql"):
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got the tool {name!r}")
+        raise MalformedTurn(f"{_CALL_EXPECTED}, got the tool {repr(name)[:200]}")
     sql = arguments.get("sql") if isinstance(arguments, dict) else None
     if not isinstance(sql, str) or not sql.strip():
         raise MalformedTurn(f"{_CALL_EXPECTED}, got the arguments {json.dumps(arguments)[:200]}")

@@ -4,10 +4,10 @@ A blind policy knows the question's words but not how the value is stored. Each 
 predicate in place of the gold's; a blind policy may use any, but must pick without looking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlglot import exp, parse_one
+from sqlglot import ParseError, exp, parse_one
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -16,7 +16,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.grading import Grader
 
 # Pattern of a LIKE predicate, made of the words of the question; SQLite's LIKE ignores case.
-_PATTERNS = {
+_PATTERNS: dict[str, Callable[[str], str]] = {
     "as said": lambda said: said,
     "begins as said": lambda said: f"{said}%",
     "contains what is said": lambda said: f"%{said}%",
@@ -66,22 +66,26 @@ def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader)
 
 
 def _guesses(example: Example) -> dict[str, str]:
-    gold, guess = (parse_one(sql, dialect="sqlite") for sql in (example.gold_sql, example.guess_sql or ""))
-    pairs = zip(gold.find_all(exp.Literal), guess.find_all(exp.Literal), strict=True)
-    changed = [(stored.this, said.this) for stored, said in pairs if stored != said]
-    if len(set(changed)) != 1:
+    try:
+        gold = parse_one(example.gold_sql, dialect="sqlite")
+        guess = parse_one(example.guess_sql or "", dialect="sqlite")
+        pairs = zip(gold.find_all(exp.Literal), guess.find_all(exp.Literal), strict=True)
+        changed = {(stored.this, said.this) for stored, said in pairs if stored != said}
+        ((stored, said),) = changed
+    except (ParseError, ValueError) as error:
         raise DataError(
-            f"expected a guess_sql that changes one value of the gold, got {len(set(changed))} (question {example.id})"
-        )
-    stored, said = changed[0]
+            "expected a guess_sql that is the gold with one other value, "
+            f"got {example.guess_sql!r} for {example.gold_sql!r} (question {example.id})"
+        ) from error
     return {name: _with_pattern(gold, stored, pattern(said)) for name, pattern in _PATTERNS.items()}
 
 
-def _with_pattern(gold: exp.Expression, stored: str, pattern: str) -> str:
+def _with_pattern(gold: exp.Expr, stored: str, pattern: str) -> str:
     """The gold with `column = stored` replaced by `column LIKE pattern`."""
 
-    def replace(node: exp.Expression) -> exp.Expression:
-        if isinstance(node, exp.EQ) and isinstance(node.expression, exp.Literal) and node.expression.this == stored:
+    def replace(node: exp.Expr) -> exp.Expr:
+        value = node.expression if isinstance(node, exp.EQ) else None
+        if isinstance(value, exp.Literal) and value.this == stored:
             return exp.Like(this=node.this, expression=exp.Literal.string(pattern))
         return node
 

@@ -12,7 +12,6 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
-from text2sql_grpo.rollout.policy import ForcedFirstTurn
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,9 @@ def answer_questions(
     answers = []
     for start in range(0, len(examples), batch_size):
         batch = examples[start : start + batch_size]
-        speaker: Policy = policy
-        if first_turns is not None:
-            speaker = ForcedFirstTurn(policy, chat, first_turns[start : start + batch_size])
-        for episode in run([environment.session(example) for example in batch], speaker, chat, budgets):
+        given = None if first_turns is None else first_turns[start : start + batch_size]
+        sessions = [environment.session(example) for example in batch]
+        for episode in run(sessions, policy, chat, budgets, first_turns=given):
             database = environment.databases.path(episode.example.database)
             verdict = grader.grade(database, episode.example.gold_sql, episode.final_sql)
             answers.append(Answer(episode, verdict))

@@ -2,7 +2,7 @@
 
 The prompt is rendered once by the model's own chat template. Between two assistant turns stands a
 bridge: the text that the template puts after one assistant turn, around the reply and before the
-next. It is derived once per template from a rendered example, so any template works.
+next. It is cut out of a rendered example, so any template that can show a reply works.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class ChatFormat:
         eos_token_ids: Ids that end a turn besides the tokenizer's own.
 
     Raises:
-        ModelError: No chat template, or one in which a reply cannot be found again.
+        ModelError: No chat template, one in which a reply cannot be found again, or no EOS token.
     """
 
     def __init__(
@@ -46,23 +46,24 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.tools = tools
         self.eos_token_ids = frozenset([cast(int, tokenizer.eos_token_id), *eos_token_ids])
-        self._bridges: dict[str, tuple[str, str]] = {}
+        self._reply_role = self._role_of_replies("tool" if tools else "user")
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Token ids of the prompt, up to where the assistant begins to write."""
+        """Token ids of the prompt, up to where the assistant begins to write.
+
+        Raises:
+            ModelError: The template refuses these messages.
+        """
         return self._encode(self._render(messages))
 
     def bridge_ids(self, reply: Message, *, last_token_id: int) -> list[int]:
         """Token ids between an assistant turn and the next, with the reply inside.
 
         Args:
-            reply: The environment's message.
+            reply: The environment's message; a user's where the template has no tool messages.
             last_token_id: Last sampled token; an end-of-turn token is not written twice.
         """
-        if reply["role"] not in self._bridges:
-            self._bridges[reply["role"]] = self._derive_bridge(reply["role"])
-        before, after = self._bridges[reply["role"]]
-        ids = self._encode(before + reply["content"] + after)
+        ids = self._encode(self._bridge(self._reply_role, reply["content"]))
         if last_token_id in self.eos_token_ids and ids and ids[0] in self.eos_token_ids:
             return ids[1:]
         return ids
@@ -82,27 +83,38 @@ class ChatFormat:
         return cast(list[int], self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(self, messages: list[Message]) -> str:
-        rendered = self.tokenizer.apply_chat_template(
-            messages, tools=self.tools, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tools=self.tools, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(
+                f"expected a chat template that takes the messages {roles}, got: {error} "
+                f"({self.tokenizer.name_or_path}); without system messages: environment.instructions: false"
+            ) from error
         return cast(str, rendered)
 
-    def _derive_bridge(self, role: str) -> tuple[str, str]:
+    def _bridge(self, role: str, reply: str) -> str:
+        """What the template writes after an assistant turn that is answered by this reply."""
         chat = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _ASSISTANT},
-            {"role": role, "content": _REPLY},
+            {"role": role, "content": reply},
         ]
+        return self._render(chat).partition(_ASSISTANT)[2]
+
+    def _role_of_replies(self, role: str) -> str:
+        """This role, or `user` where the template refuses or drops tool messages."""
         try:
-            rendered = self._render(chat)
-        except TemplateError as error:
+            if _REPLY in self._bridge(role, _REPLY):
+                return role
+        except ModelError:
             if role == "user":
-                raise ModelError(f"the chat template cannot render a reply: {error}") from error
-            return self._derive_bridge("user")  # A template without tool messages.
-        _, found_turn, rest = rendered.rpartition(_ASSISTANT)
-        before, found_reply, after = rest.partition(_REPLY)
-        if not (found_turn and found_reply):
-            if role == "user":
-                raise ModelError("the chat template drops an earlier assistant turn or the reply to it")
-            return self._derive_bridge("user")
-        return before, after
+                raise
+        if role == "user":
+            raise ModelError(
+                "expected a chat template that keeps earlier assistant turns and the replies to them, "
+                f"got one that drops them ({self.tokenizer.name_or_path})"
+            )
+        return self._role_of_replies("user")

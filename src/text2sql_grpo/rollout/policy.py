@@ -1,13 +1,11 @@
-"""Policies outside a trainer: a transformers model, and one whose first turn is given."""
+"""The policy outside a trainer: a transformers model."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Policy
 
 
 class ModelPolicy:
@@ -57,10 +55,15 @@ class ModelPolicy:
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             attention[row, width - len(prompt) :] = 1
         device = self._model.device
-        with torch.inference_mode():
-            out = self._model.generate(  # type: ignore[operator]
-                ids.to(device), attention_mask=attention.to(device), generation_config=config
-            )
+        # What `config` leaves open would come from the model's own: its repetition penalty, its top_k.
+        own, self._model.generation_config = self._model.generation_config, GenerationConfig()
+        try:
+            with torch.inference_mode():
+                out = self._model.generate(
+                    ids.to(device), attention_mask=attention.to(device), generation_config=config
+                )
+        finally:
+            self._model.generation_config = own
         return [_until_eos(row, set(self._eos)) for row in out[:, width:].tolist()]
 
 
@@ -69,25 +72,6 @@ def _until_eos(ids: list[int], eos: set[int]) -> list[int]:
         if token in eos:
             return ids[: position + 1]
     return ids
-
-
-class ForcedFirstTurn:
-    """A policy whose first turn is given: the look is forced, the rest is its own.
-
-    Args:
-        turns: One text per session, in their order.
-    """
-
-    def __init__(self, policy: Policy, chat: ChatFormat, turns: Sequence[str]) -> None:
-        self._policy = policy
-        self._first: list[list[int]] | None = [chat.turn_ids(turn) for turn in turns]
-
-    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
-        """The given turns the first time, the policy's own afterwards."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return self._policy.generate(prompts, max_new_tokens=max_new_tokens)
 
 
 def context_length(model: PreTrainedModel) -> int:

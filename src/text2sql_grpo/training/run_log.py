@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
 
 
@@ -30,20 +31,24 @@ class RunLog:
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records]
-        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("".join(lines))
+        path = self.folder / name
+        try:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            raise RunError(f"expected a run folder that can be written, got: {error} (at {path})") from error
 
 
-def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """NaN and infinity are not JSON: None stands for them."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
-    }
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def episode_record(

@@ -1,7 +1,7 @@
 """A policy made on the spot: a tokenizer trained on the demonstrations and a small random model.
 
-The classes are the real ones (a transformers architecture, a fast tokenizer, a chat template), so
-everything that works for it works for a model from the Hub.
+The classes are the real ones (transformers' Llama, a fast tokenizer, a chat template), so everything
+that works for it works for a model from the Hub.
 """
 
 from collections.abc import Iterable
@@ -15,8 +15,6 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from text2sql_grpo.config import TinyPolicyConfig
@@ -32,12 +30,12 @@ _CHAT_TEMPLATE = (
     f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
 )
 _KEYWORDS = (
-    "SELECT DISTINCT FROM WHERE JOIN LEFT ON GROUP BY HAVING ORDER LIMIT COUNT SUM AVG MIN MAX "
-    "DESC ASC AND OR NOT NULL IS IN LIKE BETWEEN UNION EXISTS AS CASE WHEN THEN ELSE END"
-).split()
+    "SELECT|DISTINCT|FROM|WHERE|JOIN|LEFT|ON|GROUP|BY|HAVING|ORDER|LIMIT|COUNT|SUM|AVG|MIN|MAX|"
+    "DESC|ASC|AND|OR|NOT|NULL|IS|IN|LIKE|BETWEEN|UNION|EXISTS|AS|CASE|WHEN|THEN|ELSE|END"
+)
 # SQL keywords and lower-case words are pieces; a capital letter, a digit or a sign is a piece of its
 # own, so that the `L` of a question's "Lisbon" and of a stored `02-LSB` are one and the same token.
-_PIECE = Regex(rf" ?\b(?:{'|'.join(_KEYWORDS)})\b| ?\p{{Ll}}+|[\s\S]")
+_PIECE = Regex(rf" ?\b(?:{_KEYWORDS})\b| ?\p{{Ll}}+|[\s\S]")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
@@ -79,8 +77,10 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
 
 
-def make_model(settings: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
-    """A randomly initialised model of the architecture, tied embeddings, float32."""
+def make_model(
+    settings: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
+) -> PreTrainedModel:
+    """A randomly initialised Llama with tied embeddings, float32."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": settings.hidden_size,
@@ -95,10 +95,7 @@ def make_model(settings: TinyPolicyConfig, tokenizer: PreTrainedTokenizerFast, *
         "pad_token_id": tokenizer.pad_token_id,
     }
     torch.manual_seed(seed)
-    if settings.architecture == "llama":
-        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**shape))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    model = LlamaForCausalLM(LlamaConfig(**shape))
     model.generation_config = GenerationConfig(
         eos_token_id=cast(int, tokenizer.eos_token_id), pad_token_id=cast(int, tokenizer.pad_token_id)
     )

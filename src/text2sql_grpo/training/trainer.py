@@ -56,6 +56,7 @@ class SQLGRPOTrainer(GRPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         run_log: RunLog | None = None,
     ) -> None:
+        trl_compat.silence_masked_samples()
         args.reward_weights = list(rewards.weights.values())
         super().__init__(
             model=model,

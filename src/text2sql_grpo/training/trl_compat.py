@@ -1,5 +1,6 @@
 """Every private name of TRL that this project uses, in one place. Written for TRL 1.16."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,3 +27,17 @@ def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: 
     with _new_tokens(trainer, max_new_tokens):
         completion_ids, _ = trainer._generate_single_turn(prompts, None, {}, 1)
     return [list(ids) for ids in completion_ids]
+
+
+class _WithoutMaskedSamples(logging.Filter):
+    """TRL prints a paragraph for each sample without a reward; ours are masked on purpose and counted."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "All reward functions returned None" not in record.getMessage()
+
+
+def silence_masked_samples() -> None:
+    """Drops TRL's warning about samples without a reward; `episode/masked` counts them."""
+    logger = logging.getLogger("trl.trainer.grpo_trainer")
+    if not any(isinstance(present, _WithoutMaskedSamples) for present in logger.filters):
+        logger.addFilter(_WithoutMaskedSamples())

@@ -63,9 +63,7 @@ def shared_prefix_loss(
     prefix_ids = _padded([row[0].prompt_ids[:cut] for row, cut in zip(rows, cuts, strict=True)], pad_id)
     prefix_mask = _padded([[1] * cut for cut in cuts], 0)
     prefix = DynamicCache(config=model.config)
-    model.base_model(
-        input_ids=prefix_ids, attention_mask=prefix_mask, past_key_values=prefix, use_cache=True
-    )
+    model.base_model(input_ids=prefix_ids, attention_mask=prefix_mask, past_key_values=prefix, use_cache=True)
     rest = sorted(
         (_rest(number, episode, cuts[number]) for number, row in enumerate(rows) for episode in row),
         key=lambda item: len(item.ids),
@@ -84,14 +82,21 @@ def _rest(row: int, episode: Episode, cut: int) -> _Rest:
 
 
 def _chunk_loss(
-    model: PreTrainedModel, chunk: Sequence[_Rest], prefix: DynamicCache, prefix_mask: torch.Tensor, pad_id: int
+    model: PreTrainedModel,
+    chunk: Sequence[_Rest],
+    prefix: DynamicCache,
+    prefix_mask: torch.Tensor,
+    pad_id: int,
 ) -> torch.Tensor:
     """Summed cross-entropy of some episodes behind their rows' prefixes."""
     row_of = torch.tensor([item.row for item in chunk])
     cache = DynamicCache(config=model.config)
     for number, layer in enumerate(prefix.layers):
         cache.update(layer.keys[row_of], layer.values[row_of], number)
-    ids, targets = _padded([item.ids for item in chunk], pad_id), _padded([item.targets for item in chunk], -100)
+    ids, targets = (
+        _padded([item.ids for item in chunk], pad_id),
+        _padded([item.targets for item in chunk], -100),
+    )
     mask = _padded([[1] * len(item.ids) for item in chunk], 0)
     seen = prefix_mask[row_of]
     hidden = model.base_model(
@@ -118,7 +123,11 @@ class Demonstrations:
 
 
 def _draw(
-    demonstrations: Demonstrations, by_database: dict[str, list[int]], settings: WarmStartConfig, step: int, seed: int
+    demonstrations: Demonstrations,
+    by_database: dict[str, list[int]],
+    settings: WarmStartConfig,
+    step: int,
+    seed: int,
 ) -> list[list[Episode]]:
     """The rows of one step; depends on seed and step alone, so that a resumed run goes on alike."""
     random_ = random.Random(f"{seed}-{step}")
@@ -172,7 +181,7 @@ def warm_start(
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
         logger.info("going on with the warm start at step %d", first)
-    step = first
+    done = first
     model.train()
     try:
         for step in range(first, settings.steps):
@@ -181,15 +190,18 @@ def warm_start(
                 group["lr"] = _learning_rate(step, settings)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = shared_prefix_loss(model, rows, pad_id=pad_id)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            done = step + 1
             optimizer.zero_grad(set_to_none=True)
-            on_step(step + 1, loss.item())
+            on_step(done, loss.item())
     except KeyboardInterrupt:
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, unfinished)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
+        partial = unfinished.with_name(f"{unfinished.name}.partial")
+        torch.save(state, partial)
+        partial.replace(unfinished)
         raise
     unfinished.unlink(missing_ok=True)
     model.eval()

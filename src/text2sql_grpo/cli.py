@@ -1,0 +1,251 @@
+"""`text2sql-grpo <verb>`: reads options, calls one function, turns errors into messages.
+
+Everything heavy is imported inside the verbs, so that `--help` answers at once and `.env` is read
+before any library looks at its variables.
+"""
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dotenv import load_dotenv
+
+from text2sql_grpo.errors import ModelError, RunError
+
+INTERRUPTED = 130
+_SETTING = "--section.key"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code of one verb: 0, 1 after an error told in a message, 130 after Ctrl-C.
+
+    Args:
+        argv: Without the program's name; None takes the command line.
+    """
+    options = _read(argv)
+    load_dotenv(Path(".env"))
+    if os.environ.get("HF_KEY") and not os.environ.get("HF_TOKEN"):
+        os.environ["HF_TOKEN"] = os.environ["HF_KEY"]
+    logging.basicConfig(format="%(message)s", handlers=[_MessageHandler()])
+    logging.getLogger("text2sql_grpo").setLevel(logging.INFO)
+    try:
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # A failed write names no file; then it is the place where the verb writes.
+        where = error.filename or options.writes_to
+        print(f"error: expected space to write, got a full disk (at {where})", file=sys.stderr)
+        return 1
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train`."""
+    parser.add_argument("--config", type=Path, default=Path("config/quickstart.yaml"), help="YAML of the run")
+    parser.add_argument(
+        "--resume", metavar="auto|CHECKPOINT", help="go on from a checkpoint; auto: the newest of the run"
+    )
+    _take_settings(parser)
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Warm start or load, evaluate, GRPO, evaluate, merge."""
+    from text2sql_grpo.config import load_config
+
+    config = load_config(options.config, options.settings)
+    options.writes_to = config.run.output_dir
+
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.train import train
+
+    return train(config, resume=options.resume, console=Console())
+
+
+def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `evaluate`."""
+    parser.add_argument("--model_path", required=True, help="model folder, such as RUN/merged, or Hub id")
+    parser.add_argument("--num_samples", type=_count, metavar="N", help="N of each held-out set, shown whole")
+    parser.add_argument("--config", type=Path, help="default: config.yaml in the folder around the model")
+    parser.add_argument("--sets", nargs="+", metavar="NAME", help="held-out sets; default: all of the config")
+    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling; default: 0")
+    parser.add_argument("--out", type=Path, help="default: evaluation-MODEL.json in the folder around it")
+    _take_settings(parser)
+
+
+def run_evaluate(options: argparse.Namespace) -> int:
+    """Answers held-out questions and reports accuracy."""
+    from text2sql_grpo.config import load_config
+
+    config = load_config(options.config or _config_around(options.model_path), options.settings)
+    model = Path(options.model_path)
+    run = model.resolve().parent if model.is_dir() else Path()
+    out = options.writes_to = options.out or run / f"evaluation-{model.resolve().name}.json"
+
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.evaluate import evaluate
+
+    return evaluate(
+        options.model_path,
+        config,
+        num_samples=options.num_samples,
+        sets=options.sets,
+        temperature=options.temperature,
+        seed=options.seed,
+        out=out,
+        console=Console(),
+    )
+
+
+def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `merge`."""
+    parser.add_argument("--adapter", type=Path, required=True, help="folder of the adapter or full model")
+    parser.add_argument("--out", type=Path, help="folder to write; default: 'merged' beside the adapter")
+    parser.add_argument("--base", help="folder or Hub id of the base; default: the one the adapter names")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    """Merges an adapter into its base, checks it, and prints by how much the answers moved."""
+    from text2sql_grpo.publishing.merge import merge_adapter
+
+    out = options.writes_to = options.out or options.adapter.parent / "merged"
+    print(merge_adapter(options.adapter, out, base=options.base, dtype=options.dtype))
+    return 0
+
+
+def add_push_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `push`."""
+    parser.add_argument("--folder", type=Path, required=True, help="merged model, inside its run folder")
+    parser.add_argument("--repo_id", required=True, help="name/model; without a name: your own account")
+    parser.add_argument("--public", action="store_true", help="make it public (default: private)")
+
+
+def run_push(options: argparse.Namespace) -> int:
+    """Pushes a merged model with its card and prints its address."""
+    from text2sql_grpo.publishing.hub import push_to_hub
+
+    options.writes_to = options.folder
+    print(push_to_hub(options.folder, options.repo_id, private=not options.public))
+    return 0
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two verbs of `data`, each with its options."""
+    verbs = parser.add_subparsers(required=True, metavar="verb")
+    make = _add_verb(verbs, "make", "make questions with checked golds from databases", run_data_make)
+    make.add_argument("--databases", type=Path, default=Path("data/databases"), help="folder of databases")
+    make.add_argument("--out", type=Path, default=Path("data/questions"), help="folder to write")
+    make.add_argument("--seed", type=int, default=0, help="another seed draws other questions")
+    compare = _add_verb(verbs, "overlap", "what each file shares with the training files", run_data_overlap)
+    compare.add_argument(
+        "--questions", type=Path, default=Path("data/questions"), help="folder of question files"
+    )
+
+
+def run_data_make(options: argparse.Namespace) -> int:
+    """Writes the question files of a folder of databases."""
+    from text2sql_grpo.data.generator import make_questions
+
+    options.writes_to = options.out
+    make_questions(options.databases, options.out, seed=options.seed)
+    print(f"wrote the questions for {options.databases} to {options.out}")
+    return 0
+
+
+def run_data_overlap(options: argparse.Namespace) -> int:
+    """Prints what each question file shares with the files used for training."""
+    from text2sql_grpo.data.overlap import format_overlap, overlap
+
+    print(format_overlap(overlap(options.questions)))
+    return 0
+
+
+def _config_around(model_path: str) -> Path:
+    """The config of the run that made a model."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        raise ModelError(
+            f"expected a model folder such as RUN/merged, got none (at {model_path}); "
+            "for a model of the Hub add --config FILE"
+        )
+    config = folder.resolve().parent / "config.yaml"
+    if not config.is_file():
+        raise ModelError(f"expected a model folder inside its run folder, got no {config}: add --config FILE")
+    return config
+
+
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="text2sql-grpo",
+        description="Train language models to answer questions over a SQL database.",
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(required=True, metavar="verb")
+    add_train_arguments(_add_verb(verbs, "train", "train, evaluate and merge a model", run_train))
+    add_evaluate_arguments(
+        _add_verb(verbs, "evaluate", "answer held-out questions with a model", run_evaluate)
+    )
+    add_merge_arguments(_add_verb(verbs, "merge", "merge a LoRA adapter into its base, checked", run_merge))
+    add_push_arguments(_add_verb(verbs, "push", "push a merged model to the Hugging Face Hub", run_push))
+    data = verbs.add_parser("data", help="make questions, compare question files", allow_abbrev=False)
+    add_data_arguments(data)
+    options, rest = parser.parse_known_args(argv)
+    options.settings = rest
+    unknown = [word for word in rest if word.startswith("--") and "." not in word.partition("=")[0]]
+    if rest and (unknown or not options.takes_settings):
+        options.parser.error(f"unknown options: {' '.join(unknown or rest)}")
+    return options
+
+
+def _add_verb(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    about: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+    parser.set_defaults(run=run, parser=parser, takes_settings=False, writes_to=Path())
+    return parser
+
+
+def _take_settings(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_settings=True)
+    parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [{_SETTING} VALUE ...]"
+    parser.epilog = f"{_SETTING} VALUE sets any field of the config, such as --run.seed 1."
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an int >= 1, got {text!r}")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text!r}")
+    return value
+
+
+class _MessageHandler(logging.Handler):
+    """Prints to whatever stderr is at the moment: a progress bar on the terminal stands in for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)

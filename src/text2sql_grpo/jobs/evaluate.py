@@ -1,0 +1,204 @@
+"""Held-out questions answered by a finished model: shown whole, counted, and written down."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlparse
+import torch
+from rich import box
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from sqlparse.exceptions import SQLParseError
+from transformers import set_seed
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Action
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.rollout.policy import ModelPolicy
+from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.training.progress import progress_bar
+
+_SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
+
+
+def evaluate(
+    model_path: str,
+    config: Config,
+    *,
+    out: Path,
+    console: Console,
+    num_samples: int | None = None,
+    sets: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> int:
+    """Evaluates a model in the environment of a config.
+
+    Args:
+        model_path: A model folder (or an adapter's) or a Hub id.
+        config: Its data, environment and `evaluation.batch_size` count.
+        out: The file of counts, accuracies and intervals.
+        console: Where a person reads along.
+        num_samples: So many of each set, evenly spaced, each shown whole; None for all, not shown.
+        sets: Names of held-out sets; None for all of the config.
+        temperature: 0 is greedy.
+        seed: Of sampling.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        RunError: Anything wrong with model, config or data, or `out` cannot be written.
+    """
+    bench = open_workbench(config)
+    chosen = {name: evenly_spaced(examples, num_samples) for name, examples in _chosen(bench, sets).items()}
+    _check_place(out)
+    answers = _answer(model_path, bench, chosen, console, temperature=temperature, seed=seed)
+    if num_samples is not None:
+        for name, answered in answers.items():
+            for answer in answered:
+                _show(answer, name, console)
+    record = {
+        "sets": {name: summary(answered) for name, answered in answers.items()},
+        "model": model_path,
+        "temperature": temperature,
+        "seed": seed,
+        "num_samples": num_samples,
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    console.print(accuracy_table(record["sets"]))
+    console.print(f"evaluation: {out}", soft_wrap=True)
+    return 0
+
+
+def accuracy_table(sets: Mapping[str, Any]) -> Table:
+    """Strict and official accuracy with 95% intervals: each set, then its families and difficulties.
+
+    Args:
+        sets: Of `evaluation.json`.
+    """
+    table = Table(
+        "held-out set", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Accuracy, with its 95% interval"
+    )
+    for column in ("strict", "official"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, scores in sets.items():
+        table.add_row(Text(name, style="bold"), *_cells(scores["overall"]))
+        for group in ("by_family", "by_difficulty"):
+            for part, both in scores[group].items():
+                table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both))
+        table.add_section()
+    return table
+
+
+def _cells(both: Mapping[str, Any]) -> list[str]:
+    records = (both[grading] for grading in ("strict", "official"))
+    return [str(Accuracy(record["correct"], record["total"])) for record in records]
+
+
+def _chosen(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
+    known = ", ".join(bench.test) or "none"
+    for name in sets or ():
+        if name not in bench.test:
+            raise ConfigError(f"expected --sets of data.test ({known}), got {name!r}")
+    if not bench.test:
+        raise ConfigError("expected held-out sets in data.test, got none")
+    return {name: examples for name, examples in bench.test.items() if sets is None or name in sets}
+
+
+def _check_place(out: Path) -> None:
+    """The place is tried before minutes of work, not after; what an earlier run wrote there stays."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"expected --out to name a file that can be written, got {error} ({out})"
+        ) from error
+
+
+def _answer(
+    model_path: str,
+    bench: Workbench,
+    chosen: Mapping[str, Sequence[Example]],
+    console: Console,
+    *,
+    temperature: float,
+    seed: int,
+) -> dict[str, list[Answer]]:
+    policy = load_policy(model_path)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    model = policy.model.to(device or "cpu").eval()
+    chat = bench.chat(policy.tokenizer, model)
+    batch_size = bench.config.evaluation.batch_size
+    speaker = ModelPolicy(model, chat, temperature=temperature, batch_size=batch_size)
+    set_seed(seed)
+    answers = {}
+    with progress_bar(console) as bar:
+        task = bar.add_task("Evaluation", total=sum(map(len, chosen.values())))
+        for name, examples in chosen.items():
+            answers[name] = answer_questions(
+                examples,
+                speaker,
+                chat,
+                bench.environment,
+                bench.grader,
+                bench.budgets(model),
+                batch_size=batch_size,
+                on_answers=lambda count: bar.advance(task, count),
+            )
+    return answers
+
+
+def _show(answer: Answer, set_name: str, console: Console) -> None:
+    """One question whole. Everything that a model or a database wrote is shown as text, never as markup."""
+    episode, verdict, example = answer.episode, answer.verdict, answer.example
+    console.print(Rule(Text(f"{set_name}: {example.id} (database {example.database})"), align="left"))
+    console.print(Text(f"question: {example.question}", style="bold"))
+    for number, action in enumerate(episode.actions, 1):
+        console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
+        console.print(Text(_indented(_turn_text(action))))
+    console.print(Text("final SQL:", style="cyan"))
+    console.print(Text(_indented(_formatted(episode.final_sql) if episode.final_sql else "none submitted")))
+    if not verdict.strict:
+        console.print(Text("gold SQL:", style="cyan"))
+        console.print(Text(_indented(_formatted(example.gold_sql))))
+    console.print(
+        Text.assemble(
+            ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
+            f" ({verdict.reason})  strict: {_yes(verdict.strict)}  official: {_yes(verdict.official)}",
+            f"  stopped: {episode.stop_reason}\n",
+        )
+    )
+
+
+def _turn_text(action: Action) -> str:
+    if action.kind == "malformed":
+        return f"could not be read: {action.error}"
+    observed = f"\n-> {observation_text(action.outcome, _SHOWN)}" if action.outcome else ""
+    return _formatted(action.sql) + observed.replace("\n", "\n   ").replace("\n   ->", "\n->", 1)
+
+
+def _formatted(sql: str) -> str:
+    """The query over several lines; as it is where it nests too deep for sqlparse."""
+    try:
+        return str(sqlparse.format(sql, reindent=True)).strip()
+    except SQLParseError:
+        return sql
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _yes(is_right: bool) -> str:
+    return "yes" if is_right else "no"

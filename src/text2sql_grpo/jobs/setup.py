@@ -1,0 +1,85 @@
+"""What training and evaluation both need: databases, questions, environment, grader."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.loading import load_examples
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets
+from text2sql_grpo.rollout.policy import context_length
+from text2sql_grpo.sql import SQLExecutor
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The parts of a run that stand before any model is loaded.
+
+    Attributes:
+        test: Held-out questions by the name of their set, whole.
+    """
+
+    config: Config
+    databases: Databases
+    executor: SQLExecutor
+    environment: SQLEnvironment
+    grader: Grader
+    test: dict[str, list[Example]]
+
+    def load(self, path: Path, *, limit: int | None = None) -> list[Example]:
+        """Questions of a file, their golds checked."""
+        return load_examples(path, self.databases, self.executor, limit=limit)
+
+    def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
+        """The chat format of a model under this run's protocol."""
+        eos = model.generation_config.eos_token_id
+        return ChatFormat(
+            tokenizer,
+            tools=TOOLS if self.config.environment.protocol == "native" else None,
+            eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
+        )
+
+    def budgets(self, model: Any) -> Budgets:
+        """Token limits of an episode with this model."""
+        environment = self.config.environment
+        return Budgets(environment.max_turn_tokens, environment.max_episode_tokens, context_length(model))
+
+
+def open_workbench(config: Config) -> Workbench:
+    """Opens the databases and reads the held-out questions.
+
+    Raises:
+        DataError: A folder, file, question or gold query is wrong.
+    """
+    databases = Databases(config.data.databases)
+    executor = SQLExecutor(config.environment.limits)
+    test = {name: load_examples(path, databases, executor) for name, path in config.data.test.items()}
+    return Workbench(
+        config=config,
+        databases=databases,
+        executor=executor,
+        environment=SQLEnvironment(databases, executor, config.environment),
+        grader=Grader(executor),
+        test=test,
+    )
+
+
+def evenly_spaced(examples: Sequence[Example], count: int | None) -> list[Example]:
+    """`count` examples spread over the whole list, in order; all of them for None.
+
+    Raises:
+        DataError: Fewer examples than asked for is fine; less than one asked for is not.
+    """
+    if count is not None and count < 1:
+        raise DataError(f"expected at least 1 question, got {count}")
+    if count is None or count >= len(examples):
+        return list(examples)
+    return [examples[i * len(examples) // count] for i in range(count)]

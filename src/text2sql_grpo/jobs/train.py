@@ -1,0 +1,350 @@
+"""The main job: warm start or load, evaluate, GRPO, evaluate again, merge; all into one run folder."""
+
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from text2sql_grpo.config import Config, dump_config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import ConfigError, ModelError, RunError
+from text2sql_grpo.evaluation.blind import blind_cap
+from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.publishing.model_card import write_model_card
+from text2sql_grpo.reporting.learning_curve import plot_learning_curve
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rollout.policy import ModelPolicy
+from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.demonstrations import looking_turns
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, tiny_policy
+from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar
+from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+
+INTERRUPTED = 130
+_LOGS = ("metrics.jsonl", "rollouts.jsonl", "evaluation.json")
+
+
+@dataclass
+class _Run:
+    """One run of the job, from an open workbench to a merged model."""
+
+    bench: Workbench
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        return self.bench.config
+
+    @property
+    def folder(self) -> Path:
+        return self.config.run.output_dir
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage; the run prints all of them at its end."""
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 1)
+
+
+def train(config: Config, *, console: Console, resume: str | None = None) -> int:
+    """Runs the main job.
+
+    Args:
+        config: The run.
+        console: Where a person reads along.
+        resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C with a checkpoint saved.
+
+    Raises:
+        RunError: Anything wrong with config, data, model or folder, said before work is lost.
+    """
+    _quiet_libraries()
+    _set_up_tracking(config)
+    arguments = _arguments(config)
+    bench = open_workbench(config)
+    questions = bench.load(config.data.train, limit=config.data.train_samples)
+    run = _Run(bench, console)
+    checkpoint = _checkpoint(run.folder, resume)
+    _prepare_folder(run.folder, config, keep_logs=checkpoint is not None)
+    console.print(f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}")
+
+    with run.stage("warm start"):
+        policy = _policy(run)
+    before = _before(run, policy, is_resumed=checkpoint is not None)
+
+    trainer = _trainer(run, arguments, policy, questions)
+    stopper = StopOnInterrupt(console)
+    trainer.add_callback(stopper)
+    with run.stage("GRPO"), stopper.listening():
+        trainer.train(resume_from_checkpoint=checkpoint)
+    if stopper.is_stopping and trainer.state.global_step < trainer.state.max_steps:
+        console.print(f"Stopped at step {trainer.state.global_step}; a checkpoint is saved. Go on with: --resume auto")
+        return INTERRUPTED
+
+    with run.stage("merge"):
+        merged = _save_and_merge(run, trainer, policy)
+    del trainer
+    with run.stage("evaluation after"):
+        after = _evaluate(run, load_policy(str(merged)), "after")
+    _report(run, merged, before, after)
+    return 0
+
+
+def _quiet_libraries() -> None:
+    """Progress bars of single files, and deprecations inside the libraries, tell a person nothing."""
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def _set_up_tracking(config: Config) -> None:
+    """W&B writes into the run folder; without a key it stays offline."""
+    if not os.environ.get("WANDB_API_KEY"):
+        os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("WANDB_DIR", str(config.run.output_dir))
+    os.environ.setdefault("WANDB_PROJECT", "text2sql-grpo")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    logging.getLogger("wandb").setLevel(logging.ERROR)
+
+
+def _arguments(config: Config) -> SQLGRPOConfig:
+    environment = config.environment
+    fields = {"report_to": "wandb", "run_name": config.run.output_dir.name, **config.grpo}
+    if config.model.lora is None and config.model.quantization != "none":
+        raise ConfigError("model.quantization needs model.lora")
+    return training_arguments(
+        fields,
+        output_dir=str(config.run.output_dir),
+        seed=config.run.seed,
+        max_turn_tokens=environment.max_turn_tokens,
+        max_completion_length=environment.max_episode_tokens,
+        disable_tqdm=True,
+    )
+
+
+def _checkpoint(folder: Path, resume: str | None) -> str | None:
+    if resume is None:
+        return None
+    if resume != "auto":
+        if not Path(resume, "trainer_state.json").is_file():
+            raise RunError(f"expected a checkpoint folder for --resume, got {resume}")
+        return resume
+    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    if not found:
+        raise RunError(f"expected a checkpoint to resume from, got none in {folder}")
+    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2])))
+
+
+def _prepare_folder(folder: Path, config: Config, *, keep_logs: bool) -> None:
+    """Makes the run folder; a finished run's logs are never appended to by another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not keep_logs:
+            _put_aside_earlier_run(folder)
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+
+
+def _put_aside_earlier_run(folder: Path) -> None:
+    earlier = [path for path in folder.iterdir() if not path.name.startswith("earlier-")]
+    if not earlier:
+        return
+    target = folder / f"earlier-{time.strftime('%Y%m%d-%H%M%S')}"
+    target.mkdir()
+    for path in earlier:
+        shutil.move(path, target / path.name)
+
+
+def _policy(run: _Run) -> LoadedPolicy:
+    config = run.config
+    if config.model.path is not None:
+        run.console.print(f"Loading {config.model.path} ...")
+        return load_policy(config.model.path, dtype=config.model.dtype, quantization=config.model.quantization)
+    assert config.warm_start is not None and config.data.demonstrations is not None
+    demonstrations = run.bench.load(config.data.demonstrations)
+    with progress_bar(run.console, "facts") as bar:
+        task = bar.add_task("Warm start", total=config.warm_start.steps, facts="")
+
+        def on_step(step: int, loss: float) -> None:
+            bar.update(task, completed=step, facts=f"loss {loss:.3f}")
+            if not run.console.is_terminal and step % 100 == 0:
+                run.console.print(f"Warm start {step}/{bar.tasks[0].total:.0f}  loss {loss:.3f}")
+
+        policy = tiny_policy(config, demonstrations, run.bench.environment, on_step=on_step)
+        bar.update(task, completed=config.warm_start.steps)
+    run.console.print(f"Warm-started policy: {policy.folder} ({policy.model.num_parameters() / 1e6:.1f} M parameters)")
+    return policy
+
+
+def _trainer(
+    run: _Run, arguments: SQLGRPOConfig, policy: LoadedPolicy, questions: list[Example]
+) -> SQLGRPOTrainer:
+    config, run_log = run.config, RunLog(run.folder)
+    trainer = SQLGRPOTrainer(
+        policy.model,
+        arguments,
+        examples=questions,
+        environment=run.bench.environment,
+        rewards=RewardMix(config.rewards),
+        grader=run.bench.grader,
+        processing_class=policy.tokenizer,
+        peft_config=lora_config(config.model),
+        callbacks=[TrainingProgress(run_log, run.console)],
+        run_log=run_log,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _answer(
+    run: _Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, *, force_look: bool = False
+) -> dict[str, list[Answer]]:
+    model, bench = policy.model, run.bench
+    model.eval()
+    chat = bench.chat(policy.tokenizer, model)
+    settings = run.config.evaluation
+    speaker = ModelPolicy(model, chat, temperature=settings.temperature, batch_size=settings.batch_size)
+    answers = {}
+    with progress_bar(run.console) as bar:
+        task = bar.add_task(title, total=sum(map(len, sets.values())))
+        for name, examples in sets.items():
+            answers[name] = answer_questions(
+                examples,
+                speaker,
+                chat,
+                bench.environment,
+                bench.grader,
+                bench.budgets(model),
+                batch_size=settings.batch_size,
+                first_turns=[looking_turns(example)[0] for example in examples] if force_look else None,
+                on_answers=lambda count: bar.advance(task, count),
+            )
+    return answers
+
+
+def _held_out(run: _Run) -> dict[str, list[Example]]:
+    return {name: evenly_spaced(examples, run.config.data.test_samples) for name, examples in run.bench.test.items()}
+
+
+def _before(run: _Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
+    """Held-out accuracy before GRPO, the accuracy with the look forced, and the blind cap."""
+    path = run.folder / "evaluation.json"
+    if not run.config.evaluation.before_training or not run.bench.test:
+        return {}
+    if is_resumed and path.exists():
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return record
+    with run.stage("evaluation before"):
+        record = {"before": {"sets": _evaluate(run, policy, "before")}, "lookup": _lookup_marks(run, policy)}
+    path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return record
+
+
+def _evaluate(run: _Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
+    answers = _answer(run, policy, _held_out(run), f"Evaluation {when}")
+    return {name: summary(answered) for name, answered in answers.items()}
+
+
+def _lookup_marks(run: _Run, policy: LoadedPolicy) -> dict[str, Any]:
+    """Per held-out set: look-up accuracy with the look forced, and what a blind policy can reach."""
+    protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
+    marks: dict[str, Any] = {}
+    for name, examples in _held_out(run).items():
+        asked = [example for example in examples if example.look_sql]
+        if not asked:
+            continue
+        cap = blind_cap(asked, run.bench.databases, run.bench.grader)
+        marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
+        if protocol_can_force:
+            forced = _answer(run, policy, {name: asked}, f"Look forced, {name}", force_look=True)[name]
+            marks[name]["forced_look_before"] = accuracy(forced).record()
+    gate = run.config.warm_start.min_forced_look_accuracy if run.config.warm_start else 0.0
+    reached = [mark["forced_look_before"]["accuracy"] for mark in marks.values() if "forced_look_before" in mark]
+    if reached and max(reached) < gate:
+        raise ModelError(
+            f"expected the warm-started policy to answer {gate:.0%} of look-up questions when the look is forced, "
+            f"got {max(reached):.0%}: GRPO would have nothing to choose; raise warm_start.steps"
+        )
+    return marks
+
+
+def _save_and_merge(run: _Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> Path:
+    """The trained adapter or model as it is, and merged."""
+    config = run.config
+    trained = run.folder / ("model" if config.model.lora is None else "adapter")
+    trainer.save_model(str(trained))
+    policy.tokenizer.save_pretrained(trained)
+    merged = run.folder / "merged"
+    report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
+    run.console.print(str(report))
+    return merged
+
+
+def _report(run: _Run, merged: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
+    record["seconds"] = run.seconds
+    (run.folder / "evaluation.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_model_card(run.folder, merged)
+    picture = plot_learning_curve(run.folder)
+    run.console.print(_table(before, after))
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
+    executor = run.bench.executor
+    run.console.print(f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s for {executor.queries} queries")
+    for what, path in (
+        ("merged model", merged),
+        ("learning curve", picture),
+        ("evaluation", run.folder / "evaluation.json"),
+        ("every episode", run.folder / "rollouts.jsonl"),
+        ("metrics", run.folder / "metrics.jsonl"),
+    ):
+        run.console.print(f"  {what:15} {path}")
+    run.console.print(f"Look at its answers: python scripts/evaluate.py --model_path {merged} --num_samples 5")
+
+
+def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    table = Table(title="Held-out accuracy (strict; 95% interval)")
+    for column in ("held-out set", "questions", "before GRPO", "after GRPO", "look forced before", "blind cap"):
+        table.add_column(column)
+    for name, entry in after.items():
+        earlier = before.get("before", {}).get("sets", {}).get(name)
+        marks = before.get("lookup", {}).get(name, {})
+        families = sorted(entry["by_family"])
+        groups = {"all": (entry["overall"], earlier and earlier["overall"])}
+        for family in ("lookup",) if "lookup" in families else ():
+            groups[family] = (entry["by_family"][family], earlier and earlier["by_family"][family])
+        for group, (now, then) in groups.items():
+            table.add_row(
+                name,
+                group,
+                _shown(then and then["strict"]),
+                _shown(now["strict"]),
+                _shown(marks.get("forced_look_before") if group == "lookup" else None),
+                _shown(marks.get("blind_cap", {}).get("best") if group == "lookup" else None),
+            )
+    return table
+
+
+def _shown(record: dict[str, Any] | None) -> str:
+    return str(Accuracy(record["correct"], record["total"])) if record else "-"
