@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,10 +58,9 @@ def merged(tmp_path: Path) -> Path:
     return write_model(tmp_path / "run" / "merged")
 
 
-def push_by_script(*options: str, script: Path = SCRIPT) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(script), *options], capture_output=True, text=True, timeout=120
-    )
+def push_by_script(*options: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(SCRIPT), *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def test_pushed_model_is_read_back_with_equal_logits(
@@ -124,14 +122,11 @@ def test_offline_mode_of_the_env_file_is_obeyed(
     hub: Hub, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is read before huggingface_hub, which looks at its variables only when imported."""
-    script = tmp_path / "scripts" / "push_to_hub.py"
-    script.parent.mkdir()
-    shutil.copy(SCRIPT, script)
     (tmp_path / ".env").write_text(f"HF_HUB_OFFLINE=1\nHF_KEY={TOKEN}\n")
     for name in ("HF_HUB_OFFLINE", "HF_KEY", "PYTHON_DOTENV_DISABLED"):
         monkeypatch.delenv(name)
 
-    refused = push_by_script("--folder", str(merged), "--repo_id", "me/sql", script=script)
+    refused = push_by_script("--folder", str(merged), "--repo_id", "me/sql", folder=tmp_path)
 
     assert refused.returncode == 1
     assert "HF_HUB_OFFLINE is set" in refused.stderr

@@ -1,0 +1,14 @@
+"""Make the bundled databases and questions again, byte for byte: `python scripts/make_data.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from text2sql_grpo.cli import main
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+if __name__ == "__main__":
+    subprocess.run([sys.executable, DATA / "make_databases.py"], check=True)
+    folders = ["--databases", str(DATA / "databases"), "--out", str(DATA / "questions")]
+    sys.exit(main(["data", "make", *folders, *sys.argv[1:]]))

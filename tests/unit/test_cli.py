@@ -1,0 +1,172 @@
+"""The command line: help without heavy imports, one line for each error, and the small verbs for real."""
+
+import errno
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from text2sql_grpo.cli import main
+
+HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
+VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"], [])
+HELP = f"""
+import sys
+from text2sql_grpo.cli import main
+for verb in {VERBS!r}:
+    try:
+        main([*verb, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, verb
+print("loaded:", sorted(set(sys.modules) & {HEAVY!r}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No `.env` but the test's own, and nothing of it left behind."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "HF_KEY", "DEVICE_TYPE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def refused(*argv: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr of a command that fails."""
+    assert main(argv) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_help_of_every_verb_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: text2sql-grpo") == len(VERBS)
+    assert done.stdout.endswith("loaded: []\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "usage"),
+    [
+        ("train", "[--section.key VALUE ...]"),
+        ("evaluate", "--model_path"),
+        ("merge", "--adapter"),
+        ("push_to_hub", "--repo_id"),
+    ],
+)
+def test_scripts_are_verbs(repo_root: Path, script: str, usage: str) -> None:
+    command = [sys.executable, str(repo_root / "scripts" / f"{script}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert usage in done.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["fly"],
+        ["data"],
+        ["data", "overlap", "--run.seed", "1"],
+        ["train", "--confg", "a.yaml"],
+        ["train", "--conf", "a.yaml"],
+        ["train", "--run.seed", "1", "--resum=auto"],
+        ["merge"],
+        ["evaluate", "--model_path", "m", "--num_samples", "0"],
+        ["evaluate", "--model_path", "m", "--temperature", "cold"],
+    ],
+)
+def test_wrong_options_are_refused_with_the_usage(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: text2sql-grpo")
+
+
+def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "config/quickstart.yaml" in refused("train", capsys=capsys)
+    Path("a.yaml").write_text("run: {sed: 1}\n")
+    assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
+    line = refused("train", "--config", "a.yaml", "--run.seed", "1", "stray", capsys=capsys)
+    assert "expected --section.key VALUE, got 'stray'" in line
+    assert "add --config FILE" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
+    assert "config.yaml" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
+    assert "nowhere" in refused("merge", "--adapter", "nowhere", capsys=capsys)
+    assert "HF_HUB_OFFLINE" in refused("push", "--folder", "a", "--repo_id", "me/a", capsys=capsys)
+    assert "nowhere" in refused("data", "make", "--databases", "nowhere", capsys=capsys)
+    assert "nowhere" in refused("data", "overlap", "--questions", "nowhere", capsys=capsys)
+
+
+def test_env_file_of_the_current_folder_is_read_and_the_older_token_name_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(".env").write_text("HF_KEY=hf_older\nDEVICE_TYPE=cpu\n")
+    monkeypatch.setenv("DEVICE_TYPE", "mps")  # the shell wins
+    refused("data", "overlap", "--questions", "nowhere", capsys=capsys)
+    assert os.environ["HF_TOKEN"] == "hf_older"
+    assert os.environ["DEVICE_TYPE"] == "mps"
+
+
+def test_interrupts_full_disks_and_bugs_end_as_they_should(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(error: BaseException) -> list[str]:
+        def overlap(questions: Path) -> None:
+            raise error
+
+        monkeypatch.setattr("text2sql_grpo.data.overlap.overlap", overlap)
+        return ["data", "overlap"]
+
+    assert main(fails(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/metrics.jsonl")
+    assert "a full disk (at runs/a/metrics.jsonl)" in refused(*fails(full), capsys=capsys)
+    for bug in (PermissionError(errno.EACCES, "no"), ZeroDivisionError("bug")):
+        with pytest.raises(type(bug)):
+            main(fails(bug))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_that_names_no_file_is_placed_where_the_verb_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shop(tmp_path / "databases")
+    (tmp_path / "full").mkdir()
+    for name in ("demonstrations", "train", "dev", "test_values", "test_templates", "test_databases"):
+        (tmp_path / "full" / f"{name}.jsonl").symlink_to("/dev/full")
+    assert main(["data", "make", "--databases", "databases", "--out", "full"]) == 1
+    assert "error: expected space to write, got a full disk (at full)" in capsys.readouterr().err
+
+
+def write_shop(folder: Path) -> None:
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
+        connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, status TEXT, town TEXT, price REAL)")
+        sales = [
+            (i, ("IN_TRANSIT", "ON_HOLD", "NOT_PAID")[i % 3], ("Lisbon", "Porto")[i % 2], i * 37 % 90 + 0.5)
+            for i in range(60)
+        ]
+        connection.executemany("INSERT INTO sale VALUES (?, ?, ?, ?)", sales)
+        connection.commit()
+
+
+def test_questions_are_made_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shop(tmp_path / "databases")
+    assert main(["data", "make", "--databases", "databases", "--out", "made", "--seed", "3"]) == 0
+    assert capsys.readouterr().out == "wrote the questions for databases to made\n"
+    lines = (tmp_path / "made" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["database"] for line in lines} == {"shop"}
+
+    assert main(["data", "overlap", "--questions", "made"]) == 0
+    header, first, *_ = capsys.readouterr().out.splitlines()
+    assert header.startswith("training set")
+    assert first.split()[:2] == ["demonstrations", "train"]
