@@ -66,16 +66,17 @@ def evaluate(
     if num_samples is not None:
         for name, answered in answers.items():
             for answer in answered:
-                _show(answer, name, console)
+                show(answer, name, console)
+    scores = {name: summary(answered) for name, answered in answers.items()}
     record = {
-        "sets": {name: summary(answered) for name, answered in answers.items()},
+        "sets": scores,
         "model": model_path,
         "temperature": temperature,
         "seed": seed,
         "num_samples": num_samples,
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    console.print(accuracy_table(record["sets"]))
+    console.print(accuracy_table(scores))
     console.print(f"evaluation: {out}", soft_wrap=True)
     return 0
 
@@ -119,7 +120,10 @@ def _check_place(out: Path) -> None:
     """The place is tried before minutes of work, not after; what an earlier run wrote there stays."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not out.exists()
         out.open("a").close()
+        if is_new:
+            out.unlink()
     except OSError as error:
         raise ConfigError(
             f"expected --out to name a file that can be written, got {error} ({out})"
@@ -159,7 +163,7 @@ def _answer(
     return answers
 
 
-def _show(answer: Answer, set_name: str, console: Console) -> None:
+def show(answer: Answer, set_name: str, console: Console) -> None:
     """One question whole. Everything that a model or a database wrote is shown as text, never as markup."""
     episode, verdict, example = answer.episode, answer.verdict, answer.example
     console.print(Rule(Text(f"{set_name}: {example.id} (database {example.database})"), align="left"))
