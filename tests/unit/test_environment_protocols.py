@@ -1,0 +1,147 @@
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from text2sql_grpo.environment.protocols import (
+    TOOLS,
+    MalformedTurn,
+    ParsedAction,
+    parse_action,
+    parse_native,
+    parse_tags,
+)
+
+LOOK = ParsedAction("run_sql", "SELECT 1")
+ANSWER = ParsedAction("submit_sql", "SELECT 1")
+CALL = '{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<sql>SELECT 1</sql>", LOOK),
+        ("<answer>SELECT 1</answer>", ANSWER),
+        ("<sql>\n  SELECT 1\n</sql>\n", LOOK),
+        ("Let me see. <sql>SELECT 1</sql> That was it.", LOOK),
+        ("<think>first</think><answer>SELECT 1</answer>", ANSWER),
+        ("<think><sql>SELECT 2</sql> or so</think><sql>SELECT 1</sql>", LOOK),
+        ("opened in the prompt</think><sql>SELECT 1</sql>", LOOK),
+        ("<think>a</think><think>b</think><sql>SELECT 1</sql>", LOOK),
+        ("<sql>SELECT\n1</sql>", ParsedAction("run_sql", "SELECT\n1")),
+        ("<sql>SELECT '<b>' < 1</sql>", ParsedAction("run_sql", "SELECT '<b>' < 1")),
+        ("<sql>SELECT '<answer>'</sql>", ParsedAction("run_sql", "SELECT '<answer>'")),
+    ],
+)
+def test_tags(text: str, action: ParsedAction) -> None:
+    assert parse_tags(text) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "got none"),
+        ("SELECT 1", "got none"),
+        ("<sql>SELECT 1", "got none"),
+        ("<sql>SELECT 1</answer>", "got none"),
+        ("<SQL>SELECT 1</SQL>", "got none"),
+        ("<sql>SELECT 1</sql><sql>SELECT 2</sql>", "got 2"),
+        ("<sql>SELECT 1</sql><answer>SELECT 1</answer>", "got 2"),
+        ("<sql> \n </sql>", "got an empty <sql>"),
+        ("<answer></answer>", "got an empty <answer>"),
+        ("<think>unsure", "got thinking that never ends"),
+        ("<think>a</think><think><sql>SELECT 1</sql>", "got thinking that never ends"),
+        ("<think><sql>SELECT 1</sql></think>", "got none"),
+        ("<sql>SELECT '</think>'</sql>", "got none"),
+    ],
+)
+def test_malformed_tags(text: str, got: str) -> None:
+    with pytest.raises(MalformedTurn, match=rf"^expected .*{got}$"):
+        parse_tags(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (f"<tool_call>\n{CALL}\n</tool_call>", LOOK),
+        (f"Let me look [at it].\n<tool_call>{CALL}</tool_call>", LOOK),
+        (f"<tool_call>{CALL}", LOOK),
+        (f"[TOOL_CALLS][{CALL}]", LOOK),
+        (f'[TOOL_CALLS] [{CALL[:-1]}, "id": "abcdefghi"}}]', LOOK),
+        (CALL.replace("arguments", "parameters"), LOOK),
+        ("<|python_tag|>" + CALL.replace("arguments", "parameters"), LOOK),
+        (f"<|tool_call|>[{CALL}]<|/tool_call|>", LOOK),
+        (f"Here: {CALL} Done.", LOOK),
+        (f"<think>{{not this}}</think>{CALL}", LOOK),
+        (f"<think><tool_call>{CALL}</tool_call></think><tool_call>{CALL}</tool_call>", LOOK),
+        (CALL.replace("run_sql", "submit_sql").replace("SELECT 1", " SELECT 1\\n"), ANSWER),
+        (CALL.replace("SELECT 1", "SELECT\n1"), ParsedAction("run_sql", "SELECT\n1")),
+        (CALL.replace("SELECT 1", "SELECT '}]'"), ParsedAction("run_sql", "SELECT '}]'")),
+    ],
+)
+def test_native(text: str, action: ParsedAction) -> None:
+    assert parse_native(text) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "got none"),
+        ("SELECT 1", "got none"),
+        ("<tool_call></tool_call>", "got none"),
+        (f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "got 2 calls"),
+        (f"[TOOL_CALLS][{CALL}, {CALL}]", "got 2 calls"),
+        ("[TOOL_CALLS][]", "got 0 calls"),
+        ("[TOOL_CALLS][3]", "got int"),
+        (f"<think>{CALL}", "got thinking that never ends"),
+        (f"<think>{CALL}</think>", "got none"),
+        (CALL[:-1], "got JSON that cannot be read: .*"),
+        ("<tool_call>{'name': 'run_sql'}</tool_call>", "got JSON that cannot be read: .*"),
+        ("[" * 100_000, "got JSON that cannot be read: .*"),
+        ('{"name": ' + "1" * 5_000 + "}", "got JSON that cannot be read: .*"),
+        (CALL.replace("run_sql", "drop_sql"), "got the tool 'drop_sql'"),
+        ('{"sql": "SELECT 1"}', "got the tool None"),
+        ('{"name": ["run_sql"], "arguments": {"sql": "x"}}', r"got the tool \['run_sql'\]"),
+        (json.dumps({"name": "x" * 10_000}), "got the tool 'x{199}"),
+        ('{"name": "run_sql"}', "got the arguments null"),
+        ('{"name": "run_sql", "arguments": {"query": "x"}}', r'got the arguments \{"query": "x"\}'),
+        ('{"name": "run_sql", "arguments": {"sql": 3}}', r'got the arguments \{"sql": 3\}'),
+        ('{"name": "run_sql", "arguments": {"sql": " "}}', r'got the arguments \{"sql": " "\}'),
+        ('{"name": "run_sql", "arguments": "SELECT 1"}', 'got the arguments "SELECT 1"'),
+    ],
+)
+def test_malformed_native(text: str, got: str) -> None:
+    with pytest.raises(MalformedTurn, match=rf"^expected .*{got}$"):
+        parse_native(text)
+
+
+PIECES = st.sampled_from(
+    [
+        *("<sql>", "</sql>", "<answer>", "</answer>", "<think>", "</think>"),
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+        *('{"name": ', '"run_sql"', '"arguments": ', '{"sql": ', '"SELECT 1"', "}", "[", "]", ",", "null"),
+        CALL,
+    ]
+)
+
+
+@given(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join))
+@example("[" * 100_000)
+@example('{"name": -' + "9" * 5_000)
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    for protocol in ("tags", "native"):
+        try:
+            action = parse_action(text, protocol)
+        except MalformedTurn as malformed:
+            assert str(malformed).startswith("expected ")
+            assert len(str(malformed)) < 500
+        else:
+            assert action.sql == action.sql.strip() != ""
+
+
+def test_tools_are_what_the_parser_reads() -> None:
+    for tool in TOOLS:
+        call = {"name": tool["function"]["name"], "arguments": {"sql": "SELECT 1"}}
+        assert parse_native(json.dumps(call)).kind == tool["function"]["name"]
+        assert tool["function"]["parameters"]["required"] == list(call["arguments"])
