@@ -1,0 +1,182 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scripted_policy import ask, shop_environment
+from text2sql_grpo.environment.episode import Message
+from text2sql_grpo.environment.protocols import Protocol
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.errors import DataError
+
+LOOK = "SELECT code FROM branch WHERE city LIKE 'Lis%'"
+ANSWER = "SELECT staff FROM branch WHERE code = 'LIS-02'"
+
+
+def say(protocol: Protocol, kind: str, sql: str) -> str:
+    """A turn as a model writes it."""
+    if protocol == "native":
+        return f"<tool_call>{json.dumps({'name': kind, 'arguments': {'sql': sql}})}</tool_call>"
+    return f"<sql>{sql}</sql>" if kind == "run_sql" else f"<answer>{sql}</answer>"
+
+
+def begin(folder: Path, protocol: Protocol = "tags", *, max_turns: int = 3) -> SQLSession:
+    settings = EnvironmentSettings(protocol=protocol, max_turns=max_turns)
+    return shop_environment(folder, settings).session(ask("How many people work in Lisbon?"))
+
+
+@pytest.mark.parametrize(("protocol", "role"), [("tags", "user"), ("native", "tool")])
+def test_look_then_submit(tmp_path: Path, protocol: Protocol, role: str) -> None:
+    session = begin(tmp_path, protocol)
+    episode = session.episode
+    look, answer = say(protocol, "run_sql", LOOK), say(protocol, "submit_sql", ANSWER)
+
+    prompt = session.start()
+    reply = session.step(look)
+    assert episode.stop_reason is None
+    end = session.step(answer)
+
+    assert reply == {"role": role, "content": "code\nLIS-02"}
+    assert end is None
+    assert episode.messages == [
+        *prompt,
+        {"role": "assistant", "content": look},
+        reply,
+        {"role": "assistant", "content": answer},
+    ]
+    assert [(action.kind, action.sql) for action in episode.actions] == [
+        ("run_sql", LOOK),
+        ("submit_sql", ANSWER),
+    ]
+    assert episode.actions[0].outcome is not None and episode.actions[0].outcome.rows == (("LIS-02",),)
+    assert episode.actions[1].outcome is None
+    assert (episode.final_sql, episode.stop_reason, episode.is_masked) == (ANSWER, "submitted", False)
+
+
+@pytest.mark.parametrize("protocol", ["tags", "native"])
+def test_malformed_turn_is_answered_and_the_episode_goes_on(tmp_path: Path, protocol: Protocol) -> None:
+    session = begin(tmp_path, protocol, max_turns=5)
+    session.start()
+
+    reply = session.step("I do not know.")
+    session.step(say(protocol, "submit_sql", ANSWER))
+
+    assert reply is not None and reply["content"].startswith("Error: expected one ")
+    malformed = session.episode.actions[0]
+    assert (malformed.kind, malformed.sql, malformed.outcome) == ("malformed", "", None)
+    assert reply["content"] == f"Error: {malformed.error}"
+    assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
+
+
+def test_last_turn_is_announced_and_then_over(tmp_path: Path) -> None:
+    session = begin(tmp_path, max_turns=3)
+    session.start()
+
+    replies = [session.step(f"<sql>SELECT {turn}</sql>") for turn in range(2)]
+    end = session.step("<sql>SELECT 2</sql>")
+
+    assert [reply and reply["content"] for reply in replies] == [
+        "0\n0",
+        "1\n1\n(1 turn left: submit your answer)",
+    ]
+    assert end is None
+    assert session.episode.messages[-1]["role"] == "assistant"
+    assert len(session.episode.actions) == 3
+    assert (session.episode.final_sql, session.episode.stop_reason) == (None, "max_turns")
+
+
+def test_malformed_turns_count(tmp_path: Path) -> None:
+    session = begin(tmp_path, max_turns=2)
+    session.start()
+
+    reply, end = session.step(""), session.step("")
+
+    assert reply is not None and reply["content"].endswith("\n(1 turn left: submit your answer)")
+    assert end is None
+    assert session.episode.stop_reason == "max_turns"
+
+
+def test_single_turn_leaves_no_look(tmp_path: Path) -> None:
+    session = begin(tmp_path, max_turns=1)
+    session.start()
+
+    assert session.step(f"<sql>{LOOK}</sql>") is None
+    assert session.episode.stop_reason == "max_turns"
+
+
+@pytest.mark.parametrize(
+    ("sql", "status", "shown"),
+    [
+        ("DELETE FROM branch", "denied", "Error: not allowed: DELETE"),
+        ("SELECT cty FROM branch", "error", "Error: no such column: cty"),
+        ("SELECT (", "error", "Error: incomplete input"),
+        ("SELECT '\ud800'", "error", "Error: the query contains a character"),
+        ("SELECT code FROM branch WHERE staff > 9", "ok", "code\n(no rows)"),
+        ("SELECT cast(x'ff41' AS TEXT) AS a", "ok", "a\n?A"),
+    ],
+)
+def test_the_model_is_shown_what_went_wrong(tmp_path: Path, sql: str, status: str, shown: str) -> None:
+    session = begin(tmp_path)
+    session.start()
+
+    reply = session.step(f"<sql>{sql}</sql>")
+
+    assert reply is not None and reply["content"].startswith(shown)
+    outcome = session.episode.actions[0].outcome
+    assert outcome is not None and outcome.status == status
+
+
+def test_database_that_vanished_is_our_failure(tmp_path: Path) -> None:
+    environment = shop_environment(tmp_path, EnvironmentSettings())
+    session = environment.session(ask("How many?"))
+    session.start()
+    environment.databases.path("shop").unlink()
+
+    with pytest.raises(DataError, match=r"shop"):
+        session.step("<sql>SELECT 1</sql>")
+
+
+def test_unknown_database(tmp_path: Path) -> None:
+    environment = shop_environment(tmp_path, EnvironmentSettings())
+    (tmp_path / "databases" / "shop.sql").rename(tmp_path / "databases" / "store.sql")
+
+    with pytest.raises(DataError, match=r"shop\.sql"):
+        environment.session(ask("How many?"))
+
+
+def prompt_of(folder: Path, settings: EnvironmentSettings) -> list[Message]:
+    return shop_environment(folder, settings).session(ask("How many?")).start()
+
+
+def test_prompt(tmp_path: Path) -> None:
+    system, user = prompt_of(tmp_path, EnvironmentSettings(max_turns=4))
+
+    assert system["role"] == "system"
+    assert "<sql>query</sql>" in system["content"] and "You have 4 turns." in system["content"]
+    assert user["role"] == "user"
+    assert user["content"].startswith("CREATE TABLE branch") and user["content"].endswith("\n\nHow many?")
+    assert "LIS-02" not in user["content"]  # a look must be needed
+
+
+def test_prompt_without_instructions_and_with_compact_schema(tmp_path: Path) -> None:
+    (user,) = prompt_of(tmp_path, EnvironmentSettings(instructions=False, schema_text="compact"))
+
+    assert user["content"].startswith("branch") and "CREATE" not in user["content"]
+
+
+def test_prompt_of_the_native_protocol_leaves_tags_out(tmp_path: Path) -> None:
+    system, _ = prompt_of(tmp_path, EnvironmentSettings(protocol="native"))
+
+    assert "tool call" in system["content"] and "<sql>" not in system["content"]
+
+
+def test_sessions_of_one_environment_do_not_share_their_record(tmp_path: Path) -> None:
+    environment = shop_environment(tmp_path, EnvironmentSettings())
+    first, second = environment.session(ask("How many?")), environment.session(ask("How many?"))
+    first.start()
+    second.start()
+
+    first.step("<sql>SELECT 1</sql>")
+
+    assert len(second.episode.messages) == 2
+    assert second.episode.actions == []
