@@ -1,0 +1,231 @@
+from pathlib import Path
+
+import pytest
+
+from tests.scripted_policy import ScriptedPolicy, ask, shop_environment
+from tests.tiny_model import write_tokenizer
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, run
+
+PLENTY = Budgets(max_turn_tokens=200, max_episode_tokens=2_000, max_context=10_000)
+LOOK = "<sql>SELECT code FROM branch WHERE city LIKE 'Lis%'</sql>"
+ANSWER = "<answer>SELECT staff FROM branch WHERE code = 'LIS-02'</answer>"
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> ChatFormat:
+    return ChatFormat(write_tokenizer(tmp_path / "tokenizer"))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> SQLEnvironment:
+    return shop_environment(tmp_path, EnvironmentSettings(instructions=False, max_turns=4))
+
+
+def play(
+    environment: SQLEnvironment,
+    chat: ChatFormat,
+    turns: dict[str, list[str | list[int]]],
+    budgets: Budgets = PLENTY,
+    *,
+    first_turns: list[str] | None = None,
+) -> tuple[list[Episode], ScriptedPolicy]:
+    policy = ScriptedPolicy(chat, turns)
+    sessions = [environment.session(ask(question)) for question in turns]
+    return run(sessions, policy, chat, budgets, first_turns=first_turns), policy
+
+
+def play_one(
+    environment: SQLEnvironment, chat: ChatFormat, *turns: str | list[int], budgets: Budgets = PLENTY
+) -> Episode:
+    (episode,), _ = play(environment, chat, {"Lisbon?": list(turns)}, budgets)
+    return episode
+
+
+def spoken(episode: Episode, chat: ChatFormat, flag: int) -> str:
+    """The text of the tokens with this flag in the mask."""
+    pairs = zip(episode.completion_ids, episode.completion_mask, strict=True)
+    return chat.tokenizer.decode([token for token, sampled in pairs if sampled == flag])
+
+
+def test_tokens_and_mask_of_a_look_and_an_answer(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    episode = play_one(environment, chat, LOOK, ANSWER)
+
+    assert spoken(episode, chat, 1) == f"{LOOK}<|im_end|>{ANSWER}<|im_end|>"
+    assert spoken(episode, chat, 0) == "\n<|im_start|>user\ncode\nLIS-02<|im_end|>\n<|im_start|>assistant\n"
+    look, answer = len(chat.turn_ids(LOOK)), len(chat.turn_ids(ANSWER))
+    environment_tokens = len(episode.completion_ids) - look - answer
+    assert episode.completion_mask == [1] * look + [0] * environment_tokens + [1] * answer
+    assert (episode.stop_reason, episode.is_masked) == ("submitted", False)
+
+
+def test_the_episode_s_tokens_are_the_rendered_chat(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    episode = play_one(environment, chat, LOOK, "what?", ANSWER)
+
+    whole = chat.tokenizer.apply_chat_template(episode.messages, tokenize=False)
+    assert chat.tokenizer.decode(episode.prompt_ids + episode.completion_ids) == whole.removesuffix("\n")
+
+
+def test_native_protocol(tmp_path: Path) -> None:
+    chat = ChatFormat(write_tokenizer(tmp_path / "tokenizer"), tools=TOOLS)
+    environment = shop_environment(tmp_path, EnvironmentSettings(protocol="native"))
+    call = '{"name": "submit_sql", "arguments": {"sql": "SELECT 1"}}'
+
+    episode = play_one(environment, chat, call.replace("submit", "run"), call)
+
+    assert [action.kind for action in episode.actions] == ["run_sql", "submit_sql"]
+    assert spoken(episode, chat, 0).startswith("\n<|im_start|>tool\n1\n1<|im_end|>")
+
+
+def test_the_policy_continues_exactly_the_tokens_so_far(
+    environment: SQLEnvironment, chat: ChatFormat
+) -> None:
+    seen: list[list[int]] = []
+
+    class Recorder(ScriptedPolicy):
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+            seen.extend(prompts)
+            return super().generate(prompts, max_new_tokens=max_new_tokens)
+
+    # Bytes that are no character: decoding and encoding them again would give other tokens.
+    odd = [200, 130, 200, chat.tokenizer.eos_token_id]
+    policy = Recorder(chat, {"Lisbon?": [odd, ANSWER]})
+
+    (episode,) = run([environment.session(ask("Lisbon?"))], policy, chat, PLENTY)
+
+    last = len(chat.turn_ids(ANSWER))
+    assert episode.completion_ids[: len(odd)] == odd
+    assert seen == [episode.prompt_ids, episode.prompt_ids + episode.completion_ids[:-last]]
+
+
+def test_sessions_of_different_length_side_by_side(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    turns: dict[str, list[str | list[int]]] = {
+        "first?": [LOOK, "?", ANSWER],
+        "second?": [ANSWER],
+        "third?": [LOOK, LOOK, LOOK, LOOK],
+        "fourth?": ["?", ANSWER],
+    }
+
+    episodes, policy = play(environment, chat, turns)
+
+    assert [episode.example.id for episode in episodes] == list(turns)
+    assert [len(episode.actions) for episode in episodes] == [3, 1, 4, 2]
+    assert [episode.stop_reason for episode in episodes] == [
+        *("submitted", "submitted", "max_turns", "submitted")
+    ]
+    assert [len(batch) for batch in policy.batches] == [4, 3, 2, 1]
+    for question, episode in zip(turns, episodes, strict=True):
+        alone, _ = play(environment, chat, {question: turns[question]})
+        assert alone[0].prompt_ids == episode.prompt_ids
+        assert alone[0].completion_ids == episode.completion_ids
+        assert alone[0].completion_mask == episode.completion_mask
+    assert not any(episode.is_masked for episode in episodes)
+
+
+def test_turn_limit_is_no_truncation(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    episode = play_one(environment, chat, LOOK, LOOK, LOOK, LOOK)
+
+    assert (episode.stop_reason, episode.is_masked, episode.final_sql) == ("max_turns", False, None)
+    assert episode.completion_mask[-1] == 1
+
+
+def test_turn_budget(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    n = len(chat.turn_ids(ANSWER))
+
+    cut = play_one(environment, chat, ANSWER, budgets=Budgets(n - 1, 2_000, 10_000))
+    whole = play_one(environment, chat, ANSWER, budgets=Budgets(n, 2_000, 10_000))
+
+    assert (cut.stop_reason, cut.is_masked, cut.final_sql, cut.actions) == ("budget", True, None, [])
+    assert cut.completion_ids == chat.turn_ids(ANSWER)[:-1]
+    assert cut.completion_mask == [1] * (n - 1)
+    assert (whole.stop_reason, whole.is_masked) == ("submitted", False)
+
+
+@pytest.mark.parametrize("of_context", [True, False])
+def test_whole_episode_budget_and_context(
+    environment: SQLEnvironment, chat: ChatFormat, of_context: bool
+) -> None:
+    plenty = play_one(environment, chat, LOOK, ANSWER)
+    n_prompt, n_all, n_answer = (
+        len(plenty.prompt_ids),
+        len(plenty.completion_ids),
+        len(chat.turn_ids(ANSWER)),
+    )
+    n_look = len(chat.turn_ids(LOOK))
+
+    def limited(tokens: int) -> Episode:
+        budgets = Budgets(200, 2_000, n_prompt + tokens) if of_context else Budgets(200, tokens, 10_000)
+        return play_one(environment, chat, LOOK, ANSWER, budgets=budgets)
+
+    reason = "context" if of_context else "budget"
+    assert limited(n_all).stop_reason == "submitted"
+    for tokens, kept in [
+        (n_all - 1, n_all - 1),  # the answer is cut
+        (n_all - n_answer + 1, n_all - n_answer + 1),  # one token of an answer
+        (n_all - n_answer, n_look),  # no room after the observation, which is then left out
+        (n_look + 1, n_look),
+        (n_look, n_look),
+        (n_look - 1, n_look - 1),  # the look is cut
+        (1, 1),
+    ]:
+        episode = limited(tokens)
+        assert (episode.stop_reason, episode.is_masked, episode.final_sql) == (reason, True, None)
+        assert episode.completion_ids == plenty.completion_ids[:kept]
+        assert episode.completion_mask == plenty.completion_mask[:kept]
+
+
+def test_prompt_that_fills_the_context_is_not_asked(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    n_short = len(chat.prompt_ids(environment.session(ask("short?")).start()))
+    n_long = len(chat.prompt_ids(environment.session(ask("a longer one?")).start()))
+    turns: dict[str, list[str | list[int]]] = {"a longer one?": [ANSWER], "short?": [ANSWER]}
+
+    (long, short), policy = play(environment, chat, turns, Budgets(200, 2_000, n_long))
+
+    assert (long.stop_reason, long.is_masked, long.completion_ids) == ("context", True, [])
+    assert len(long.prompt_ids) == n_long
+    assert len(short.completion_ids) == n_long - n_short
+    assert [len(batch) for batch in policy.batches] == [1]
+
+
+def test_longer_budgets_of_others_do_not_help(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    """One `generate` serves all sessions; each still stops at its own limit."""
+    n_answer = len(chat.turn_ids(ANSWER))
+    n_short = len(chat.prompt_ids(environment.session(ask("short?")).start()))
+    budgets = Budgets(200, 2_000, n_short + n_answer)
+
+    (short, long), _ = play(environment, chat, {"short?": [ANSWER], "a longer one?": [ANSWER]}, budgets)
+
+    assert short.stop_reason == "submitted"
+    assert (long.stop_reason, long.is_masked) == ("context", True)
+    assert len(long.prompt_ids) + len(long.completion_ids) == budgets.max_context
+
+
+def test_given_first_turns(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    turns: dict[str, list[str | list[int]]] = {"one?": ["never", ANSWER], "two?": ["never"]}
+
+    (one, two), policy = play(environment, chat, turns, first_turns=[LOOK, ANSWER])
+
+    assert [action.kind for action in one.actions] == ["run_sql", "submit_sql"]
+    assert [action.kind for action in two.actions] == ["submit_sql"]
+    assert [len(batch) for batch in policy.batches] == [1]
+    assert one.completion_mask[0] == 1
+
+
+def test_given_first_turns_go_to_their_own_sessions(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    """Also where a session before them has no room to begin."""
+    turns: dict[str, list[str | list[int]]] = {"x" * 500: [], "two?": []}
+    n_prompt = len(chat.prompt_ids(environment.session(ask("two?")).start()))
+    budgets = Budgets(200, 2_000, n_prompt + 100)
+
+    (one, two), policy = play(environment, chat, turns, budgets, first_turns=[LOOK, ANSWER])
+
+    assert (one.stop_reason, one.completion_ids) == ("context", [])
+    assert two.stop_reason == "submitted"
+    assert policy.batches == []
+
+
+def test_no_sessions(chat: ChatFormat) -> None:
+    assert run([], ScriptedPolicy(chat, {}), chat, PLENTY) == []

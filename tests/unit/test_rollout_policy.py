@@ -1,0 +1,120 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM, PreTrainedModel
+
+from tests.scripted_policy import ask, shop_environment
+from tests.tiny_model import write_model
+from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, run
+from text2sql_grpo.rollout.policy import ModelPolicy, context_length
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [1, 2], [20] * 11, [3], [40, 41, 42]]
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def model_and_chat(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, ChatFormat]:
+    folder = write_model(tmp_path / "model", architecture=request.param, vocab_size=260)
+    chat = ChatFormat(AutoTokenizer.from_pretrained(folder))
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), chat
+
+
+@torch.no_grad()
+def step_by_step(model: PreTrainedModel, prompt: list[int], eos: set[int], n: int) -> list[int]:
+    """Greedy continuation, one whole forward pass a token."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + n and not (len(ids) > len(prompt) and ids[-1] in eos):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_batch_is_the_same_as_one_at_a_time(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
+    model, chat = model_and_chat
+    plain = [step_by_step(model, prompt, set(chat.eos_token_ids), 12) for prompt in PROMPTS]
+
+    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12) == plain
+    assert ModelPolicy(model, chat, batch_size=2).generate(PROMPTS, max_new_tokens=12) == plain
+    assert ModelPolicy(model, chat).generate(PROMPTS[1:2], max_new_tokens=1) == [plain[1][:1]]
+
+
+def test_reply_ends_with_the_first_end_of_turn(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
+    model, chat = model_and_chat
+    plain = [step_by_step(model, prompt, set(), 12) for prompt in PROMPTS]
+    end = plain[0][3]  # make some token that comes up an end of turn
+    chat = ChatFormat(chat.tokenizer, eos_token_ids=[end])
+
+    replies = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12)
+
+    assert replies == [
+        tokens[: tokens.index(end) + 1] if end in tokens else step_by_step(model, prompt, {end}, 12)
+        for prompt, tokens in zip(PROMPTS, plain, strict=True)
+    ]
+    assert len(replies[0]) <= 4
+
+
+def test_the_model_s_own_generation_settings_do_not_leak_in(
+    model_and_chat: tuple[PreTrainedModel, ChatFormat],
+) -> None:
+    """Models from the Hub come with a repetition penalty or top-k, and SQL repeats itself."""
+    model, chat = model_and_chat
+    plain = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12)
+    own = model.generation_config
+    own.update(repetition_penalty=3.0, no_repeat_ngram_size=2, do_sample=True, top_k=3, temperature=0.1)
+
+    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12) == plain
+    assert model.generation_config is own
+
+    torch.manual_seed(0)
+    sampled = ModelPolicy(model, chat, temperature=1.0).generate([[5, 6]] * 40, max_new_tokens=1)
+    assert len({token for (token,) in sampled}) > 10
+
+
+def test_sampling_follows_the_temperature(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
+    model, chat = model_and_chat
+    torch.manual_seed(0)
+
+    cold = ModelPolicy(model, chat, temperature=1e-4).generate(PROMPTS, max_new_tokens=6)
+
+    assert cold == ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=6)
+
+
+@torch.no_grad()
+def test_tokens_in_tokens_out(model_and_chat: tuple[PreTrainedModel, ChatFormat], tmp_path: Path) -> None:
+    """Log-probs on the recorded ids are those that each token was sampled with."""
+    model, chat = model_and_chat
+    environment = shop_environment(tmp_path, EnvironmentSettings(instructions=False, max_turns=3))
+    sampled_with: list[torch.Tensor] = []
+
+    class Recording(ModelPolicy):
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+            (prompt,) = prompts
+            (reply,) = super().generate(prompts, max_new_tokens=max_new_tokens)
+            reply[-1] = chat.tokenizer.eos_token_id  # a random model seldom ends a turn
+            for i, token in enumerate(reply):
+                logits = model(torch.tensor([prompt + reply[:i]])).logits[0, -1]
+                sampled_with.append(logits.log_softmax(-1)[token])
+            return [reply]
+
+    torch.manual_seed(0)
+    policy = Recording(model, chat, temperature=1.0)
+    (episode,) = run([environment.session(ask("Lisbon?"))], policy, chat, Budgets(8, 1_000, 2_000))
+
+    ids = torch.tensor([episode.prompt_ids + episode.completion_ids])
+    log_probs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    completion = log_probs[len(episode.prompt_ids) - 1 :]
+    assert episode.stop_reason == "max_turns"
+    torch.testing.assert_close(
+        completion[torch.tensor(episode.completion_mask) == 1],
+        torch.stack(sampled_with),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_context_length(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
+    without_positions = BloomForCausalLM(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=1))
+
+    assert context_length(model_and_chat[0]) == 128
+    assert context_length(without_positions) == 1_000_000
