@@ -44,7 +44,7 @@ def test_files_are_found_in_every_layout(folder: Path) -> None:
 
     assert databases.names() == ["plain", "short", "spider", "text"]
     assert [databases.path(name) for name in ("plain", "short", "spider")] == [plain, short, spider]
-    assert databases.path("text").parent == cache_folder()
+    assert databases.path("text").parent == cache_folder("databases")
 
 
 def test_sqlite_file_goes_before_text(folder: Path) -> None:
@@ -67,7 +67,7 @@ def test_sql_text_is_built_once_per_content(folder: Path) -> None:
     assert (again, again.stat().st_mtime_ns) == (first, made_at)
     assert rows(first) == [("é;x",)]
     assert rows(changed) == [("é;x",), ("new",)]
-    assert sorted(cache_folder().iterdir()) == sorted([first, changed])
+    assert sorted(cache_folder("databases").iterdir()) == sorted([first, changed])
 
 
 def test_two_processes_build_the_same_database(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_two_processes_build_the_same_database(folder: Path) -> None:
 
     assert len(paths) == 1
     assert len(rows(Path(paths.pop()))) == 2001
-    assert len(list(cache_folder().iterdir())) == 1
+    assert len(list(cache_folder("databases").iterdir())) == 1
 
 
 def test_unknown_name_lists_what_is_there(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_broken_sql_text(folder: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"expected SQL that builds a database, got.*{message}.*shop\.sql"):
         Databases(folder).path("shop")
 
-    assert list(cache_folder().iterdir()) == []
+    assert list(cache_folder("databases").iterdir()) == []
 
 
 def test_text_that_is_not_utf8(folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_cache_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.M
 def test_cache_lies_under_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEXT2SQL_GRPO_CACHE", raising=False)
 
-    assert cache_folder() == Path.home() / ".cache" / "text2sql-grpo" / "databases"
+    assert cache_folder("databases") == Path.home() / ".cache" / "text2sql-grpo" / "databases"
 
 
 def test_missing_folder(tmp_path: Path) -> None:
