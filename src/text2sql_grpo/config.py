@@ -243,9 +243,16 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads `1e-4` as text; this loader reads it as the number that was meant."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -289,7 +296,7 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
 
 def dump_config(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
-    return yaml.safe_dump(json.loads(_ADAPTER.dump_json(config)), sort_keys=False)
+    return yaml.dump(json.loads(_ADAPTER.dump_json(config)), Dumper=_Dumper, sort_keys=False)
 
 
 def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:

@@ -1,0 +1,229 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from text2sql_grpo.config import Config, dump_config, load_config, parse_config
+from text2sql_grpo.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "config").rglob("*.y*ml"))
+SMALLEST = "model: {path: some/model}\ndata: {databases: d, train: t.jsonl}\n"
+TINY = "model: {tiny: {}}\ndata: {databases: d, train: t.jsonl, demonstrations: s.jsonl}\n"
+
+
+def load(folder: Path, text: str, *overrides: str) -> Config:
+    path = folder / "run.yaml"
+    path.write_text(text, "utf-8")
+    return load_config(path, overrides)
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(folder, text, *overrides)
+    return str(refused.value)
+
+
+def test_there_are_configs() -> None:
+    assert {path.name for path in CONFIGS} >= {
+        *("quickstart.yaml", "test.yaml", "qwen2.5_coder_1.5b_lora.yaml"),
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_loads_and_opens_with_its_command(path: Path) -> None:
+    config = load_config(path)
+
+    comment = path.read_text("utf-8").split("\nrun:")[0]
+    assert re.search(r"^# Command: ", comment, re.M)
+    assert re.search(r"^# Hardware: ", comment, re.M)
+    data = config.data
+    files = [data.databases, data.train, *data.test.values(), *filter(None, [data.demonstrations])]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert isinstance(config.grpo["learning_rate"], float)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_dump_and_load(tmp_path: Path, path: Path) -> None:
+    config = load_config(path)
+
+    assert load(tmp_path, dump_config(config)) == config
+    assert dump_config(load(tmp_path, dump_config(config))) == dump_config(config)
+
+
+def test_dump_says_every_field(tmp_path: Path) -> None:
+    tree = yaml.safe_load(dump_config(load(tmp_path, SMALLEST)))
+
+    assert tree["environment"]["limits"]["timeout_s"] == 5.0
+    assert tree["run"] == {"output_dir": str(Path("runs/run")), "seed": 0}
+    assert tree["model"]["lora"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: {sed: 1}", "unknown key run.sed: did you mean seed?"),
+        ("rewrds: {execution: 1}", "unknown key rewrds: did you mean rewards?"),
+        ("run: {zzz: 1}", "unknown key run.zzz: known: output_dir, seed"),
+        (
+            "environment: {limits: {timeout: 3}}",
+            "unknown key environment.limits.timeout: did you mean timeout_s?",
+        ),
+        ("run: {seed: 2.5}", "run.seed must be a valid integer, got 2.5"),
+        ("run: {seed: '3'}", "run.seed must be a valid integer, got '3'"),
+        ("run: {seed: true}", "run.seed must be a valid integer, got True"),
+        ("run: {seed: }", "run.seed must be a valid integer, got None"),
+        ("run: 3", "run must be a mapping, got 3"),
+        ("run: {output_dir: 3}", "run.output_dir must be a valid string, got 3"),
+        ("evaluation: {temperature: '1'}", "evaluation.temperature must be a valid number, got '1'"),
+        (
+            "evaluation: {before_training: 'yes'}",
+            "evaluation.before_training must be a valid boolean, got 'yes'",
+        ),
+        ("evaluation: {temperature: .nan}", "evaluation: temperature must be a number >= 0, got nan"),
+        ("evaluation: {temperature: -1}", "evaluation: temperature must be a number >= 0, got -1.0"),
+        ("evaluation: {batch_size: 0}", "evaluation: batch_size must be >= 1, got 0"),
+        ("environment: {protocol: xml}", "environment.protocol must be 'tags' or 'native', got 'xml'"),
+        ("environment: {max_turns: 0}", "environment.max_turns must be >= 1, got 0"),
+        ("environment: {max_turn_tokens: -1}", "environment.max_turn_tokens must be >= 1, got -1"),
+        ("environment: {limits: {timeout_s: 0}}", "environment.limits.timeout_s must be > 0, got 0.0"),
+        ("environment: {limits: {timeout_s: .nan}}", "environment.limits.timeout_s must be > 0, got nan"),
+        (
+            "environment: {observation: {max_rows: 0}}",
+            "environment.observation.max_rows must be > 0, got 0",
+        ),
+        ("rewards: {execution: high}", "rewards.execution must be a valid number, got 'high'"),
+        (
+            "rewards: {exectuion: 1}",
+            "reward weights: expected names among execution, executes, format, schema_linking, turn_cost; "
+            "got 'exectuion'",
+        ),
+        (
+            "rewards: {execution: 1, format: 1, schema_linking: 2}",
+            "reward weights: expected every right answer to earn more than any wrong one, but a wrong one "
+            "can earn 3 and a right one as little as ",
+        ),
+        ("rewards: {}", "raise execution above 0"),
+        ("warm_start: {}", "warm_start needs data.demonstrations and model.tiny"),
+    ],
+)
+def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text: str, message: str) -> None:
+    refused = refusal(tmp_path, f"{SMALLEST}{text}\n")
+
+    assert message in refused
+    assert refused.endswith(f" ({tmp_path / 'run.yaml'})")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {path: m}", "missing key data"),
+        ("data: {databases: d, train: t}", "missing key model"),
+        ("model: {path: m}\ndata: {databases: d}", "missing key data.train"),
+        (SMALLEST.replace("path: some/model", ""), "model: expected exactly one of path and tiny, got path="),
+        (SMALLEST.replace("some/model", "m, tiny: {}"), "model: expected exactly one of path and tiny"),
+        (SMALLEST.replace("some/model", "m, quantization: 4bit"), "expected lora, got none"),
+        (SMALLEST.replace("some/model", "m, dtype: float8"), "model.dtype must be 'auto', 'float32', "),
+        (SMALLEST.replace("t.jsonl", "3"), "data.train must be a valid string, got 3"),
+        (SMALLEST.replace("t.jsonl", "t, test: {a: [b]}"), "data.test.a must be a valid string, got ['b']"),
+        (SMALLEST.replace("t.jsonl", "t, train_samples: 0"), "data: train_samples must be >= 1, got 0"),
+        (TINY.replace("{}", "{vocab: 3}"), "unknown key model.tiny.vocab: did you mean vocab_size?"),
+        (TINY.replace("{}", "{num_layers: 0}"), "model.tiny: num_layers must be >= 1, got 0"),
+        (
+            TINY.replace("{}", "{hidden_size: 100}"),
+            "model.tiny: hidden_size must be a multiple of 2 * num_heads (12), got 100",
+        ),
+        (f"{TINY}warm_start: {{steps: 5}}", "warm_start: looking_steps must be in 0..steps (5), got 400"),
+        (f"{TINY}warm_start: {{look_share: 2}}", "warm_start: look_share must be in [0, 1], got 2.0"),
+        ("", "expected a mapping of sections, got NoneType"),
+        ("- a\n- b", "expected a mapping of sections, got list"),
+        ("run: {seed: 1", "expected YAML, got "),
+        ("run: !!python/object:os.system {}", "expected YAML, got "),
+    ],
+)
+def test_refused_files(tmp_path: Path, text: str, message: str) -> None:
+    refused = refusal(tmp_path, text)
+
+    assert message in refused
+    assert refused.endswith(f" ({tmp_path / 'run.yaml'})")
+
+
+def test_every_fault_is_named_at_once(tmp_path: Path) -> None:
+    refused = refusal(tmp_path, f"{SMALLEST}run: {{seed: x}}\nenvironment: {{max_turn: 3}}\n")
+
+    assert "run.seed must be" in refused
+    assert "unknown key environment.max_turn: did you mean max_turns?" in refused
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(
+            ConfigError, match=rf"expected a readable config file, got .*\({re.escape(str(path))}\)"
+        ):
+            load_config(path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"expected a readable config file, got .*binary"):
+        load_config(tmp_path / "binary.yaml")
+
+
+def test_numbers_in_exponent_form_are_numbers(tmp_path: Path) -> None:
+    text = f"{SMALLEST}grpo: {{a: 1e-4, b: 2.5e3, c: -1E+2, d: 1.e-3, e: .5e1, f: e4, g: 1e, h: '1e-4'}}\n"
+
+    config = load(tmp_path, text, "--grpo.a", "5e-6")
+
+    assert config.grpo == {
+        **{"a": 5e-6, "b": 2500.0, "c": -100.0, "d": 0.001, "e": 5.0},
+        **{"f": "e4", "g": "1e", "h": "1e-4"},
+    }
+    assert load(tmp_path, dump_config(config)).grpo == config.grpo
+
+
+def test_overrides(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        SMALLEST,
+        *("--run.seed", "7", "--environment.max_turns=3", "--grpo.max_steps", "2", "--model.lora.r", "4"),
+        *(
+            "--data.test",
+            "{new: n.jsonl}",
+            "--data.test_samples=null",
+            "--evaluation.before_training",
+            "false",
+        ),
+    )
+
+    assert (config.run.seed, config.environment.max_turns) == (7, 3)
+    assert config.grpo == {"max_steps": 2}
+    assert config.model.lora is not None and config.model.lora.r == 4
+    assert config.data.test == {"new": Path("n.jsonl")}
+    assert config.evaluation.before_training is False
+
+
+def test_the_last_override_wins(tmp_path: Path) -> None:
+    assert load(tmp_path, SMALLEST, "--run.seed", "1", "--run.seed", "-2").run.seed == -2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--run.seed", "2.5"], "run.seed must be a valid integer, got 2.5"),
+        (["--run.sed", "2"], "unknown key run.sed: did you mean seed?"),
+        (["run.seed", "2"], "expected --section.key VALUE, got 'run.seed' (command line)"),
+        (["--run.seed"], "expected --section.key VALUE, got '--run.seed' (command line)"),
+        (["--run.output_dir", "[a"], "expected a YAML value for --run.output_dir, got '[a' (command line)"),
+        (
+            ["--model.path.x", "1"],
+            "expected a section before .x, got 'some/model' at model.path.x (command line)",
+        ),
+    ],
+)
+def test_refused_overrides(tmp_path: Path, overrides: list[str], message: str) -> None:
+    assert message in refusal(tmp_path, SMALLEST, *overrides)
+
+
+def test_defaults_are_valid() -> None:
+    tree: dict[str, Any] = {"model": {"tiny": {}}, "data": {"databases": "d", "train": "t"}}
+
+    assert parse_config(tree, source="test").rewards == {"execution": 1.0}
