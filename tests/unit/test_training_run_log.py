@@ -1,0 +1,136 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted_policy import ask, shop_environment
+from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.grading import Verdict
+from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+
+RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
+GOLD_FAILED = Verdict(official=False, strict=False, reason="gold_failed", executes=False)
+
+
+def lines(path: Path) -> list[Any]:
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text("utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=no_constants) for line in text.split("\n")[:-1]]
+
+
+def test_lines_are_appended_whole(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "runs" / "one")
+
+    log.write_episodes([{"a": "line\nbreak\u2028"}, {"b": 1}])
+    RunLog(log.folder).write_episodes([{"c": None}])
+
+    assert lines(log.folder / "rollouts.jsonl") == [{"a": "line\nbreak\u2028"}, {"b": 1}, {"c": None}]
+
+
+def test_metrics_are_read_back(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    assert log.metrics() == []
+
+    log.write_metrics({"step": 1, "loss": 0.5})
+    log.write_metrics({"step": 2, "loss": math.nan, "parts": {"kl": -math.inf, "n": 3}, "name": "a\u2028b"})
+
+    assert log.metrics() == lines(tmp_path / "metrics.jsonl")
+    assert log.metrics() == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
+    ]
+
+
+def test_lone_surrogates_and_other_odd_text(tmp_path: Path) -> None:
+    odd = "\ud800 \udcff \0 \x1b é 漢 😀"
+
+    RunLog(tmp_path).write_episodes([{"text": odd, odd: 1}])
+
+    assert lines(tmp_path / "rollouts.jsonl") == [{"text": odd, odd: 1}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_said_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    with pytest.raises(
+        RunError, match=r"expected a run folder that can be written, got: .*No space.*metrics"
+    ):
+        RunLog(tmp_path).write_metrics({"step": 1})
+
+
+def played(folder: Path) -> Episode:
+    session = shop_environment(folder, EnvironmentSettings(instructions=False, max_turns=4)).session(
+        ask("Lisbon?", family="lookup")
+    )
+    session.start()
+    session.step("<sql>SELECT x'00ff' AS raw, 1e999 AS big, cast(x'ff' AS TEXT) AS odd, NULL</sql>")
+    session.step("?")
+    session.step("<sql>SELECT nowhere</sql>")
+    session.step("<answer>SELECT staff FROM branch</answer>")
+    episode = session.episode
+    episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4], [1, 0]
+    return episode
+
+
+def test_record_holds_the_whole_episode(tmp_path: Path) -> None:
+    episode = played(tmp_path)
+
+    RunLog(tmp_path).write_episodes([episode_record(episode, RIGHT, {"execution": 1.0}, reward=1.0)])
+
+    (record,) = lines(tmp_path / "rollouts.jsonl")
+    assert record["messages"] == episode.messages
+    assert [action["kind"] for action in record["actions"]] == [
+        *("run_sql", "malformed", "run_sql", "submit_sql")
+    ]
+    look, malformed, failed, answer = record["actions"]
+    assert look["outcome"].pop("elapsed_s") >= 0
+    assert look["outcome"] == {"status": "ok", "rows": 1, "is_truncated": False, "error": ""}
+    assert malformed["error"].startswith("expected one <sql>")
+    assert failed["outcome"]["error"] == "no such column: nowhere"
+    assert answer == {"kind": "submit_sql", "sql": "SELECT staff FROM branch"}
+    expected = {
+        **{"example": "Lisbon?", "database": "shop", "family": "lookup", "difficulty": "medium"},
+        **{"question": "Lisbon?", "gold_sql": "SELECT staff FROM branch WHERE code = 'LIS-02'"},
+        **{"final_sql": "SELECT staff FROM branch", "stop_reason": "submitted", "is_masked": False},
+        **{"strict": True, "official": True, "reason": "equal"},
+        **{"scores": {"execution": 1.0}, "reward": 1.0},
+        **{"prompt_ids": [1, 2], "completion_ids": [3, 4], "completion_mask": [1, 0]},
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert set(record) == {*expected, "messages", "actions"}
+
+
+def test_record_of_a_masked_episode(tmp_path: Path) -> None:
+    episode = Episode(ask("Lisbon?"), is_masked=True, stop_reason="budget")
+
+    record = episode_record(episode, GOLD_FAILED, None, reward=None)
+
+    assert (record["scores"], record["reward"], record["final_sql"]) == (None, None, None)
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_metrics_of_an_episode(tmp_path: Path) -> None:
+    metrics = episode_metrics(played(tmp_path), RIGHT)
+
+    assert metrics == {
+        **{"accuracy/strict": 1, "accuracy/official": 1},
+        **{"episode/turns": 4, "episode/looks": 2, "episode/malformed": 1, "episode/masked": 0},
+        **{"stop/submitted": 1, "stop/max_turns": 0, "stop/budget": 0, "stop/context": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "verdict", "masked"), [(False, RIGHT, 0), (True, RIGHT, 1), (False, GOLD_FAILED, 1)]
+)
+def test_masked_is_counted(is_masked: bool, verdict: Verdict, masked: int) -> None:
+    episode = Episode(ask("Lisbon?"), actions=[Action("malformed")], is_masked=is_masked)
+
+    assert episode_metrics(episode, verdict)["episode/masked"] == masked
