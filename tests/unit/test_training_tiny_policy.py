@@ -1,0 +1,113 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from text2sql_grpo.config import TinyPolicyConfig
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
+
+TEXTS = [
+    "How many nurses work in the Lisbon ward?",
+    "<sql>SELECT name FROM ward WHERE city = '02-LSB' AND beds > 10 ORDER BY name LIMIT 3</sql>",
+    "<answer>SELECT COUNT(*) FROM nurse JOIN ward ON nurse.ward_id = ward.id GROUP BY ward.id</answer>",
+    "ward(id, name, city, beds) nurse(id, name, ward_id)",
+] * 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS, vocab_size=512)
+
+
+def pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
+    return [tokenizer.decode([token]) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+@given(text=st.text() | st.lists(st.sampled_from([*"aB3 \n'<>|", "SELECT", "<sql>", "ward"])).map("".join))
+def test_any_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    assert tokenizer.decode(ids) == text
+
+
+def test_capitals_and_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert pieces(tokenizer, "'02-LSB'") == list("'02-LSB'")
+    said, stored = pieces(tokenizer, " Lisbon"), pieces(tokenizer, "LSB")
+    assert said[:2] == [" ", "L"]
+    assert stored[0] == "L"
+    assert pieces(tokenizer, "SELECTED") == list("SELECTED")  # no keyword, so no piece
+    assert pieces(tokenizer, "2024") == list("2024")
+
+
+def test_keywords_and_tags_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "<sql>SELECT name FROM ward WHERE beds > 3 ORDER BY name</sql>"
+
+    assert pieces(tokenizer, text) == [
+        *("<sql>", "SELECT", " name", " FROM", " ward", " WHERE", " beds", " ", ">", " ", "3"),
+        *(" ORDER", " BY", " name", "</sql>"),
+    ]
+    assert pieces(tokenizer, "<think></think><answer></answer>") == [
+        *("<think>", "</think>", "<answer>", "</answer>")
+    ]
+
+
+def test_tags_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    """They are text that the policy writes, no chat markers."""
+    ids = tokenizer("<sql>SELECT 1</sql><|end|>", add_special_tokens=False)["input_ids"]
+
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<sql>SELECT 1</sql>"
+    assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_vocabulary_is_as_large_as_asked(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(train_tokenizer(TEXTS, vocab_size=300)) == 300
+    assert len(tokenizer) <= 512
+
+
+def test_smallest_vocabulary() -> None:
+    with pytest.raises(ConfigError, match=r"expected model\.tiny\.vocab_size >= 267, got 266"):
+        train_tokenizer(TEXTS, vocab_size=266)
+
+    smallest = train_tokenizer(TEXTS, vocab_size=267)
+    assert len(smallest) == 267
+    assert smallest.decode(smallest("Größe 漢")["input_ids"]) == "Größe 漢"
+
+
+def test_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = ChatFormat(tokenizer)
+    prompt = chat.prompt_ids([{"role": "user", "content": "How many?"}])
+    reply = {"role": "user", "content": "n\n3"}
+
+    assert tokenizer.decode(prompt) == "<|user|>How many?<|end|><|assistant|>"
+    bridge = chat.bridge_ids(reply, last_token_id=tokenizer.eos_token_id)
+    assert tokenizer.decode(bridge) == "<|user|>n\n3<|end|><|assistant|>"
+
+
+def test_model_of_the_default_size() -> None:
+    settings = TinyPolicyConfig()
+    texts = [f"{first}{second} word" for first in map(chr, range(97, 123)) for second in "abcdefghijklmnop"]
+    texts += [f"{text}{text[:2]}" for text in texts] * 2
+    tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size)
+
+    model = make_model(settings, tokenizer, seed=0)
+
+    assert type(model) is LlamaForCausalLM
+    assert 1.8e6 < model.num_parameters() < 2.2e6
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.dtype == torch.float32
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_weights_depend_on_the_seed_alone(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = TinyPolicyConfig(hidden_size=12, num_heads=2, num_layers=1, intermediate_size=8)
+
+    first, again, other = (
+        make_model(settings, tokenizer, seed=seed).get_input_embeddings().weight for seed in (1, 1, 2)
+    )
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
