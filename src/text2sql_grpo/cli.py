@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,13 +42,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not _is_full_disk(error):
             raise
         # A failed write names no file; then it is the place where the verb writes.
-        where = error.filename or options.writes_to
+        where = getattr(error, "filename", None) or options.writes_to
         print(f"error: expected space to write, got a full disk (at {where})", file=sys.stderr)
         return 1
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Whether a write failed for want of space: a full disk, a quota, or a limit on file sizes.
+
+    torch and safetensors write in C++ and Rust: their errors say so in their text alone.
+    """
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    texts = (*map(os.strerror, numbers), "unexpected pos")
+    return any(text in str(error) for text in texts)
+
+
+def _quiet_libraries() -> None:
+    """Deprecations inside libraries, missing kernels and the bars of single files tell a person nothing."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for name in ("bitsandbytes", "transformers.trainer"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    wants_downloads_shown = not are_progress_bars_disabled()
+    disable_progress_bar()  # would hide the bars of downloads too
+    if wants_downloads_shown:
+        enable_progress_bars()
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +94,7 @@ def run_train(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.settings)
     options.writes_to = config.run.output_dir
 
+    _quiet_libraries()
     from rich.console import Console
 
     from text2sql_grpo.jobs.train import train
@@ -94,6 +123,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     run = model.resolve().parent if model.is_dir() else Path()
     out = options.writes_to = options.out or run / f"evaluation-{model.resolve().name}.json"
 
+    _quiet_libraries()
     from rich.console import Console
 
     from text2sql_grpo.jobs.evaluate import evaluate
@@ -120,6 +150,7 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_merge(options: argparse.Namespace) -> int:
     """Merges an adapter into its base, checks it, and prints by how much the answers moved."""
+    _quiet_libraries()
     from text2sql_grpo.publishing.merge import merge_adapter
 
     out = options.writes_to = options.out or options.adapter.parent / "merged"

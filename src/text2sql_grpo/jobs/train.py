@@ -1,28 +1,27 @@
 """The main job: warm start or load, evaluate, GRPO, evaluate again, merge; all into one run folder."""
 
+import itertools
 import json
-import logging
 import os
-import shutil
+import shlex
+import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import transformers
+from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from text2sql_grpo.config import Config, dump_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, ModelError, RunError
+from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
-from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.publishing.model_card import write_model_card
@@ -37,7 +36,15 @@ from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 INTERRUPTED = 130
-_LOGS = ("metrics.jsonl", "rollouts.jsonl", "evaluation.json")
+_RUN_FILES = (
+    "config.yaml",
+    "metrics.jsonl",
+    "rollouts.jsonl",
+    "evaluation*.json",
+    "learning_curve.png",
+    "README.md",
+)
+_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
 
 
 @dataclass
@@ -78,28 +85,50 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     Raises:
         RunError: Anything wrong with config, data, model or folder, said before work is lost.
     """
-    _quiet_libraries()
-    _set_up_tracking(config)
     arguments = _arguments(config)
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     run = _Run(bench, console)
     checkpoint = _checkpoint(run.folder, resume)
-    _prepare_folder(run.folder, config, keep_logs=checkpoint is not None)
-    console.print(f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}")
-
-    with run.stage("warm start"):
-        policy = _policy(run)
-    before = _before(run, policy, is_resumed=checkpoint is not None)
-
-    trainer = _trainer(run, arguments, policy, questions)
-    stopper = StopOnInterrupt(console)
-    trainer.add_callback(stopper)
-    with run.stage("GRPO"), stopper.listening():
-        trainer.train(resume_from_checkpoint=checkpoint)
-    if stopper.is_stopping and trainer.state.global_step < trainer.state.max_steps:
-        console.print(f"Stopped at step {trainer.state.global_step}; a checkpoint is saved. Go on with: --resume auto")
+    _check_folder(run.folder)
+    console.print(
+        f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
+        soft_wrap=True,
+    )
+    try:
+        with run.stage("warm start"):
+            policy = _policy(run)
+    except KeyboardInterrupt:
+        console.print("Stopped. Run the same command again: a warm start goes on where it was.")
         return INTERRUPTED
+    _prepare_folder(run, is_resumed=checkpoint is not None)
+    try:
+        with _tracking(arguments):
+            return _improve(run, arguments, policy, questions, checkpoint)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. {_how_to_go_on(run.folder)}", soft_wrap=True)
+        return INTERRUPTED
+
+
+def _improve(
+    run: _Run,
+    arguments: SQLGRPOConfig,
+    policy: LoadedPolicy,
+    questions: list[Example],
+    checkpoint: str | None,
+) -> int:
+    """Evaluation, GRPO, merge, evaluation, report."""
+    before = _before(run, policy, is_resumed=checkpoint is not None)
+    progress = TrainingProgress(RunLog(run.folder), run.console)
+    stopper = StopOnInterrupt(run.console)
+    trainer = _trainer(run, arguments, policy, questions, [progress, stopper])
+    try:
+        with run.stage("GRPO"), stopper.listening():
+            trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        progress.close()
+    if stopper.is_stopping:
+        raise KeyboardInterrupt
 
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
@@ -110,31 +139,45 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     return 0
 
 
-def _quiet_libraries() -> None:
-    """Progress bars of single files, and deprecations inside the libraries, tell a person nothing."""
-    transformers.utils.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+def _how_to_go_on(folder: Path) -> str:
+    checkpoints = _checkpoints(folder)
+    if not checkpoints:
+        return "No checkpoint was due yet; the warm start is kept. Run the same command again."
+    config = shlex.quote(str(folder / "config.yaml"))
+    return f"Saved: {checkpoints[-1]}. Go on with:\n  python scripts/train.py --config {config} --resume auto"
 
 
-def _set_up_tracking(config: Config) -> None:
+@contextmanager
+def _tracking(arguments: SQLGRPOConfig) -> Iterator[None]:
     """W&B writes into the run folder; without a key it stays offline."""
-    if not os.environ.get("WANDB_API_KEY"):
-        os.environ.setdefault("WANDB_MODE", "offline")
-    os.environ.setdefault("WANDB_DIR", str(config.run.output_dir))
-    os.environ.setdefault("WANDB_PROJECT", "text2sql-grpo")
-    os.environ.setdefault("WANDB_SILENT", "true")
-    logging.getLogger("wandb").setLevel(logging.ERROR)
+    if "wandb" not in arguments.report_to:
+        yield
+        return
+    import wandb
+
+    defaults = {
+        "WANDB_DIR": arguments.output_dir,
+        "WANDB_PROJECT": "text2sql-grpo",
+        "WANDB_SILENT": "true",
+        "WANDB_MODE": "online" if os.environ.get("WANDB_API_KEY") else "offline",
+    }
+    added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        if wandb.run is not None:
+            wandb.finish()
+        for name in added:
+            del os.environ[name]
 
 
 def _arguments(config: Config) -> SQLGRPOConfig:
     environment = config.environment
-    fields = {"report_to": "wandb", "run_name": config.run.output_dir.name, **config.grpo}
-    if config.model.lora is None and config.model.quantization != "none":
-        raise ConfigError("model.quantization needs model.lora")
+    fields = {"report_to": "wandb", "run_name": config.run.output_dir.absolute().name, **config.grpo}
     return training_arguments(
         fields,
-        output_dir=str(config.run.output_dir),
+        output_dir=str(config.run.output_dir.absolute()),
         seed=config.run.seed,
         max_turn_tokens=environment.max_turn_tokens,
         max_completion_length=environment.max_episode_tokens,
@@ -146,41 +189,75 @@ def _checkpoint(folder: Path, resume: str | None) -> str | None:
     if resume is None:
         return None
     if resume != "auto":
-        if not Path(resume, "trainer_state.json").is_file():
-            raise RunError(f"expected a checkpoint folder for --resume, got {resume}")
+        if not _is_checkpoint(Path(resume)):
+            raise RunError(
+                f"expected --resume to name a checkpoint (trainer_state.json and weights), got {resume}"
+            )
         return resume
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    found = _checkpoints(folder)
     if not found:
-        raise RunError(f"expected a checkpoint to resume from, got none in {folder}")
-    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2])))
+        raise RunError(
+            f"expected a checkpoint to resume from, got none (in {folder}): start without --resume"
+        )
+    return str(found[-1])
 
 
-def _prepare_folder(folder: Path, config: Config, *, keep_logs: bool) -> None:
-    """Makes the run folder; a finished run's logs are never appended to by another."""
+def _checkpoints(folder: Path) -> list[Path]:
+    """Complete ones, the newest last."""
+    found = [path for path in folder.glob("checkpoint-*") if _is_checkpoint(path)]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / "trainer_state.json").is_file() and any(path.glob("*.safetensors"))
+
+
+def _check_folder(folder: Path) -> None:
+    """The run folder is tried before minutes of work; a folder that holds other things is left alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not keep_logs:
-            _put_aside_earlier_run(folder)
-        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        others = [path.name for path in folder.iterdir()] if not (folder / "config.yaml").exists() else []
     except OSError as error:
         raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+    if others:
+        raise RunError(
+            f"expected a new run folder or that of an earlier run, got one with other files, such as "
+            f"{min(others)} ({folder}): choose another run.output_dir"
+        )
 
 
-def _put_aside_earlier_run(folder: Path) -> None:
-    earlier = [path for path in folder.iterdir() if not path.name.startswith("earlier-")]
-    if not earlier:
+def _prepare_folder(run: _Run, *, is_resumed: bool) -> None:
+    """Puts an earlier run aside: its logs are never appended to by another, and nothing of it is lost."""
+    try:
+        if not is_resumed:
+            _put_aside_earlier_run(run)
+        (run.folder / "config.yaml").write_text(dump_config(run.config), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"expected a run folder that can be written, got {error} ({run.folder})") from error
+
+
+def _put_aside_earlier_run(run: _Run) -> None:
+    folder = run.folder
+    earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
+    if [path.name for path in earlier] in ([], ["config.yaml"]):  # it had not begun
         return
-    target = folder / f"earlier-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = next(n for n in itertools.count(1) if not (folder / f"earlier-{n}").exists())
+    target = folder / f"earlier-{number}"
     target.mkdir()
     for path in earlier:
-        shutil.move(path, target / path.name)
+        path.rename(target / path.name)
+    run.console.print(f"Put the earlier run of this folder aside: {target}", soft_wrap=True)
 
 
 def _policy(run: _Run) -> LoadedPolicy:
     config = run.config
     if config.model.path is not None:
         run.console.print(f"Loading {config.model.path} ...")
-        return load_policy(config.model.path, dtype=config.model.dtype, quantization=config.model.quantization)
+        return load_policy(
+            config.model.path, dtype=config.model.dtype, quantization=config.model.quantization
+        )
     assert config.warm_start is not None and config.data.demonstrations is not None
     demonstrations = run.bench.load(config.data.demonstrations)
     with progress_bar(run.console, "facts") as bar:
@@ -193,14 +270,21 @@ def _policy(run: _Run) -> LoadedPolicy:
 
         policy = tiny_policy(config, demonstrations, run.bench.environment, on_step=on_step)
         bar.update(task, completed=config.warm_start.steps)
-    run.console.print(f"Warm-started policy: {policy.folder} ({policy.model.num_parameters() / 1e6:.1f} M parameters)")
+    run.console.print(
+        f"Warm-started policy: {policy.folder} ({policy.model.num_parameters() / 1e6:.1f} M parameters)",
+        soft_wrap=True,
+    )
     return policy
 
 
 def _trainer(
-    run: _Run, arguments: SQLGRPOConfig, policy: LoadedPolicy, questions: list[Example]
+    run: _Run,
+    arguments: SQLGRPOConfig,
+    policy: LoadedPolicy,
+    questions: list[Example],
+    callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
-    config, run_log = run.config, RunLog(run.folder)
+    config = run.config
     trainer = SQLGRPOTrainer(
         policy.model,
         arguments,
@@ -210,8 +294,8 @@ def _trainer(
         grader=run.bench.grader,
         processing_class=policy.tokenizer,
         peft_config=lora_config(config.model),
-        callbacks=[TrainingProgress(run_log, run.console)],
-        run_log=run_log,
+        callbacks=callbacks,
+        run_log=RunLog(run.folder),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -245,7 +329,10 @@ def _answer(
 
 
 def _held_out(run: _Run) -> dict[str, list[Example]]:
-    return {name: evenly_spaced(examples, run.config.data.test_samples) for name, examples in run.bench.test.items()}
+    return {
+        name: evenly_spaced(examples, run.config.data.test_samples)
+        for name, examples in run.bench.test.items()
+    }
 
 
 def _before(run: _Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
@@ -281,11 +368,13 @@ def _lookup_marks(run: _Run, policy: LoadedPolicy) -> dict[str, Any]:
             forced = _answer(run, policy, {name: asked}, f"Look forced, {name}", force_look=True)[name]
             marks[name]["forced_look_before"] = accuracy(forced).record()
     gate = run.config.warm_start.min_forced_look_accuracy if run.config.warm_start else 0.0
-    reached = [mark["forced_look_before"]["accuracy"] for mark in marks.values() if "forced_look_before" in mark]
+    reached = [
+        mark["forced_look_before"]["accuracy"] for mark in marks.values() if "forced_look_before" in mark
+    ]
     if reached and max(reached) < gate:
         raise ModelError(
-            f"expected the warm-started policy to answer {gate:.0%} of look-up questions when the look is forced, "
-            f"got {max(reached):.0%}: GRPO would have nothing to choose; raise warm_start.steps"
+            f"expected the warm-started policy to answer {gate:.0%} of look-up questions when the look is "
+            f"forced, got {max(reached):.0%}: GRPO would have nothing to choose; raise warm_start.steps"
         )
     return marks
 
@@ -298,7 +387,7 @@ def _save_and_merge(run: _Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) ->
     policy.tokenizer.save_pretrained(trained)
     merged = run.folder / "merged"
     report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
-    run.console.print(str(report))
+    run.console.print(str(report), soft_wrap=True)
     return merged
 
 
@@ -311,7 +400,10 @@ def _report(run: _Run, merged: Path, before: dict[str, Any], after: dict[str, An
     run.console.print(_table(before, after))
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.executor
-    run.console.print(f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s for {executor.queries} queries")
+    run.console.print(
+        f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s for {executor.queries} queries",
+        soft_wrap=True,
+    )
     for what, path in (
         ("merged model", merged),
         ("learning curve", picture),
@@ -319,32 +411,41 @@ def _report(run: _Run, merged: Path, before: dict[str, Any], after: dict[str, An
         ("every episode", run.folder / "rollouts.jsonl"),
         ("metrics", run.folder / "metrics.jsonl"),
     ):
-        run.console.print(f"  {what:15} {path}")
-    run.console.print(f"Look at its answers: python scripts/evaluate.py --model_path {merged} --num_samples 5")
+        run.console.print(f"  {what:15} {path}", soft_wrap=True)
+    command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
+    run.console.print(f"Look at its answers: {command}", soft_wrap=True)
 
 
 def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
-    table = Table(title="Held-out accuracy (strict; 95% interval)")
-    for column in ("held-out set", "questions", "before GRPO", "after GRPO", "look forced before", "blind cap"):
-        table.add_column(column)
+    """Short enough for 80 columns; counts stand in `evaluation.json`."""
+    table = Table(
+        "held-out set (questions)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="Strict accuracy with its 95% interval",
+    )
+    for column in ("before GRPO", "after GRPO", "look forced before", "blind cap"):
+        table.add_column(column, justify="right")
     for name, entry in after.items():
         earlier = before.get("before", {}).get("sets", {}).get(name)
         marks = before.get("lookup", {}).get(name, {})
-        families = sorted(entry["by_family"])
-        groups = {"all": (entry["overall"], earlier and earlier["overall"])}
-        for family in ("lookup",) if "lookup" in families else ():
-            groups[family] = (entry["by_family"][family], earlier and earlier["by_family"][family])
-        for group, (now, then) in groups.items():
+        rows = [(name, entry["overall"], earlier and earlier["overall"], {})]
+        if "lookup" in entry["by_family"]:
+            was = earlier and earlier["by_family"]["lookup"]
+            rows.append(("  look-up", entry["by_family"]["lookup"], was, marks))
+        for title, now, was, marked in rows:
             table.add_row(
-                name,
-                group,
-                _shown(then and then["strict"]),
+                f"{title} ({now['strict']['total']})",
+                _shown(was and was["strict"]),
                 _shown(now["strict"]),
-                _shown(marks.get("forced_look_before") if group == "lookup" else None),
-                _shown(marks.get("blind_cap", {}).get("best") if group == "lookup" else None),
+                _shown(marked.get("forced_look_before")),
+                _shown(marked.get("blind_cap", {}).get("best")),
             )
     return table
 
 
 def _shown(record: dict[str, Any] | None) -> str:
-    return str(Accuracy(record["correct"], record["total"])) if record else "-"
+    if not record:
+        return "-"
+    low, high = record["interval"]
+    return f"{record['accuracy']:.0%} ({low:.0%}-{high:.0%})"

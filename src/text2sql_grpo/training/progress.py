@@ -42,9 +42,12 @@ class TrainingProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Starts the bar; a terminal shows it, a log file gets a line now and then instead."""
-        self._started = time.monotonic()
+        done = [row["elapsed_s"] for row in self._run_log.metrics() if row["step"] <= state.global_step]
+        self._started = time.monotonic() - (done[-1] if done else 0.0)  # a resumed run goes on counting
         if state.is_world_process_zero and self._console.is_terminal:
-            self._task = self._bar.add_task("GRPO", total=state.max_steps, completed=state.global_step, facts="")
+            self._task = self._bar.add_task(
+                "GRPO", total=state.max_steps, completed=state.global_step, facts=""
+            )
             self._bar.start()
 
     def on_log(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,14 @@ class RunLog:
         lines = [json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records]
         path = self.folder / name
         try:
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write("".join(lines))
+            before = path.stat().st_size if path.exists() else 0
+            try:
+                with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write("".join(lines))
+            except OSError:
+                if path.exists():
+                    os.truncate(path, before)  # a full disk leaves no half line behind
+                raise
         except OSError as error:
             raise RunError(f"expected a run folder that can be written, got: {error} (at {path})") from error
 

@@ -103,7 +103,10 @@ class SQLGRPOTrainer(GRPOTrainer):
         scores = [self._rewards.score(e, v) for e, v in zip(episodes, verdicts, strict=True)]
         self._write(episodes, verdicts, scores)
         filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
-        trained = [score is not None and bool(e.completion_ids) for e, score in zip(episodes, scores, strict=True)]
+        trained = [
+            score is not None and bool(episode.completion_ids)
+            for episode, score in zip(episodes, scores, strict=True)
+        ]
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids or filler for episode in episodes],
@@ -123,10 +126,10 @@ class SQLGRPOTrainer(GRPOTrainer):
     def _write(self, episodes: list[Episode], verdicts: list[Verdict], scores: list[Scores]) -> None:
         if self._run_log is None:
             return
+        rewards = [None if score is None else self._rewards.total(score) for score in scores]
         records = [
-            episode_record(episode, verdict, score, reward=None if score is None else self._rewards.total(score))
-            | {"step": self.state.global_step}
-            for episode, verdict, score in zip(episodes, verdicts, scores, strict=True)
+            episode_record(episode, verdict, score, reward=reward) | {"step": self.state.global_step}
+            for episode, verdict, score, reward in zip(episodes, verdicts, scores, rewards, strict=True)
         ]
         records = gather_object(records)
         if self.accelerator.is_main_process:
@@ -137,7 +140,10 @@ def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float 
     """A TRL reward function that hands out one of the scores made during the rollout."""
 
     def reward(
-        scores: list[Scores], metrics: list[dict[str, float]], log_metric: Callable[[str, float], None], **_: Any
+        scores: list[Scores],
+        metrics: list[dict[str, float]],
+        log_metric: Callable[[str, float], None],
+        **_: Any,
     ) -> list[float | None]:
         if logs_metrics:
             for metric in metrics[0]:
