@@ -69,7 +69,7 @@ def _quiet_libraries() -> None:
     for name in ("bitsandbytes", "transformers.trainer"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
     wants_downloads_shown = not are_progress_bars_disabled()

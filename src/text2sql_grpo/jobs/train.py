@@ -429,7 +429,7 @@ def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
     for name, entry in after.items():
         earlier = before.get("before", {}).get("sets", {}).get(name)
         marks = before.get("lookup", {}).get(name, {})
-        rows = [(name, entry["overall"], earlier and earlier["overall"], {})]
+        rows: list[tuple[str, Any, Any, Any]] = [(name, entry["overall"], earlier and earlier["overall"], {})]
         if "lookup" in entry["by_family"]:
             was = earlier and earlier["by_family"]["lookup"]
             rows.append(("  look-up", entry["by_family"]["lookup"], was, marks))

@@ -44,7 +44,7 @@ class RunLog:
                 with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write("".join(lines))
             except OSError:
-                if path.exists():
+                if path.is_file():
                     os.truncate(path, before)  # a full disk leaves no half line behind
                 raise
         except OSError as error:

@@ -89,7 +89,8 @@ class SQLGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = [self._examples[row["example"]] for row in inputs]
-        return super()._generate_and_score_completions(inputs)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
         """Continues token ids with the current policy: the trainer is the engine's `Policy`."""
