@@ -42,7 +42,6 @@ _RUN_FILES = (
     "rollouts.jsonl",
     "evaluation*.json",
     "learning_curve.png",
-    "README.md",
 )
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
 

@@ -96,6 +96,9 @@ class SQLGRPOTrainer(GRPOTrainer):
         """Continues token ids with the current policy: the trainer is the engine's `Policy`."""
         return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens)
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No card beside the checkpoints: `publishing` writes one, with data and accuracy."""
+
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's `rollout_func`: the episodes of one generation batch, with their scores."""
         sessions = [self.environment.session(example) for example in self._batch]

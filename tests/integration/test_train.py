@@ -1,0 +1,193 @@
+"""The main job through the real command line, on a database, questions and a policy of its own."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.tiny_model import logits_of, write_model
+from tests.tiny_run import QUESTIONS, json_lines, write_config
+from text2sql_grpo.cli import main
+from text2sql_grpo.config import load_config
+
+RUN_FILES = {
+    *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
+    *("checkpoint-2", "model", "merged"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for this module: its warm start is made once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    return write_config(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    """The folder of a finished run of two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(config.parent)
+        assert main(["train", "--config", str(config)]) == 0
+    return config.parent / "run"
+
+
+def test_the_run_folder_is_complete(run: Path, config: Path) -> None:
+    assert {path.name for path in run.iterdir()} == RUN_FILES
+    assert load_config(run / "config.yaml") == load_config(config)
+    assert [row["step"] for row in json_lines(run / "metrics.jsonl")] == [1, 2]
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "strict" in (run / "merged" / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_episode_is_logged_whole(run: Path) -> None:
+    episodes = json_lines(run / "rollouts.jsonl")
+    assert [row["step"] for row in episodes] == [0] * 4 + [1] * 4
+    for row in episodes:
+        assert row["example"] in {question["id"] for question in QUESTIONS}
+        assert len(row["completion_ids"]) == len(row["completion_mask"]) > 0
+        assert row["prompt_ids"]
+        assert row["stop_reason"] in {"submitted", "max_turns", "budget", "context"}
+        assert (row["scores"] is None) == row["is_masked"]
+        if row["scores"] is not None:
+            weights = {"execution": 1.0, "executes": 0.1, "format": 0.1}
+            assert row["reward"] == pytest.approx(sum(weights[name] * s for name, s in row["scores"].items()))
+
+
+def test_metrics_hold_each_reward_by_its_name_and_agree_with_the_episodes(run: Path) -> None:
+    episodes = json_lines(run / "rollouts.jsonl")
+    for row in json_lines(run / "metrics.jsonl"):
+        own = [episode for episode in episodes if episode["step"] == row["step"] - 1]
+        assert row["accuracy/strict"] == pytest.approx(sum(e["strict"] for e in own) / 4)
+        assert row["episode/masked"] == pytest.approx(sum(e["is_masked"] for e in own) / 4)
+        scored = [e for e in own if e["scores"] is not None]
+        for name in ("execution", "executes", "format"):
+            mean = sum(e["scores"][name] for e in scored) / len(scored) if scored else None
+            assert row[f"rewards/{name}/mean"] == (mean if mean is None else pytest.approx(mean))
+
+
+def test_held_out_questions_are_answered_before_and_after(run: Path, config: Path) -> None:
+    record = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    for sets in (record["before"]["sets"], record["sets"]):
+        assert sets["test_values"]["overall"]["strict"]["total"] == 4
+        assert sets["test_values"]["by_family"]["lookup"]["official"]["total"] == 2
+    assert record["lookup"]["test_values"]["forced_look_before"]["total"] == 2
+    assert record["lookup"]["test_values"]["blind_cap"]["best"]["total"] == 2
+
+
+def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, cache: Path) -> None:
+    merged = AutoModelForCausalLM.from_pretrained(run / "merged")
+    tokenizer = AutoTokenizer.from_pretrained(run / "merged")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Branches?"}], tokenize=False)
+    assert "Branches?" in text
+    (started,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
+    trained = AutoModelForCausalLM.from_pretrained(run / "model")
+    torch.testing.assert_close(logits_of(merged), logits_of(trained), atol=1e-5, rtol=0)
+    difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(started))).abs().max()
+    assert difference > 1e-5, "GRPO changed nothing"
+
+
+def test_a_second_run_takes_the_warm_start_and_puts_the_first_aside(
+    run: Path, config: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm_starts = {path: path.stat().st_mtime_ns for path in (cache / "warm_starts").iterdir()}
+    episodes = (run / "rollouts.jsonl").read_bytes()
+    (run / "notes.txt").write_text("mine")
+    assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
+    printed = capsys.readouterr()
+    assert {path: path.stat().st_mtime_ns for path in (cache / "warm_starts").iterdir()} == warm_starts
+    assert f"aside: {run / 'earlier-1'}" in printed.out
+    assert {path.name for path in (run / "earlier-1").iterdir()} == RUN_FILES
+    assert (run / "earlier-1" / "rollouts.jsonl").read_bytes() == episodes
+    assert len(json_lines(run / "metrics.jsonl")) == 1
+    assert (run / "notes.txt").read_text() == "mine"
+    assert printed.err == ""
+
+
+def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
+    config: Path, tmp_path: Path, cache: Path
+) -> None:
+    argv = ["train", "--config", str(config), "--run.output_dir", "lora", "--model.lora", "{r: 4}"]
+    assert main([*argv, "--evaluation.before_training", "false", "--grpo.learning_rate", "0.01"]) == 0
+    (base,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "lora/adapter")
+    merged = AutoModelForCausalLM.from_pretrained("lora/merged")
+    torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
+    difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max()
+    assert difference > 1e-4, "the adapter does nothing"
+
+
+QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    """A tiny random Qwen2 with Qwen2.5's own chat template, tools included."""
+    folder = write_model(tmp_path / "qwen", architecture="qwen2", dtype=torch.bfloat16)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["max_position_embeddings"] = 16_384
+    (folder / "config.json").write_text(json.dumps(settings))
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+    shutil.copy(template, folder / "chat_template.jinja")
+    return folder
+
+
+def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_root: Path) -> None:
+    small = {
+        "model.path": str(qwen),
+        "run.output_dir": "native",
+        "data.databases": str(repo_root / "data" / "databases"),
+        "data.train": str(repo_root / "data" / "questions" / "train.jsonl"),
+        "data.train_samples": "4",
+        "data.test": f"{{test_values: {repo_root / 'data' / 'questions' / 'test_values.jsonl'}}}",
+        "data.test_samples": "2",
+        "environment.max_turns": "2",
+        "environment.max_turn_tokens": "12",
+        "grpo.max_steps": "1",
+        "grpo.per_device_train_batch_size": "2",
+        "grpo.num_generations": "2",
+        "grpo.gradient_accumulation_steps": "1",
+        "grpo.report_to": "none",
+    }
+    options = [word for key, value in small.items() for word in (f"--{key}", value)]
+    assert main(["train", "--config", str(repo_root / QWEN), *options]) == 0
+    episode = json_lines(Path("native/rollouts.jsonl"))[0]
+    prompt = AutoTokenizer.from_pretrained(qwen).decode(episode["prompt_ids"])
+    assert '"name": "submit_sql"' in prompt
+    assert "CREATE TABLE" in prompt
+    merged = AutoModelForCausalLM.from_pretrained("native/merged")
+    assert (merged.dtype, merged.config.model_type) == (torch.bfloat16, "qwen2")
+    assert AutoTokenizer.from_pretrained("native/merged").chat_template.startswith("{%- if tools %}")
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_a_model_is_trained_in_4_bit_and_merged_into_the_full_one(
+    qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"path": str(qwen), "quantization": "4bit", "lora": {"r": 4}}
+    environment = {"schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}
+    config = write_config(tmp_path, model=model, warm_start=None, environment=environment)
+    assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
+    assert capsys.readouterr().err == ""
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged")
+    assert getattr(merged.config, "quantization_config", None) is None
+    assert {parameter.dtype for parameter in merged.parameters()} == {torch.bfloat16}
