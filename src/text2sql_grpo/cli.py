@@ -66,7 +66,7 @@ def _is_full_disk(error: BaseException) -> bool:
 def _quiet_libraries() -> None:
     """Deprecations inside libraries, missing kernels and the bars of single files tell a person nothing."""
     warnings.filterwarnings("ignore", category=FutureWarning)
-    for name in ("bitsandbytes", "transformers.trainer"):
+    for name in ("bitsandbytes", "transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars

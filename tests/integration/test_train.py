@@ -141,8 +141,8 @@ QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
 
 @pytest.fixture
 def qwen(tmp_path: Path) -> Path:
-    """A tiny random Qwen2 with Qwen2.5's own chat template, tools included."""
-    folder = write_model(tmp_path / "qwen", architecture="qwen2", dtype=torch.bfloat16)
+    """A tiny random Qwen2 with Qwen2.5's own chat template, tools included; 4-bit blocks are 64 wide."""
+    folder = write_model(tmp_path / "qwen", architecture="qwen2", hidden_size=64, dtype=torch.bfloat16)
     settings = json.loads((folder / "config.json").read_text())
     settings["max_position_embeddings"] = 16_384
     (folder / "config.json").write_text(json.dumps(settings))

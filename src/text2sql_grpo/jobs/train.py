@@ -254,9 +254,11 @@ def _policy(run: _Run) -> LoadedPolicy:
     config = run.config
     if config.model.path is not None:
         run.console.print(f"Loading {config.model.path} ...")
-        return load_policy(
+        policy = load_policy(
             config.model.path, dtype=config.model.dtype, quantization=config.model.quantization
         )
+        _keep_trainable(policy.model)
+        return policy
     assert config.warm_start is not None and config.data.demonstrations is not None
     demonstrations = run.bench.load(config.data.demonstrations)
     with progress_bar(run.console, "facts") as bar:
@@ -274,6 +276,13 @@ def _policy(run: _Run) -> LoadedPolicy:
         soft_wrap=True,
     )
     return policy
+
+
+def _keep_trainable(model: Any) -> None:
+    """bitsandbytes packs 4-bit weights on a CPU when they are first evaluated; then no gradient passes."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _trainer(
