@@ -45,6 +45,7 @@ def write_model(
     vocab_size: int = 304,
     hidden_size: int = 32,
     num_layers: int = 2,
+    max_positions: int = 128,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Path:
@@ -61,7 +62,7 @@ def write_model(
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=max_positions,
         tie_word_embeddings=architecture == "qwen2",
         initializer_range=0.1,
     )

@@ -142,10 +142,9 @@ QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
 @pytest.fixture
 def qwen(tmp_path: Path) -> Path:
     """A tiny random Qwen2 with Qwen2.5's own chat template, tools included; 4-bit blocks are 64 wide."""
-    folder = write_model(tmp_path / "qwen", architecture="qwen2", hidden_size=64, dtype=torch.bfloat16)
-    settings = json.loads((folder / "config.json").read_text())
-    settings["max_position_embeddings"] = 16_384
-    (folder / "config.json").write_text(json.dumps(settings))
+    folder = write_model(
+        tmp_path / "qwen", architecture="qwen2", hidden_size=64, max_positions=16_384, dtype=torch.bfloat16
+    )
     template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
     shutil.copy(template, folder / "chat_template.jinja")
     return folder

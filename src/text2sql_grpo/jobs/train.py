@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config, dump_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ModelError, RunError
+from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
@@ -87,6 +87,7 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     arguments = _arguments(config)
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
+    _check_fills_a_batch(questions, arguments)
     run = _Run(bench, console)
     checkpoint = _checkpoint(run.folder, resume)
     _check_folder(run.folder)
@@ -182,6 +183,17 @@ def _arguments(config: Config) -> SQLGRPOConfig:
         max_completion_length=environment.max_episode_tokens,
         disable_tqdm=True,
     )
+
+
+def _check_fills_a_batch(questions: list[Example], arguments: SQLGRPOConfig) -> None:
+    """TRL drops a batch that is not full, and with it a whole run on few questions."""
+    needed = arguments.generation_batch_size // arguments.num_generations
+    if len(questions) < needed:
+        raise DataError(
+            f"expected at least {needed} questions, which one batch asks (grpo: {arguments.generation_batch_size} "
+            f"episodes, {arguments.num_generations} of each), got {len(questions)} (data.train): "
+            "lower grpo.per_device_train_batch_size"
+        )
 
 
 def _checkpoint(folder: Path, resume: str | None) -> str | None:
@@ -293,18 +305,21 @@ def _trainer(
     callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
     config = run.config
-    trainer = SQLGRPOTrainer(
-        policy.model,
-        arguments,
-        examples=questions,
-        environment=run.bench.environment,
-        rewards=RewardMix(config.rewards),
-        grader=run.bench.grader,
-        processing_class=policy.tokenizer,
-        peft_config=lora_config(config.model),
-        callbacks=callbacks,
-        run_log=RunLog(run.folder),
-    )
+    try:
+        trainer = SQLGRPOTrainer(
+            policy.model,
+            arguments,
+            examples=questions,
+            environment=run.bench.environment,
+            rewards=RewardMix(config.rewards),
+            grader=run.bench.grader,
+            processing_class=policy.tokenizer,
+            peft_config=lora_config(config.model),
+            callbacks=callbacks,
+            run_log=RunLog(run.folder),
+        )
+    except ValueError as error:  # TRL's objections to how its fields go together
+        raise ConfigError(f"grpo: {error}") from error
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer

@@ -17,7 +17,15 @@ _DECIDED_ELSEWHERE = {
     "output_dir": "run.output_dir",
     "seed": "run.seed",
     "max_completion_length": "environment.max_episode_tokens",
+    "max_turn_tokens": "environment.max_turn_tokens",
     "reward_weights": "rewards",
+}
+# TRL reads these in the first step only, minutes after the config.
+_CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 
 
@@ -46,6 +54,9 @@ class SQLGRPOConfig(GRPOConfig):
         super().__post_init__()
         if self.max_turn_tokens < 1:
             raise ValueError(f"max_turn_tokens must be >= 1, got {self.max_turn_tokens}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
 
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:

@@ -1,0 +1,69 @@
+"""The `grpo` section of a config: TRL's own fields, checked, and its refusals as messages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+
+
+def made(folder: Path, **fields: Any) -> SQLGRPOConfig:
+    return training_arguments({"report_to": "none", **fields}, output_dir=str(folder), seed=3)
+
+
+def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> None:
+    arguments = made(tmp_path, max_steps=7, learning_rate=1e-4, bf16=False, lr_scheduler_type="cosine")
+    assert (arguments.max_steps, arguments.learning_rate, arguments.seed) == (7, 1e-4, 3)
+    assert (arguments.bf16, arguments.lr_scheduler_type, arguments.output_dir) == (
+        False,
+        "cosine",
+        str(tmp_path),
+    )
+
+
+def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:
+    arguments = made(tmp_path)
+    assert (arguments.beta, arguments.disable_dropout, arguments.logging_steps) == (0.0, True, 1)
+    assert arguments.remove_unused_columns is False
+    assert arguments.log_completions is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rte": 1.0}, r"unknown key grpo\.learning_rte: did you mean learning_rate\?"),
+        ({"zzz": 1}, r"unknown key grpo\.zzz: see TRL's GRPOConfig"),
+        ({"max_steps": "many"}, r"grpo\.max_steps: input should be a valid integer.*, got 'many'"),
+        ({"max_steps": 2.5}, r"grpo\.max_steps: .*integer.*, got 2\.5"),
+        ({"max_steps": True}, r"grpo\.max_steps: .*integer.*, got True"),
+        ({"learning_rate": "fast"}, r"grpo\.learning_rate: .*number.*, got 'fast'"),
+        ({"num_generations": [4]}, r"grpo\.num_generations: .*integer.*, got \[4\]"),
+        ({"seed": 1}, r"grpo\.seed is decided by run\.seed: set that instead"),
+        ({"output_dir": "a"}, r"grpo\.output_dir is decided by run\.output_dir"),
+        ({"max_completion_length": 9}, r"decided by environment\.max_episode_tokens"),
+        ({"max_turn_tokens": 9}, r"decided by environment\.max_turn_tokens"),
+        ({"reward_weights": [1.0]}, r"decided by rewards"),
+        (
+            {"per_device_train_batch_size": 6, "num_generations": 4},
+            r"^grpo: .*\(6\) must be divisible by num_generations \(4\)",
+        ),
+        ({"num_generations": 1}, r"^grpo: .*at least 2"),
+        ({"loss_type": "magic"}, r"^grpo: loss_type must be one of grpo, .*, got 'magic'"),
+        ({"scale_rewards": "twice"}, r"^grpo: scale_rewards must be one of group, batch, none, got 'twice'"),
+        ({"lr_scheduler_type": "wavy"}, r"^grpo: .*wavy"),
+        ({"save_strategy": "sometimes"}, r"^grpo: .*sometimes"),
+        ({"bf16": True, "fp16": True}, r"^grpo: "),
+    ],
+)
+def test_wrong_fields_are_refused_with_their_name(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, **fields)
+
+
+def test_a_turn_has_room_for_a_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"grpo: max_turn_tokens must be >= 1, got 0"):
+        training_arguments({"report_to": "none"}, output_dir=str(tmp_path), max_turn_tokens=0)
