@@ -1,7 +1,12 @@
 """The main job through the real command line, on a database, questions and a policy of its own."""
 
+import contextlib
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
+import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -190,3 +196,62 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_full_one(
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged")
     assert getattr(merged.config, "quantization_config", None) is None
     assert {parameter.dtype for parameter in merged.parameters()} == {torch.bfloat16}
+
+
+# What a person reads, line by line; a bar draws many of the first kind.
+SHOWN = re.compile(
+    r"(Warm start|Evaluation (before|after)|Look forced, test_values|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
+    r"Run folder: .*|Warm-started policy: .*|merged .*|into .*|largest change of a logit: .*|"
+    r"Strict accuracy .*|held-out set .*|look forced|─+|"
+    r"test_values .*|look-up .*|Time: .*|"
+    r"(merged model|learning curve|evaluation|every episode|metrics) +\S+|Look at its answers: .*"
+)
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def in_a_terminal(command: list[str], environment: dict[str, str]) -> list[str]:
+    """The lines that a program draws on a terminal, each of its redrawn bars too."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as program:
+        os.close(theirs)
+        drawn = bytearray()
+        with contextlib.suppress(OSError):  # Linux ends a terminal with an error
+            while part := os.read(ours, 65_536):
+                drawn += part
+        os.close(ours)
+    text = CONTROLS.sub("", drawn.decode())
+    assert program.returncode == 0, text
+    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder(
+    config: Path, tmp_path: Path, repo_root: Path, cache: Path
+) -> None:
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    del settings["grpo"]["report_to"]
+    settings["run"]["output_dir"] = "seen"
+    Path("seen.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"PYTHONPATH": str(repo_root / "src"), "TERM": "xterm", "COLUMNS": "100"}
+    script = str(repo_root / "scripts" / "train.py")
+    lines = in_a_terminal([sys.executable, script, "--config", "seen.yaml"], environment)
+    assert [line for line in lines if not SHOWN.fullmatch(line)] == []
+    assert any(re.match(r"GRPO ━+ 2/2 .* reward -?\d", line) for line in lines)
+    assert len(list(Path("seen/wandb").glob("offline-run-*/*.wandb"))) == 1
+    assert sorted(os.listdir()) == ["seen", "seen.yaml"]
+
+
+def test_the_merged_model_is_evaluated_by_the_script(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "evaluation.json"
+    assert (
+        main(["evaluate", "--model_path", str(run / "merged"), "--num_samples", "2", "--out", str(out)]) == 0
+    )
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for part in ("question: Staff of the Lisbon branch?", "final SQL:", "strict:", "official:", "stopped:"):
+        assert part in printed.out
+    assert "family lookup" in printed.out
+    assert json.loads(out.read_text())["sets"]["test_values"]["overall"]["strict"]["total"] == 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from text2sql_grpo.config import Config, dump_config
@@ -190,7 +190,7 @@ def _check_fills_a_batch(questions: list[Example], arguments: SQLGRPOConfig) -> 
     needed = arguments.generation_batch_size // arguments.num_generations
     if len(questions) < needed:
         raise DataError(
-            f"expected at least {needed} questions, which one batch asks (grpo: {arguments.generation_batch_size} "
+            f"expected at least {needed} questions for one batch (grpo: {arguments.generation_batch_size} "
             f"episodes, {arguments.num_generations} of each), got {len(questions)} (data.train): "
             "lower grpo.per_device_train_batch_size"
         )
@@ -442,7 +442,7 @@ def _report(run: _Run, merged: Path, before: dict[str, Any], after: dict[str, An
 def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
     """Short enough for 80 columns; counts stand in `evaluation.json`."""
     table = Table(
-        "held-out set (questions)",
+        Column("held-out set", no_wrap=True),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title="Strict accuracy with its 95% interval",

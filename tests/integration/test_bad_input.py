@@ -1,0 +1,273 @@
+"""What a person sees when something is wrong: one message, no traceback, and nothing lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tiny_model import write_model
+from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
+from text2sql_grpo.cli import main
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_config(tmp_path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
+    """The one message of a training run that is refused."""
+    capsys.readouterr()
+    assert main(["train", "--config", str(config), *options]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--grpo.learning_rte", "1"], ["grpo.learning_rte", "did you mean learning_rate?"]),
+        (["--run.sed", "1"], ["run.sed", "did you mean seed?", "tiny.yaml"]),
+        (["--run.seed", "x"], ["run.seed", "'x'", "tiny.yaml"]),
+        (["--grpo.max_steps", "x"], ["grpo.max_steps", "integer", "'x'"]),
+        (["--grpo.per_device_train_batch_size", "3"], ["grpo: ", "divisible by num_generations (2)"]),
+        (["--grpo.per_device_train_batch_size", "16"], ["at least 8 questions", "got 4 (data.train)"]),
+        (["--data.train", "none.jsonl"], ["none.jsonl", "No such file"]),
+        (["--data.demonstrations", "none.jsonl"], ["none.jsonl", "No such file"]),
+        (["--data.databases", "none"], ["expected a folder of databases", "none"]),
+        (["--resume", "auto"], ["expected a checkpoint to resume from, got none", "run"]),
+        (["--resume", "databases"], ["expected --resume to name a checkpoint", "databases"]),
+        (["--model.tiny.vocab_size", "10"], ["model.tiny.vocab_size", "got 10"]),
+        (["--rewards.format", "3.0"], ["right answer", "tiny.yaml"]),
+    ],
+)
+def test_wrong_settings_and_missing_files(
+    config: Path, options: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, config, *options)
+    for part in parts:
+        assert part in message
+    assert "\n" not in message.rstrip()
+
+
+def test_missing_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere.yaml" in refused(capsys, config.with_name("nowhere.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"gold_sql": "SELECT pay FROM branch"}, ["no such column: pay", "questions.jsonl:4"]),
+        ({"gold_sql": "SELECT city FROM branch WHERE 0"}, ["no rows", "questions.jsonl:4"]),
+        ({"database": "shops"}, ["'shops'", "shop", "questions.jsonl:4"]),
+        ({"question": ""}, ["question", "questions.jsonl:4"]),
+    ],
+)
+def test_wrong_questions(
+    config: Path, change: dict[str, Any], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(config.with_name("questions.jsonl"), [*QUESTIONS[:3], {**QUESTIONS[3], **change}])
+    message = refused(capsys, config)
+    for part in parts:
+        assert part in message
+
+
+def test_empty_question_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.with_name("questions.jsonl").write_text("\n")
+    assert "no questions in" in refused(capsys, config)
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\7" * 4000, b""])
+def test_corrupt_database(config: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (config.parent / "databases" / "shop.sqlite").write_bytes(content)
+    message = refused(capsys, config)
+    assert "shop" in message or "look-Lisbon" in message
+
+
+def test_broken_sql_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (config.parent / "databases" / "shop.sql").write_text("CREATE TABEL branch (code TEXT)")
+    message = refused(capsys, config)
+    assert "shop.sql" in message
+    assert "syntax error" in message
+
+
+def with_model(config: Path, path: Path | str, **model: Any) -> Path:
+    """The same config with this model in place of the tiny policy."""
+    sections = yaml.safe_load(config.read_text()) | {"model": {"path": str(path), **model}}
+    del sections["warm_start"]
+    changed = config.with_name("model.yaml")
+    changed.write_text(yaml.safe_dump(sections))
+    return changed
+
+
+def test_a_model_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = config.parent / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("an earlier run's")
+    for place in ("nobody/no-model", "databases", "questions.jsonl"):
+        message = refused(capsys, with_model(config, place))
+        assert "expected a model folder or Hub id" in message
+        assert place in message
+    assert (run / "config.yaml").read_text() == "an earlier run's"
+
+
+def test_a_model_without_chat_template(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    message = refused(capsys, with_model(config, model))
+    assert "expected a tokenizer with a chat template, got none" in message
+    assert str(model) in message
+
+
+def test_4_bit_without_bitsandbytes(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four_bit = with_model(config, write_model(tmp_path / "model"), quantization="4bit", lora={"r": 4})
+    monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
+    assert "DISABLE_BITSANDBYTES=1 is set" in refused(capsys, four_bit)
+    monkeypatch.delenv("DISABLE_BITSANDBYTES")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    assert "bitsandbytes, which is not installed" in refused(capsys, four_bit)
+
+
+def test_a_run_folder_that_cannot_be_or_holds_other_things(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config.parent / "file"
+    file.write_text("mine")
+    for place in ("file", "file/run", "/proc/run"):
+        message = refused(capsys, config, "--run.output_dir", place)
+        assert "expected a run folder that can be written" in message
+        assert place in message
+    assert file.read_text() == "mine"
+    other = config.parent / "thesis"
+    other.mkdir()
+    (other / "chapter.tex").write_text("mine")
+    message = refused(capsys, config, "--run.output_dir", "thesis")
+    assert "one with other files, such as chapter.tex (thesis)" in message
+    assert os.listdir(other) == ["chapter.tex"]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Writes beyond this size fail, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_message_and_earlier_files_stay(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "--config", str(config), "--grpo.save_steps", "1", "--grpo.max_steps", "1"]
+    assert main([*argv, "--evaluation.before_training", "false"]) == 0
+    run = config.parent / "run"
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    logged = (run / "rollouts.jsonl").stat().st_size
+    checkpoint = run / "checkpoint-1"
+    capsys.readouterr()
+    again = [*argv[:-1], "3", "--resume", str(checkpoint), "--evaluation.before_training", "false"]
+    for size, place in ((logged + 100, "rollouts.jsonl"), (100_000, "run")):
+        with file_size_limit(size):
+            assert main(again) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("error: ")
+        assert place in message
+        assert "Traceback" not in message
+        for path, content in kept.items():
+            if path.name != "config.yaml":
+                assert path.read_bytes().startswith(content) or path.name == "metrics.jsonl"
+    for row in json_lines(run / "rollouts.jsonl"):
+        assert row["completion_ids"]
+    assert main(again) == 0
+
+
+class InterruptingOutput:
+    """Standard output of a run; presses Ctrl-C, once, when a text appears."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.is_pressed = False
+
+    def write(self, text: str) -> int:
+        if self.text in text and not self.is_pressed:
+            self.is_pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_ctrl_c_in_the_warm_start_keeps_what_was_learned(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    argv = ["train", "--config", str(config), "--warm_start.steps", "120", "--run.seed", "5"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", InterruptingOutput("Warm start 100/120"))
+        assert main(argv) == 130
+    (unfinished,) = (Path(os.environ["TEXT2SQL_GRPO_CACHE"]) / "warm_starts").glob("*.unfinished.pt")
+    with caplog.at_level("INFO"):
+        assert main([*argv, "--grpo.max_steps", "1"]) == 0
+    assert "going on with the warm start at step 100" in caplog.text
+    assert not unfinished.exists()
+
+
+def test_ctrl_c_in_training_saves_a_checkpoint_and_says_how_to_go_on(
+    config: Path, repo_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = [sys.executable, str(repo_root / "scripts" / "train.py")]
+    options = ["--config", str(config), "--grpo.max_steps", "500", "--evaluation.before_training", "false"]
+    source = {"PYTHONPATH": str(repo_root / "src"), "PYTHONUNBUFFERED": "1"}
+    started = subprocess.Popen(
+        [*script, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | source,
+    )
+    metrics = config.parent / "run" / "metrics.jsonl"
+    while started.poll() is None:
+        if metrics.exists() and metrics.read_text().count("\n") >= 2:
+            started.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.05)
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode == 130, printed
+    assert "Traceback" not in printed
+    done = json_lines(metrics)[-1]["step"]
+    checkpoint = config.parent / "run" / f"checkpoint-{done}"
+    command = f"python scripts/train.py --config {config.parent / 'run' / 'config.yaml'} --resume auto"
+    assert printed.endswith(f"Stopped. Saved: {checkpoint}. Go on with:\n  {command}\n")
+
+    argv = [*command.removeprefix("python scripts/").replace("train.py", "train").split()]
+    assert main([*argv, "--grpo.max_steps", str(done + 1)]) == 0
+    rows = json_lines(metrics)
+    assert [row["step"] for row in rows] == list(range(1, done + 2))
+    assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
+    assert capsys.readouterr().err == ""
+    assert (config.parent / "run" / "merged" / "model.safetensors").is_file()
