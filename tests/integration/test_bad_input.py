@@ -189,7 +189,8 @@ def test_a_full_disk_is_one_message_and_earlier_files_stay(
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     logged = (run / "rollouts.jsonl").stat().st_size
     checkpoint = run / "checkpoint-1"
-    capsys.readouterr()
+    other = refused(capsys, config, "--resume", "auto", "--model.tiny.hidden_size", "64")
+    assert f"expected the model settings with which {checkpoint} was saved" in other
     again = [*argv[:-1], "3", "--resume", str(checkpoint), "--evaluation.before_training", "false"]
     for size, place in ((logged + 100, "rollouts.jsonl"), (100_000, "run")):
         with file_size_limit(size):

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
 
 
 def made(folder: Path, **fields: Any) -> SQLGRPOConfig:
@@ -67,3 +68,14 @@ def test_wrong_fields_are_refused_with_their_name(
 def test_a_turn_has_room_for_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grpo: max_turn_tokens must be >= 1, got 0"):
         training_arguments({"report_to": "none"}, output_dir=str(tmp_path), max_turn_tokens=0)
+
+
+def test_the_device_is_the_one_asked_for_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVICE_TYPE", "cpu")
+    assert device_type() == "cpu"
+    assert made(tmp_path).use_cpu is True
+    monkeypatch.setenv("DEVICE_TYPE", "toaster")
+    with pytest.raises(ConfigError, match=r"DEVICE_TYPE must be auto or .*, got 'toaster'"):
+        device_type()
+    monkeypatch.delenv("DEVICE_TYPE")
+    assert (device_type() == "cpu") == (not torch.accelerator.is_available())

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlparse
-import torch
 from rich import box
 from rich.console import Console
 from rich.rule import Rule
@@ -24,6 +23,7 @@ from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.rollout.policy import ModelPolicy
+from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.policy import load_policy
 from text2sql_grpo.training.progress import progress_bar
 
@@ -140,8 +140,7 @@ def _answer(
     seed: int,
 ) -> dict[str, list[Answer]]:
     policy = load_policy(model_path)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    model = policy.model.to(device or "cpu").eval()
+    model = policy.model.to(device_type()).eval()
     chat = bench.chat(policy.tokenizer, model)
     batch_size = bench.config.evaluation.batch_size
     speaker = ModelPolicy(model, chat, temperature=temperature, batch_size=batch_size)

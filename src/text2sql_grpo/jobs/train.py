@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, dump_config
+from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.blind import blind_cap
@@ -28,7 +28,7 @@ from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import ModelPolicy
-from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
 from text2sql_grpo.training.demonstrations import looking_turns
 from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, tiny_policy
 from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar
@@ -89,7 +89,7 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     _check_fills_a_batch(questions, arguments)
     run = _Run(bench, console)
-    checkpoint = _checkpoint(run.folder, resume)
+    checkpoint = _checkpoint(config, resume)
     _check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
@@ -196,21 +196,32 @@ def _check_fills_a_batch(questions: list[Example], arguments: SQLGRPOConfig) -> 
         )
 
 
-def _checkpoint(folder: Path, resume: str | None) -> str | None:
+def _checkpoint(config: Config, resume: str | None) -> str | None:
+    """The folder to go on from, saved by a run of the same model; None to start afresh."""
     if resume is None:
         return None
+    checkpoint = _named_checkpoint(config.run.output_dir, resume)
+    saved = checkpoint.parent / "config.yaml"
+    if saved.is_file() and load_config(saved).model != config.model:
+        raise ConfigError(
+            f"expected the model settings with which {checkpoint} was saved, got others ({saved})"
+        )
+    return str(checkpoint)
+
+
+def _named_checkpoint(folder: Path, resume: str) -> Path:
     if resume != "auto":
         if not _is_checkpoint(Path(resume)):
             raise RunError(
                 f"expected --resume to name a checkpoint (trainer_state.json and weights), got {resume}"
             )
-        return resume
+        return Path(resume)
     found = _checkpoints(folder)
     if not found:
         raise RunError(
             f"expected a checkpoint to resume from, got none (in {folder}): start without --resume"
         )
-    return str(found[-1])
+    return found[-1]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -329,6 +340,8 @@ def _answer(
     run: _Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, *, force_look: bool = False
 ) -> dict[str, list[Answer]]:
     model, bench = policy.model, run.bench
+    if not getattr(model, "is_quantized", False):  # else it was placed when it was loaded
+        model.to(device_type())
     model.eval()
     chat = bench.chat(policy.tokenizer, model)
     settings = run.config.evaluation

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,20 @@ class SQLGRPOConfig(GRPOConfig):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
 
+def device_type() -> str:
+    """Where to train and evaluate: `$DEVICE_TYPE`; `auto` takes an accelerator if there is one.
+
+    Raises:
+        ConfigError: It names one that is not there.
+    """
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    here = found.type if found else "cpu"
+    wanted = os.environ.get("DEVICE_TYPE") or "auto"
+    if wanted not in ("auto", "cpu", here):
+        raise ConfigError(f"DEVICE_TYPE must be auto or a device that is here (cpu, {here}), got {wanted!r}")
+    return here if wanted == "auto" else wanted
+
+
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
     """The training arguments of a config's `grpo` section.
 
@@ -84,6 +99,6 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
             message = error.errors()[0]["msg"]
             raise ConfigError(f"grpo.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
     try:
-        return SQLGRPOConfig(**{"use_cpu": not torch.accelerator.is_available(), **fields, **decided})
+        return SQLGRPOConfig(**{"use_cpu": device_type() == "cpu", **fields, **decided})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"grpo: {error}") from error
