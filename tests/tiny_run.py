@@ -77,8 +77,8 @@ def write_config(folder: Path, **sections: Any) -> Path:
         },
         "grpo": {
             "max_steps": 2,
-            "per_device_train_batch_size": 4,
-            "num_generations": 2,
+            "per_device_train_batch_size": 16,
+            "num_generations": 4,
             "learning_rate": 0.001,
             "report_to": "none",
         },

@@ -1,5 +1,6 @@
 """What a person sees while training runs, and how a run is stopped without losing it."""
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -87,7 +88,8 @@ class TrainingProgress(TrainerCallback):
 
 
 def _number(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, int | float) else "-"
+    is_known = isinstance(value, int | float) and math.isfinite(value)  # NaN: every episode was masked
+    return f"{value:.2f}" if is_known else "-"
 
 
 class StopOnInterrupt(TrainerCallback):
