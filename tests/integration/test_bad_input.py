@@ -189,10 +189,13 @@ def test_a_full_disk_is_one_message_and_earlier_files_stay(
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     logged = (run / "rollouts.jsonl").stat().st_size
     checkpoint = run / "checkpoint-1"
+    weights = (checkpoint / "model.safetensors").stat().st_size
+    assert logged + 10_000 < weights < (checkpoint / "optimizer.pt").stat().st_size - 20_000
     other = refused(capsys, config, "--resume", "auto", "--model.tiny.hidden_size", "64")
     assert f"expected the model settings with which {checkpoint} was saved" in other
     again = [*argv[:-1], "3", "--resume", str(checkpoint), "--evaluation.before_training", "false"]
-    for size, place in ((logged + 100, "rollouts.jsonl"), (100_000, "run")):
+    # The log; the weights, written by safetensors; the optimizer, written by torch.
+    for size, place in ((logged + 100, "rollouts.jsonl"), (weights - 100, "run"), (weights + 10_000, "run")):
         with file_size_limit(size):
             assert main(again) == 1
         message = capsys.readouterr().err
