@@ -60,11 +60,11 @@ def test_columns_and_keys(database: Path) -> None:
 
 def test_compact_text(database: Path) -> None:
     assert compact_text(read_schema(database)) == (
-        "staff(id, name, boss=staff.id)\n"
-        "ward(hospital, code)\n"
-        '"order"("unit price", STAFF_ID=staff.id, hospital=ward.hospital, code=ward.code, '
-        'untyped, "say ""hi""")\n'
-        "lost(gone_id=gone, twice)"
+        "table staff: id, name, boss = staff.id\n"
+        "table ward: hospital, code\n"
+        'table "order": "unit price", STAFF_ID = staff.id, hospital = ward, code = ward, '
+        'untyped, "say ""hi"""\n'
+        "table lost: gone_id = gone, twice"
     )
 
 
@@ -114,7 +114,7 @@ def test_tables_behind_a_full_text_table_are_left_out(tmp_path: Path) -> None:
     if sqlite3.sqlite_version_info < (3, 37):
         pytest.skip("this SQLite does not tell which tables are behind others")
 
-    assert compact_text(read_schema(path)) == "page(body)\npage_reader(name)"
+    assert compact_text(read_schema(path)) == "table page: body\ntable page_reader: name"
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,13 @@ def _create_table(table: Table) -> str:
 
 
 def compact_text(schema: Schema) -> str:
-    """One line a table, such as `visit(id, ward, fee, staff_id=staff.id)`; no types."""
+    """One line a table, such as `table visit: visit_id, ward, fee, staff_id = staff`; no types.
+
+    A foreign key names the other table, and its column too where that is not of the same name.
+    """
     return "\n".join(
-        f"{quote_name(table.name)}({', '.join(_compact_column(table, column) for column in table.columns)})"
+        f"table {quote_name(table.name)}: "
+        + ", ".join(_compact_column(table, column) for column in table.columns)
         for table in schema.tables
     )
 
@@ -208,7 +212,8 @@ def _compact_column(table: Table, column: Column) -> str:
     text = quote_name(column.name)
     for key in table.foreign_keys:
         if column.name in key.columns:
-            text += f"={quote_name(key.table)}"
-            if key.references:
-                text += f".{quote_name(key.references[key.columns.index(column.name)])}"
+            text += f" = {quote_name(key.table)}"
+            reference = key.references[key.columns.index(column.name)] if key.references else column.name
+            if reference != column.name:
+                text += f".{quote_name(reference)}"
     return text

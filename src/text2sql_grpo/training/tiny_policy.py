@@ -33,9 +33,9 @@ _KEYWORDS = (
     "SELECT|DISTINCT|FROM|WHERE|JOIN|LEFT|ON|GROUP|BY|HAVING|ORDER|LIMIT|COUNT|SUM|AVG|MIN|MAX|"
     "DESC|ASC|AND|OR|NOT|NULL|IS|IN|LIKE|BETWEEN|UNION|EXISTS|AS|CASE|WHEN|THEN|ELSE|END"
 )
-# SQL keywords and lower-case words are pieces; a capital letter, a digit or a sign is a piece of its
-# own, so that the `L` of a question's "Lisbon" and of a stored `02-LSB` are one and the same token.
-_PIECE = Regex(rf" ?\b(?:{_KEYWORDS})\b| ?\p{{Ll}}+|[\s\S]")
+# SQL keywords and lower-case words are pieces. So are a plural's `s`, a capital letter, a digit and a sign,
+# so that "visits" and `visit`, or the `L` of a question's "Lisbon" and of a stored `02-LSB`, share tokens.
+_PIECE = Regex(rf" ?\b(?:{_KEYWORDS})\b| ?\p{{Ll}}+?(?=s\b)|s\b| ?\p{{Ll}}+|[\s\S]")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
