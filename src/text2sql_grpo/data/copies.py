@@ -1,16 +1,19 @@
 """Renamed copies of databases: the same tables and rows under other names and other letters.
 
 A small policy that sees only a dozen schemas remembers them instead of reading the prompt. In a copy
-tables and columns have other names and text values other letters, consistently in the database and in
-the words that people use for it, so that nothing but reading helps. Dates and numbers stay.
+tables and columns have other names and text values other digits, some other letters too, consistently
+in the database and in the words that people use for it, so that nothing but reading helps. Dates and
+numbers stay.
 """
 
 import json
 import random
 import re
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +24,39 @@ from text2sql_grpo.sql.sqlite import open_database
 _WORD = re.compile(r"[A-Za-z]+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d.*")
 # Letters change places within a group of like sound and frequency, so that copies stay pronounceable.
-_LETTER_GROUPS = ("aeiou", "lnrst", "bcdgmp", "fhkvw", "jqxyz")
+_LETTER_GROUPS = ("aeiou", "lnrst", "bcdgmp", "fhkvw", "jqyz")
+_DIGITS = "0123456789"
+_RESPELLED_SHARE = 0.3
 _KEPT = {"id"}
 
 
-def write_renamed_copies(databases: Databases, out: Path, *, copies: int, split: str, seed: int) -> None:
-    """Writes `<name>_<n>.sqlite` and `<name>_<n>.json` for each database of a split.
+def write_renamed_copies(
+    databases: Databases, names: Sequence[str], out: Path, *, copies: int, seed: int
+) -> None:
+    """Writes `<name>_<n>.sqlite` and its words, `<name>_<n>.json`, for each of the named databases.
 
     Copies grow: the first ones hold a table or two with a few columns, the last ones all of them.
 
     Args:
-        databases: With their words (`<name>.json`) beside them; without words a database counts as
-            `train` and its words are read from the identifiers.
-        out: Folder of the copies.
+        databases: With their words (`<name>.json`) beside them; else words are read from identifiers.
+        out: Folder of the copies; made if absent.
         copies: Of each database.
-        split: Which databases are copied.
         seed: The same seed gives the same copies.
     """
     out.mkdir(parents=True, exist_ok=True)
     sources = {}
-    for name in databases.names():
+    for name in names:
         words_path = databases.folder / f"{name}.json"
         words = json.loads(words_path.read_text(encoding="utf-8")) if words_path.exists() else {}
-        if words.get("split", "train") == split:
-            sources[name] = (read_schema(databases.path(name)), words)
-    pool = sorted({word for schema, words in sources.values() for word in _renameable(schema, words)})
+        sources[name] = (read_schema(databases.path(name)), words)
+    pool = files("text2sql_grpo.data").joinpath("nouns.txt").read_text(encoding="utf-8").split()
     for name, (schema, words) in sources.items():
         for number in range(copies):
             rng = random.Random(f"{seed}-{name}-{number}")
             target = out / f"{name}_{number}"
             copy = _Copy(_part(schema, (number + 1) / copies, rng), words, pool, rng)
             copy.write(databases.path(name), target.with_suffix(".sqlite"))
-            renamed = {**copy.words(), "database": target.name}
-            target.with_suffix(".json").write_text(json.dumps(renamed), encoding="utf-8")
+            target.with_suffix(".json").write_text(json.dumps(copy.words()), encoding="utf-8")
 
 
 def _identifier_parts(name: str) -> list[str]:
@@ -78,6 +81,7 @@ def _part(schema: Schema, share: float, rng: random.Random) -> Schema:
     """Some of the tables and of their columns; keys stay where both of their tables do."""
     count = max(1, round(share * len(schema.tables)))
     kept = {table.name for table in rng.sample(schema.tables, count)}
+    kept_keys = [key for table in schema.tables if table.name in kept for key in table.foreign_keys]
     tables = []
     for table in schema.tables:
         if table.name not in kept:
@@ -86,6 +90,7 @@ def _part(schema: Schema, share: float, rng: random.Random) -> Schema:
         dropped = {name for key in table.foreign_keys if key.table not in kept for name in key.columns}
         keys = {name for key in foreign for name in key.columns}
         keys |= {column.name for column in table.columns if column.is_primary_key}
+        keys |= {name for key in kept_keys if key.table == table.name for name in key.references}
         plain = [column.name for column in table.columns if column.name not in keys | dropped]
         keys |= set(rng.sample(plain, min(len(plain), max(2, round(share * len(plain))))))
         columns = tuple(column for column in table.columns if column.name in keys)
@@ -101,15 +106,17 @@ class _Copy:
         self._words = words
         self._names: dict[str, str] = {}
         self._rng = rng
-        taken = {part for table in schema.tables for part in _identifier_parts(table.name)}
+        names = [name for table in schema.tables for name in (table.name, *(c.name for c in table.columns))]
+        taken = {part for name in names for part in _identifier_parts(name)}
         for word in _renameable(schema, words):
             while True:
-                new = rng.choice(pool) if rng.random() < 0.7 else _invented_word(rng)
+                new = rng.choice(pool) if rng.random() < 0.8 else _invented_word(rng)
                 if new not in taken and new not in self._names.values():
                     break
             self._names[word] = new
-        letters = {}
-        for group in _LETTER_GROUPS:
+        groups = (*_LETTER_GROUPS, _DIGITS) if rng.random() < _RESPELLED_SHARE else (_DIGITS,)
+        letters: dict[str, str] = {}
+        for group in groups:
             shuffled = "".join(rng.sample(group, len(group)))
             letters |= dict(zip(group + group.upper(), shuffled + shuffled.upper(), strict=True))
         self._letters = str.maketrans(letters)
@@ -172,7 +179,11 @@ class _Copy:
         words, kept = self._words, {table.name for table in self._schema.tables}
         kept |= {f"{table.name}.{column.name}" for table in self._schema.tables for column in table.columns}
         nouns = {
-            kind: {self._renamed(name): self._renamed(noun) for name, noun in words.get(kind, {}).items() if name in kept}
+            kind: {
+                self._renamed(name): self._renamed(noun)
+                for name, noun in words.get(kind, {}).items()
+                if name in kept
+            }
             for kind in ("tables", "columns")
         }
         said = {
@@ -182,7 +193,7 @@ class _Copy:
             for place, forms in words.get("said", {}).items()
             if place in kept
         }
-        return {"split": words.get("split", "train"), **nouns, "said": said}
+        return {"split": "train", **nouns, "said": said}
 
 
 def _invented_word(rng: random.Random) -> str:

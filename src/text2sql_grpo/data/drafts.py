@@ -12,7 +12,7 @@ from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]
 
-MAX_SAID = 12
+MAX_SAID = 24
 MAX_LITERAL_LENGTH = 30
 _NOT_MEASURED = ("year", "code", "phone", "postcode", "zip")
 _NOT_ADDED = (
