@@ -70,7 +70,8 @@ def write_config(folder: Path, **sections: Any) -> Path:
         "rewards": {"execution": 1.0, "executes": 0.1, "format": 0.1},
         "warm_start": {
             "steps": 60,
-            "looking_steps": 40,
+            "practice_steps": 40,
+            "renamed_copies": 0,
             "rows_per_step": 1,
             "demonstrations_per_row": 4,
             "learning_rate": 0.01,

@@ -161,7 +161,7 @@ def test_prompt(tmp_path: Path) -> None:
 def test_prompt_without_instructions_and_with_compact_schema(tmp_path: Path) -> None:
     (user,) = prompt_of(tmp_path, EnvironmentSettings(instructions=False, schema_text="compact"))
 
-    assert user["content"].startswith("branch") and "CREATE" not in user["content"]
+    assert user["content"].startswith("table branch") and "CREATE" not in user["content"]
 
 
 def test_prompt_of_the_native_protocol_leaves_tags_out(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from text2sql_grpo.config import TinyPolicyConfig
 from text2sql_grpo.errors import ConfigError
@@ -42,11 +42,19 @@ def test_capitals_and_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokeni
     assert pieces(tokenizer, "2024") == list("2024")
 
 
+def test_a_word_and_its_plural_share_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    for word in ("ward", "nurse", "bed"):
+        singular, plural = pieces(tokenizer, f" {word}"), pieces(tokenizer, f" {word}s")
+        assert plural == [*singular, "s"]
+    assert "".join(pieces(tokenizer, "s ss us glass's as")) == "s ss us glass's as"
+    assert pieces(tokenizer, " ward_states") == [*pieces(tokenizer, " ward_state"), "s"]
+
+
 def test_keywords_and_tags_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "<sql>SELECT name FROM ward WHERE beds > 3 ORDER BY name</sql>"
 
     assert pieces(tokenizer, text) == [
-        *("<sql>", "SELECT", " name", " FROM", " ward", " WHERE", " beds", " ", ">", " ", "3"),
+        *("<sql>", "SELECT", " name", " FROM", " ward", " WHERE", " bed", "s", " ", ">", " ", "3"),
         *(" ORDER", " BY", " name", "</sql>"),
     ]
     assert pieces(tokenizer, "<think></think><answer></answer>") == [
@@ -86,11 +94,16 @@ def test_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.decode(bridge) == "<|user|>n\n3<|end|><|assistant|>"
 
 
-def test_model_of_the_default_size() -> None:
-    settings = TinyPolicyConfig()
+@pytest.fixture(scope="module")
+def large_tokenizer() -> PreTrainedTokenizerFast:
+    """With a vocabulary of the default size."""
     texts = [f"{first}{second} word" for first in map(chr, range(97, 123)) for second in "abcdefghijklmnop"]
     texts += [f"{text}{text[:2]}" for text in texts] * 2
-    tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size)
+    return train_tokenizer(texts, vocab_size=TinyPolicyConfig().vocab_size)
+
+
+def test_model_of_the_default_size(large_tokenizer: PreTrainedTokenizerFast) -> None:
+    settings, tokenizer = TinyPolicyConfig(), large_tokenizer
 
     model = make_model(settings, tokenizer, seed=0)
 
@@ -100,6 +113,48 @@ def test_model_of_the_default_size() -> None:
     assert model.dtype == torch.float32
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+
+
+@torch.no_grad()
+def copying_accuracy(model: PreTrainedModel, *, n_tokens: int = 24, n_repeated: int = 12) -> float:
+    """Share of right next tokens where a sequence of random tokens comes again."""
+    torch.manual_seed(7)
+    vocabulary = model.config.vocab_size
+    once = torch.stack([torch.randperm(vocabulary)[:n_tokens] for _ in range(32)])
+    logits = model(input_ids=torch.cat([once, once[:, :n_repeated]], dim=1)).logits
+    # Behind the first repeated token, the second is predicted, and so on.
+    predicted = logits[:, n_tokens : n_tokens + n_repeated - 1].argmax(dim=-1)
+    return (predicted == once[:, 1:n_repeated]).float().mean().item()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_untrained_model_copies_by_its_first_two_attention_layers(
+    large_tokenizer: PreTrainedTokenizerFast, seed: int
+) -> None:
+    model = make_model(TinyPolicyConfig(), large_tokenizer, seed=seed).eval()
+
+    assert copying_accuracy(model) >= 0.8
+    assert copying_accuracy(model, n_tokens=300) >= 0.4  # and over the length of a schema
+
+    for layer in model.base_model.layers[:2]:
+        for parameter in layer.self_attn.parameters():
+            torch.nn.init.normal_(parameter, std=0.05)
+    assert copying_accuracy(model) < 0.1
+
+
+def test_neither_of_the_two_layers_copies_alone(large_tokenizer: PreTrainedTokenizerFast) -> None:
+    for silenced in (0, 1):
+        model = make_model(TinyPolicyConfig(), large_tokenizer, seed=0).eval()
+        torch.nn.init.zeros_(model.base_model.layers[silenced].self_attn.o_proj.weight)
+        assert copying_accuracy(model) < 0.1
+
+
+def test_a_model_too_small_for_induction_heads_starts_without(tokenizer: PreTrainedTokenizerFast) -> None:
+    for layers, heads in ((1, 4), (2, 2)):
+        settings = TinyPolicyConfig(hidden_size=32, num_heads=heads, num_layers=layers, intermediate_size=8)
+        model = make_model(settings, tokenizer, seed=0)
+        for layer in model.base_model.layers:
+            assert not layer.self_attn.o_proj.weight.any()
 
 
 def test_weights_depend_on_the_seed_alone(tokenizer: PreTrainedTokenizerFast) -> None:

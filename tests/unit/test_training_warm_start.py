@@ -1,5 +1,6 @@
 import random
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,13 @@ def test_only_sampled_tokens_count(model: PreTrainedModel) -> None:
     torch.testing.assert_close(shared_prefix_loss(model, rows, pad_id=PAD), before)
 
 
+def demonstrations(databases: str, *, seed: int) -> Demonstrations:
+    """One question for each letter, asked about the database of that name."""
+    random_ = random.Random(seed)
+    looking, guessing = ([episode(random_, [ord(name), 2, 3], name) for name in databases] for _ in range(2))
+    return Demonstrations(looking, guessing)
+
+
 def train(
     unfinished: Path, *, stop_after: int | None = None, seed: int = 3
 ) -> tuple[dict[str, torch.Tensor], list[tuple[int, float]]]:
@@ -115,9 +123,7 @@ def train(
     tokenizer = train_tokenizer(["SELECT name FROM ward"] * 3, vocab_size=300)
     model = make_model(settings, tokenizer, seed=0)
     model.resize_token_embeddings(300)
-    random_ = random.Random(0)
-    prefixes = {"a": [1, 2, 3], "b": [4, 5]}
-    looking, guessing = ([episode(random_, prefixes[name], name) for name in "abab"] for _ in range(2))
+    log, copies = demonstrations("abab", seed=0), demonstrations("cdc", seed=1)
     reports: list[tuple[int, float]] = []
 
     def on_step(step: int, loss: float) -> None:
@@ -125,11 +131,12 @@ def train(
         if step == stop_after:
             raise KeyboardInterrupt
 
-    schedule = WarmStartConfig(steps=8, looking_steps=4, rows_per_step=2, demonstrations_per_row=3)
+    schedule = WarmStartConfig(steps=8, practice_steps=4, rows_per_step=2, demonstrations_per_row=3)
     try:
         warm_start(
             model,
-            Demonstrations(looking, guessing),
+            log,
+            copies,
             schedule,
             seed=seed,
             pad_id=PAD,
@@ -149,7 +156,11 @@ def test_interrupted_warm_start_goes_on_as_if_undisturbed(tmp_path: Path, stop_a
     undisturbed, reports = train(tmp_path / "other.pt")
 
     _, first_part = train(unfinished, stop_after=stop_after)
-    assert unfinished.exists()
+    states = torch.load(unfinished, weights_only=True)["optimizers"]
+    assert [set(state["state"][0]) for state in states] == [
+        {"momentum_buffer"},
+        {"step", "exp_avg", "exp_avg_sq"},
+    ]
     resumed, second_part = train(unfinished)
 
     assert first_part + second_part == reports
@@ -170,3 +181,89 @@ def test_it_learns(tmp_path: Path) -> None:
     _, reports = train(tmp_path / "unfinished.pt")
 
     assert reports[-1][1] < reports[0][1]
+
+
+@dataclass
+class Drawn:
+    """What one step drew: databases of its rows, and which of its episodes look."""
+
+    databases: list[str]
+    is_looking: list[bool]
+
+
+def drawn_rows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    copies: Demonstrations | None,
+    settings: WarmStartConfig,
+) -> list[Drawn]:
+    """What `warm_start` trains on, step by step; the loss itself is left out."""
+    log = demonstrations("aabbb", seed=0)
+    looking = {id(one) for source in (log, copies) if source for one in source.looking}
+    steps = []
+
+    def loss(model: PreTrainedModel, rows: list[list[Episode]], *, pad_id: int) -> torch.Tensor:
+        for row in rows:
+            assert len(row) == settings.demonstrations_per_row
+            assert len({one.example.database for one in row}) == 1
+        steps.append(
+            Drawn(
+                [row[0].example.database for row in rows], [id(one) in looking for row in rows for one in row]
+            )
+        )
+        return model.get_input_embeddings().weight.sum()
+
+    monkeypatch.setattr("text2sql_grpo.training.warm_start.shared_prefix_loss", loss)
+    folder = write_model(tmp_path / "model", hidden_size=8, num_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    warm_start(model, log, copies, settings, seed=0, pad_id=PAD, unfinished=tmp_path / "unfinished.pt")
+    assert len(steps) == settings.steps
+    return steps
+
+
+def test_practice_is_drawn_from_copies_too_and_the_log_phase_from_the_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = WarmStartConfig(
+        steps=200,
+        practice_steps=150,
+        practice_look_share=0.8,
+        look_share=0.25,
+        copy_share=0.3,
+        rows_per_step=4,
+        demonstrations_per_row=3,
+    )
+
+    steps = drawn_rows(tmp_path, monkeypatch, copies=demonstrations("cccde", seed=1), settings=settings)
+
+    practice, log = steps[:150], steps[150:]
+    rows = Counter(name for step in practice for name in step.databases)
+    assert rows["c"] + rows["d"] + rows["e"] == pytest.approx(0.3 * 600, abs=45)
+    for name, share in (("a", 0.35), ("b", 0.35), ("c", 0.1), ("d", 0.1), ("e", 0.1)):
+        assert rows[name] == pytest.approx(share * 600, abs=45)  # by databases, not by questions
+    assert {name for step in log for name in step.databases} == {"a", "b"}
+    for part, share in ((practice, 0.8), (log, 0.25)):
+        looks = [flag for step in part for flag in step.is_looking]
+        assert sum(looks) / len(looks) == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_practice_without_copies_is_on_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_copies: bool
+) -> None:
+    settings = WarmStartConfig(steps=30, practice_steps=30, copy_share=0.0 if has_copies else 1.0)
+    copies = demonstrations("cc", seed=1) if has_copies else None
+
+    steps = drawn_rows(tmp_path, monkeypatch, copies=copies, settings=settings)
+
+    assert {name for step in steps for name in step.databases} == {"a", "b"}
+
+
+def test_a_share_of_one_practises_on_copies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = WarmStartConfig(steps=30, practice_steps=20, copy_share=1.0)
+
+    steps = drawn_rows(tmp_path, monkeypatch, copies=demonstrations("cd", seed=1), settings=settings)
+
+    assert {name for step in steps[:20] for name in step.databases} == {"c", "d"}
+    assert {name for step in steps[20:] for name in step.databases} == {"a", "b"}
