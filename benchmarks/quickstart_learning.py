@@ -33,7 +33,9 @@ from text2sql_grpo.training.warm_start import shared_prefix_loss
 ROWS, PER_ROW, LEARNING_RATE = 5, 8, 1e-4
 
 
-def run_job(config_path: Path, run: Path, seed: int, overrides: list[str], console: Console) -> dict[str, Any]:
+def run_job(
+    config_path: Path, run: Path, seed: int, overrides: list[str], console: Console
+) -> dict[str, Any]:
     """The evaluation record of a whole main job."""
     config = load_config(config_path, [*overrides, "--run.output_dir", str(run), "--run.seed", str(seed)])
     train(config, console=console)
@@ -91,7 +93,9 @@ def counts(sets: dict[str, Any], name: str, *, lookup: bool) -> tuple[int, int]:
     return correct, total
 
 
-def measure(config_path: Path, seed: int, overrides: list[str], folder: Path, console: Console) -> dict[str, Any]:
+def measure(
+    config_path: Path, seed: int, overrides: list[str], folder: Path, console: Console
+) -> dict[str, Any]:
     """All figures of one seed: held-out set -> measure -> (right, asked)."""
     main = run_job(config_path, folder / f"main-{seed}", seed, overrides, console)
     one_turn = run_job(
@@ -141,11 +145,15 @@ def report(results: dict[int, dict[str, Any]], console: Console) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--config", type=Path, default=Path("config/quickstart.yaml"))
     parser.add_argument("--out", type=Path, help="folder of the runs; default: a temporary one")
-    parser.add_argument("--quick", action="store_true", help="config/test.yaml, one seed, two steps: seconds, no score")
+    parser.add_argument(
+        "--quick", action="store_true", help="config/test.yaml, one seed, two steps: seconds, no score"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     overrides = ["--grpo.report_to", "none"]
@@ -154,11 +162,11 @@ def main() -> None:
         overrides += ["--grpo.max_steps", "2"]
     console = Console()
     folder = options.out or Path(tempfile.mkdtemp(prefix="quickstart-learning-"))
-    results = {
-        seed: measure(options.config, seed, overrides, folder, console) for seed in options.seeds
-    }
+    results = {seed: measure(options.config, seed, overrides, folder, console) for seed in options.seeds}
     means = report(results, console)
-    print(json.dumps({"seeds": options.seeds, "config": str(options.config), "means": means, "runs": results}))
+    print(
+        json.dumps({"seeds": options.seeds, "config": str(options.config), "means": means, "runs": results})
+    )
 
 
 if __name__ == "__main__":

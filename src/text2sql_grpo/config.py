@@ -130,35 +130,46 @@ class DataConfig:
 class WarmStartConfig:
     """Supervised training of a tiny policy on demonstrations, before reinforcement learning.
 
-    The demonstrations are a log of two habits: looking a stored value up before answering, and
-    answering at once. The first part of the steps holds look-ups only, so that reading an
-    observation is learned; then the rest of the log is mixed in.
+    First it practises: demonstrations on the training databases and on renamed copies of them, most
+    look-up questions looked up, so that reading schemas and observations is learned. Then it reads the
+    log: demonstrations of both habits, looking first and answering at once, as people would leave them.
 
     Attributes:
         steps: Optimiser steps.
-        looking_steps: The first steps, in which every look-up question is looked up.
-        look_share: Share of look-up questions that are looked up in the steps after those.
-        rows_per_step: Packed rows of one step; each row is one database's prompt prefix.
+        practice_steps: The first of them, before the log.
+        practice_look_share: Share of look-up questions that are looked up in practice.
+        look_share: The same in the log.
+        renamed_copies: Copies of each training database for practice; 0 practises on the log's own.
+        copy_questions: Questions made for the copies.
+        copy_share: Share of practice rows that ask about copies.
+        rows_per_step: Rows of one step; each row is one database's prompt prefix.
         demonstrations_per_row: Demonstrations that share that prefix.
-        learning_rate: Peak; cosine to a tenth after a short warm-up.
+        learning_rate: Peak, of embeddings and norms (AdamW); cosine to a tenth after a short warm-up.
+        matrix_learning_rate: The same, of weight matrices (Muon).
         min_forced_look_accuracy: Gate, in [0, 1]: with the look forced, the policy must answer this
-            share of look-up questions of the training databases, or the run stops with the figure.
+            share of the look-up questions of some held-out set, or the run stops with the figure.
     """
 
     steps: int = 500
-    looking_steps: int = 400
+    practice_steps: int = 400
+    practice_look_share: float = 0.6
     look_share: float = 0.3
+    renamed_copies: int = 64
+    copy_questions: int = 12_000
+    copy_share: float = 0.5
     rows_per_step: int = 5
-    demonstrations_per_row: int = 8
-    learning_rate: float = 2e-3
+    demonstrations_per_row: int = 6
+    learning_rate: float = 1e-3
+    matrix_learning_rate: float = 5e-3
     min_forced_look_accuracy: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows_per_step", "demonstrations_per_row"):
+        for name in ("steps", "copy_questions", "rows_per_step", "demonstrations_per_row"):
             _at_least(name, getattr(self, name), 1)
-        if not 0 <= self.looking_steps <= self.steps:
-            raise ValueError(f"looking_steps must be in 0..steps ({self.steps}), got {self.looking_steps}")
-        for name in ("look_share", "min_forced_look_accuracy"):
+        _at_least("renamed_copies", self.renamed_copies, 0)
+        if not 0 <= self.practice_steps <= self.steps:
+            raise ValueError(f"practice_steps must be in 0..steps ({self.steps}), got {self.practice_steps}")
+        for name in ("practice_look_share", "look_share", "copy_share", "min_forced_look_accuracy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 

@@ -128,7 +128,7 @@ class Drafter:
         look = guess = None
         if said := picked.get("said"):
             nouns["value"] = conditions[0].words
-            look = f"SELECT DISTINCT {said.sql} FROM {quote_name(said.table)}"
+            look = _look(said, stored=conditions[0].literal, words=conditions[0].words)
             guess = self._sql(anchor, picked, [(each.column, each.guess) for each in conditions], k)
         gold = self._sql(anchor, picked, [(each.column, each.test) for each in conditions], k)
         return Draft(rng.choice(self.template.phrases).format(**nouns), gold, look, guess)
@@ -146,6 +146,15 @@ class Drafter:
         else:
             names["table"] = anchor.sql
         return self.template.sql.format(**names)
+
+
+def _look(column: Column, *, stored: str, words: str) -> str:
+    """A query that shows the stored form: by a word that it shares with what is said, or the whole list."""
+    listed = f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
+    shared = [word for word in words.split() if len(word) > 2 and word.lower() in stored.lower()]
+    if not shared:
+        return listed
+    return f"{listed} WHERE {column.sql} LIKE {literal(f'%{max(shared, key=len)}%')}"
 
 
 def is_held_out(*key: str) -> bool:

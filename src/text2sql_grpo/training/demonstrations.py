@@ -10,6 +10,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training.warm_start import Demonstrations
 
 
 def looking_turns(example: Example) -> list[str]:
@@ -23,9 +24,7 @@ def guessing_turns(example: Example) -> list[str]:
     return [f"<answer>{example.guess_sql or example.gold_sql}</answer>"]
 
 
-def play(
-    example: Example, turns: Sequence[str], environment: SQLEnvironment, chat: ChatFormat
-) -> Episode:
+def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, chat: ChatFormat) -> Episode:
     """The episode of a script that writes these turns; tokens and mask as in training."""
     session = environment.session(example)
     episode = session.episode
@@ -41,3 +40,13 @@ def play(
         episode.completion_ids += bridge
         episode.completion_mask += [0] * len(bridge)
     return episode
+
+
+def demonstrate(examples: Sequence[Example], environment: SQLEnvironment, chat: ChatFormat) -> Demonstrations:
+    """Both habits' episodes for each question."""
+    looking = [play(example, looking_turns(example), environment, chat) for example in examples]
+    guessing = [
+        play(example, guessing_turns(example), environment, chat) if example.guess_sql else looked
+        for example, looked in zip(examples, looking, strict=True)
+    ]
+    return Demonstrations(looking, guessing)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,19 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from text2sql_grpo.config import Config, ModelConfig, WarmStartConfig
-from text2sql_grpo.data.databases import cache_folder
+from text2sql_grpo.config import Config, ModelConfig, TinyPolicyConfig, WarmStartConfig
+from text2sql_grpo.data.copies import write_renamed_copies
+from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.generator import QuestionSet, make_questions
+from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.demonstrations import guessing_turns, looking_turns, play
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training.demonstrations import demonstrate, looking_turns
 from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
-from text2sql_grpo.training.warm_start import Demonstrations, warm_start
+from text2sql_grpo.training.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,9 @@ def load_policy(path: str, *, dtype: str = "auto", quantization: str = "none") -
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a model folder or Hub id, got {str(error).splitlines()[0]} ({path})") from error
+        raise ModelError(
+            f"expected a model folder or Hub id, got {str(error).splitlines()[0]} ({path})"
+        ) from error
     ChatFormat(tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -64,7 +69,9 @@ def load_policy(path: str, *, dtype: str = "auto", quantization: str = "none") -
 
 def _four_bit() -> Any:
     if os.environ.get("DISABLE_BITSANDBYTES") == "1":
-        raise ModelError("model.quantization is 4bit, but DISABLE_BITSANDBYTES=1 is set: set quantization: none")
+        raise ModelError(
+            "model.quantization is 4bit, but DISABLE_BITSANDBYTES=1 is set: set quantization: none"
+        )
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -99,73 +106,103 @@ def tiny_policy(
 ) -> LoadedPolicy:
     """Makes a small policy and warm-starts it on demonstrations, or takes the one made before.
 
-    It is kept under a hash of everything that makes it: settings, demonstrations, schemas, code.
+    It is kept under a hash of everything that makes it: settings, demonstrations, databases, code.
 
     Args:
         examples: Questions to demonstrate.
+        environment: The run's; demonstrations are played in one like it that leaves room for a look.
         on_step: See `warm_start`; not called if the policy is taken from the cache.
     """
     if config.model.tiny is None or config.warm_start is None:
         raise ModelError("expected model.tiny and warm_start in the config")
-    name = _fingerprint(config, examples, environment)
-    folder = cache_folder("warm_starts") / name
+    settings = dataclasses.replace(environment.settings, max_turns=_DEMONSTRATED_TURNS)
+    environment = SQLEnvironment(environment.databases, environment.executor, settings)
+    making = _Making(config.model.tiny, config.warm_start, config.run.seed, examples, environment)
+    folder = cache_folder("warm_starts") / making.fingerprint()
     if not folder.exists():
-        _make(config, config.warm_start, examples, environment, folder, on_step)
+        making.make(folder, on_step)
     return load_policy(str(folder))
 
 
-def _make(
-    config: Config,
-    settings: WarmStartConfig,
-    examples: Sequence[Example],
-    environment: SQLEnvironment,
-    folder: Path,
-    on_step: Callable[[int, float], None],
-) -> None:
-    assert config.model.tiny is not None
-    texts = []
-    for example in examples:
-        texts += [message["content"] for message in environment.session(example).start()]
-        texts += looking_turns(example)
-    tokenizer = train_tokenizer(texts, vocab_size=config.model.tiny.vocab_size)
-    chat = ChatFormat(tokenizer)
-    looking = [play(example, looking_turns(example), environment, chat) for example in examples]
-    guessing = [
-        play(example, guessing_turns(example), environment, chat) if example.guess_sql else looked
-        for example, looked in zip(examples, looking, strict=True)
-    ]
-    model = make_model(config.model.tiny, tokenizer, seed=config.run.seed)
-    warm_start(
-        model,
-        Demonstrations(looking, guessing),
-        settings,
-        seed=config.run.seed,
-        pad_id=tokenizer.pad_token_id,
-        unfinished=folder.with_suffix(".unfinished.pt"),
-        on_step=on_step,
-    )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".warm_start-"))
-    try:
-        model.save_pretrained(written)
-        tokenizer.save_pretrained(written)
-        if not folder.exists():  # Another process may have made the same one meanwhile.
-            written.rename(folder)
-    finally:
-        shutil.rmtree(written, ignore_errors=True)
+_DEMONSTRATED_TURNS = 3
 
 
-def _fingerprint(config: Config, examples: Sequence[Example], environment: SQLEnvironment) -> str:
-    digest = hashlib.sha256()
-    assert config.model.tiny is not None and config.warm_start is not None
-    settings = [config.model.tiny, config.warm_start, config.environment]
-    digest.update(json.dumps([dataclasses.asdict(part) for part in settings]).encode())
-    digest.update(str(config.run.seed).encode())
-    for example in examples:
-        digest.update(json.dumps(dataclasses.asdict(example)).encode())
-    for database in sorted({example.database for example in examples}):
-        digest.update(environment.databases.path(database).read_bytes())
-    for module in ("demonstrations", "tiny_policy", "warm_start"):
-        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
-    digest.update(torch.__version__.encode())
-    return digest.hexdigest()[:16]
+@dataclass(frozen=True)
+class _Making:
+    """All that decides what a warm-started policy is."""
+
+    tiny: TinyPolicyConfig
+    warm_start: WarmStartConfig
+    seed: int
+    examples: Sequence[Example]
+    environment: SQLEnvironment
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        settings = (self.tiny, self.warm_start, self.environment.settings)
+        digest.update(json.dumps([dataclasses.asdict(part) for part in settings]).encode())
+        digest.update(f"{self.seed} {torch.__version__}".encode())
+        for example in self.examples:
+            digest.update(json.dumps(dataclasses.asdict(example)).encode())
+        for database in sorted({example.database for example in self.examples}):
+            digest.update(self.environment.databases.path(database).read_bytes())
+        package = Path(__file__).parent.parent
+        for module in (
+            "training/demonstrations",
+            "training/tiny_policy",
+            "training/warm_start",
+            "data/copies",
+        ):
+            digest.update((package / f"{module}.py").read_bytes())
+        return digest.hexdigest()[:16]
+
+    def make(self, folder: Path, on_step: Callable[[int, float], None]) -> None:
+        """Trains tokenizer and model, and writes them to `folder` whole or not at all."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+            practice, practice_environment = self._practice(Path(scratch) / "copies")
+            texts = [
+                text
+                for examples, environment in (
+                    (self.examples, self.environment),
+                    (practice, practice_environment),
+                )
+                for example in examples
+                for text in (environment.session(example).start()[-1]["content"], *looking_turns(example))
+            ]
+            tokenizer = train_tokenizer(texts, vocab_size=self.tiny.vocab_size)
+            chat = ChatFormat(tokenizer)
+            model = make_model(self.tiny, tokenizer, seed=self.seed)
+            warm_start(
+                model,
+                demonstrate(self.examples, self.environment, chat),
+                demonstrate(practice, practice_environment, chat) if practice else None,
+                self.warm_start,
+                seed=self.seed,
+                pad_id=tokenizer.pad_token_id,
+                unfinished=folder.with_suffix(".unfinished.pt"),
+                on_step=on_step,
+            )
+            written = Path(scratch) / "policy"
+            model.save_pretrained(written)
+            tokenizer.save_pretrained(written)
+            if not folder.exists():  # Another process may have made the same one meanwhile.
+                written.rename(folder)
+
+    def _practice(self, folder: Path) -> tuple[list[Example], SQLEnvironment]:
+        """Questions about renamed copies of the databases that the demonstrations are about."""
+        environment = self.environment
+        if self.warm_start.renamed_copies == 0:
+            return [], environment
+        names = sorted({example.database for example in self.examples})
+        write_renamed_copies(
+            environment.databases, names, folder, copies=self.warm_start.renamed_copies, seed=self.seed
+        )
+        wanted = QuestionSet(
+            "copies", databases="train", count=self.warm_start.copy_questions, lookup_share=0.8, side="any"
+        )
+        make_questions(folder, folder, seed=self.seed, question_sets=[wanted])
+        databases = Databases(folder)
+        executor = SQLExecutor(environment.settings.limits)
+        examples = load_examples(folder / "copies.jsonl", databases, executor, check_gold=False)
+        return examples, SQLEnvironment(databases, executor, environment.settings)

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -121,41 +122,58 @@ class Demonstrations:
     looking: Sequence[Episode]
     guessing: Sequence[Episode]
 
+    @cached_property
+    def by_database(self) -> dict[str, list[int]]:
+        """Positions of the questions of each database, sorted by its name."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for i, episode in enumerate(self.looking):
+            found[episode.example.database].append(i)
+        return dict(sorted(found.items()))
+
+    def row(self, rng: random.Random, *, count: int, look_share: float) -> list[Episode]:
+        """Episodes over one database, drawn at random."""
+        chosen = rng.choices(self.by_database[rng.choice(list(self.by_database))], k=count)
+        return [(self.looking if rng.random() < look_share else self.guessing)[i] for i in chosen]
+
 
 def _draw(
-    demonstrations: Demonstrations,
-    by_database: dict[str, list[int]],
-    settings: WarmStartConfig,
-    step: int,
-    seed: int,
+    log: Demonstrations, copies: Demonstrations | None, settings: WarmStartConfig, step: int, seed: int
 ) -> list[list[Episode]]:
     """The rows of one step; depends on seed and step alone, so that a resumed run goes on alike."""
-    random_ = random.Random(f"{seed}-{step}")
-    look_share = 1.0 if step < settings.looking_steps else settings.look_share
+    rng = random.Random(f"{seed}-{step}")
+    is_practice = step < settings.practice_steps
+    look_share = settings.practice_look_share if is_practice else settings.look_share
     rows = []
-    for database in random_.choices(sorted(by_database), k=settings.rows_per_step):
-        chosen = random_.choices(by_database[database], k=settings.demonstrations_per_row)
-        rows.append(
-            [
-                (demonstrations.looking if random_.random() < look_share else demonstrations.guessing)[i]
-                for i in chosen
-            ]
-        )
+    for _ in range(settings.rows_per_step):
+        takes_copy = copies is not None and is_practice and rng.random() < settings.copy_share
+        source = copies if copies is not None and takes_copy else log
+        rows.append(source.row(rng, count=settings.demonstrations_per_row, look_share=look_share))
     return rows
 
 
-def _learning_rate(step: int, settings: WarmStartConfig) -> float:
-    """Linear warm-up over a twentieth of the steps, then cosine to a tenth of the peak."""
-    warm_up = max(1, settings.steps // 20)
+def _schedule(step: int, steps: int) -> float:
+    """Share of the peak learning rate: warm-up over a twentieth of the steps, then cosine to a tenth."""
+    warm_up = max(1, steps // 20)
     if step < warm_up:
-        return settings.learning_rate * (step + 1) / warm_up
-    progress = (step - warm_up) / max(1, settings.steps - warm_up)
-    return settings.learning_rate * (0.55 + 0.45 * math.cos(math.pi * progress))
+        return (step + 1) / warm_up
+    return 0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up))
+
+
+def _optimizers(model: PreTrainedModel, settings: WarmStartConfig) -> list[torch.optim.Optimizer]:
+    """Muon for weight matrices (Jordan et al. 2024), AdamW for embeddings, norms and biases."""
+    embeddings = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embeddings]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embeddings]
+    return [
+        torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98)),
+    ]
 
 
 def warm_start(
     model: PreTrainedModel,
-    demonstrations: Demonstrations,
+    log: Demonstrations,
+    copies: Demonstrations | None,
     settings: WarmStartConfig,
     *,
     seed: int,
@@ -166,41 +184,43 @@ def warm_start(
     """Trains the model in place.
 
     Args:
+        log: Demonstrations on the training databases.
+        copies: The same on renamed copies, for practice; None without them.
         seed: Of the order of demonstrations.
         unfinished: File for the state of an interrupted warm start; taken up again if it is there.
         on_step: Called with the number of steps done and the loss of the last (nats per token).
     """
-    by_database: dict[str, list[int]] = defaultdict(list)
-    for i, episode in enumerate(demonstrations.looking):
-        by_database[episode.example.database].append(i)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98))
+    optimizers = _optimizers(model, settings)
+    peaks = [settings.matrix_learning_rate, settings.learning_rate]
     first = 0
     if unfinished.exists():
         state = torch.load(unfinished, weights_only=True)
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         first = state["step"]
         logger.info("going on with the warm start at step %d", first)
     done = first
     model.train()
     try:
         for step in range(first, settings.steps):
-            rows = _draw(demonstrations, by_database, settings, step, seed)
-            for group in optimizer.param_groups:
-                group["lr"] = _learning_rate(step, settings)
+            rows = _draw(log, copies, settings, step, seed)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = shared_prefix_loss(model, rows, pad_id=pad_id)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = peak * _schedule(step, settings.steps)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             done = step + 1
-            optimizer.zero_grad(set_to_none=True)
             on_step(done, loss.item())
     except KeyboardInterrupt:
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
+        states = [optimizer.state_dict() for optimizer in optimizers]
         partial = unfinished.with_name(f"{unfinished.name}.partial")
-        torch.save(state, partial)
+        torch.save({"model": model.state_dict(), "optimizers": states, "step": done}, partial)
         partial.replace(unfinished)
         raise
     unfinished.unlink(missing_ok=True)
