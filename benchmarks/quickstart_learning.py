@@ -104,7 +104,7 @@ def measure(
     config = load_config(
         config_path, [*overrides, "--run.output_dir", str(folder / f"main-{seed}"), "--run.seed", str(seed)]
     )
-    supervised = supervised_control(config, main["warm_start"], main["cpu_seconds"]["GRPO"])
+    supervised = supervised_control(config, main["started_from"], main["cpu_seconds"]["GRPO"])
     figures: dict[str, Any] = {}
     for name in main["sets"]:
         marks = main["lookup"][name]

@@ -53,6 +53,7 @@ class _Run:
     bench: Workbench
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -65,9 +66,10 @@ class _Run:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times a stage; the run prints all of them at its end."""
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), time.process_time()
         yield
         self.seconds[name] = round(time.monotonic() - started, 1)
+        self.cpu_seconds[name] = round(time.process_time() - cpu_started, 1)
 
 
 def train(config: Config, *, console: Console, resume: str | None = None) -> int:
@@ -135,7 +137,7 @@ def _improve(
     del trainer
     with run.stage("evaluation after"):
         after = _evaluate(run, load_policy(str(merged)), "after")
-    _report(run, merged, before, after)
+    _report(run, policy, merged, before, after)
     return 0
 
 
@@ -427,9 +429,11 @@ def _save_and_merge(run: _Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) ->
     return merged
 
 
-def _report(run: _Run, merged: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+def _report(
+    run: _Run, policy: LoadedPolicy, merged: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
-    record["seconds"] = run.seconds
+    record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     (run.folder / "evaluation.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     write_model_card(run.folder, merged)
     picture = plot_learning_curve(run.folder)

@@ -125,6 +125,9 @@ def tiny_policy(
 
 
 _DEMONSTRATED_TURNS = 3
+_MAKING_CODE = [
+    Path(__file__).with_name(name) for name in ("demonstrations.py", "tiny_policy.py", "warm_start.py")
+]
 
 
 @dataclass(frozen=True)
@@ -144,16 +147,14 @@ class _Making:
         digest.update(f"{self.seed} {torch.__version__}".encode())
         for example in self.examples:
             digest.update(json.dumps(dataclasses.asdict(example)).encode())
+        databases = self.environment.databases
         for database in sorted({example.database for example in self.examples}):
-            digest.update(self.environment.databases.path(database).read_bytes())
+            digest.update(databases.path(database).read_bytes())
+            words = databases.folder / f"{database}.json"
+            digest.update(words.read_bytes() if words.exists() else b"")
         package = Path(__file__).parent.parent
-        for module in (
-            "training/demonstrations",
-            "training/tiny_policy",
-            "training/warm_start",
-            "data/copies",
-        ):
-            digest.update((package / f"{module}.py").read_bytes())
+        for path in sorted([*package.glob("data/*.py"), *package.glob("data/*.txt"), *_MAKING_CODE]):
+            digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
     def make(self, folder: Path, on_step: Callable[[int, float], None]) -> None:
@@ -161,14 +162,14 @@ class _Making:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
             practice, practice_environment = self._practice(Path(scratch) / "copies")
+            # Not on the copies: their names then fall into pieces, as those of an unseen database will.
             texts = [
                 text
-                for examples, environment in (
-                    (self.examples, self.environment),
-                    (practice, practice_environment),
+                for example in self.examples
+                for text in (
+                    self.environment.session(example).start()[-1]["content"],
+                    *looking_turns(example),
                 )
-                for example in examples
-                for text in (environment.session(example).start()[-1]["content"], *looking_turns(example))
             ]
             tokenizer = train_tokenizer(texts, vocab_size=self.tiny.vocab_size)
             chat = ChatFormat(tokenizer)
@@ -202,6 +203,8 @@ class _Making:
             "copies", databases="train", count=self.warm_start.copy_questions, lookup_share=0.8, side="any"
         )
         make_questions(folder, folder, seed=self.seed, question_sets=[wanted])
+        if not (folder / "copies.jsonl").exists():
+            return [], environment  # The databases hold too little to ask about.
         databases = Databases(folder)
         executor = SQLExecutor(environment.settings.limits)
         examples = load_examples(folder / "copies.jsonl", databases, executor, check_gold=False)
