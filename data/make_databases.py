@@ -23,7 +23,7 @@ from specs.kit import Database, Made, Table, Value, key_of
 from specs.stored_forms import Namer, retired
 
 FOLDER = Path(__file__).parent / "databases"
-RETIRED_SHARE = 0.7
+RETIRED_SHARE = 0.85
 
 
 def _quoted(name: str) -> str:
@@ -41,7 +41,7 @@ def _with_retired(rng: Random, stored: list[str]) -> list[Value]:
     values: list[Value] = list(stored)
     for form in sorted(set(stored)):
         places = [place for place, value in enumerate(stored) if value == form]
-        count = min(len(places) - 2, max(1, len(places) // 6))
+        count = min(len(places) - 2, max(1, len(places) // 4))
         if rng.random() < RETIRED_SHARE and count > 0:
             for place in rng.sample(places, count):
                 values[place] = retired(form)

@@ -12,7 +12,7 @@ from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]
 
-MAX_SAID = 24
+MAX_CATEGORIES = 24
 MAX_LITERAL_LENGTH = 30
 _NOT_MEASURED = ("year", "code", "phone", "postcode", "zip")
 _NOT_ADDED = (
@@ -264,7 +264,7 @@ def _is_short(column: Column) -> bool:
 
 
 _FITS: dict[str, Callable[[Column, Table], bool]] = {
-    "said": lambda column, _: 1 < len(column.values) <= MAX_SAID,
+    "said": lambda column, _: 1 < len(column.values) <= MAX_CATEGORIES,
     "text": lambda column, _: column.kind == "text" and not column.said and _is_short(column),
     "amount": lambda column, _: _is_number(column),
     "date": lambda column, _: column.kind == "date" and not column.is_key,
@@ -277,6 +277,6 @@ _FITS: dict[str, Callable[[Column, Table], bool]] = {
         not column.is_key and len(column.values) > 1 and len(column.values) * 4 <= table.row_count * 3
     ),
     "group": lambda column, _: (
-        column.kind == "text" and _is_short(column) and len(column.values) <= 12 and not column.has_nulls
+        column.kind == "text" and _is_short(column) and len(column.values) <= MAX_CATEGORIES and not column.has_nulls
     ),
 }
