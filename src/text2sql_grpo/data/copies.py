@@ -115,7 +115,7 @@ class _Copy:
         taken = {part for name in names for part in _identifier_parts(name)}
         for word in _renameable(schema, words):
             while True:
-                new = rng.choice(pool) if rng.random() < 0.8 else _invented_word(rng)
+                new = rng.choice(pool) if rng.random() < 0.5 else _invented_word(rng)
                 if new not in taken and new not in self._names.values():
                     break
             self._names[word] = new
@@ -202,6 +202,6 @@ class _Copy:
 
 
 def _invented_word(rng: random.Random) -> str:
-    """A pronounceable word of two or three syllables, like `tavo` or `brenilda`."""
-    syllables = [rng.choice("bcdfglmnprstv") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))]
+    """A pronounceable word of two to four syllables, like `tavo` or `benilda`."""
+    syllables = [rng.choice("bcdfglmnprstv") + rng.choice("aeiou") for _ in range(rng.choice((2, 3, 3, 4)))]
     return "".join(syllables) + rng.choice(("", "", "n", "r", "l", "s", "t", "ck"))
