@@ -277,6 +277,9 @@ _FITS: dict[str, Callable[[Column, Table], bool]] = {
         not column.is_key and len(column.values) > 1 and len(column.values) * 4 <= table.row_count * 3
     ),
     "group": lambda column, _: (
-        column.kind == "text" and _is_short(column) and len(column.values) <= MAX_CATEGORIES and not column.has_nulls
+        column.kind == "text"
+        and _is_short(column)
+        and len(column.values) <= MAX_CATEGORIES
+        and not column.has_nulls
     ),
 }
