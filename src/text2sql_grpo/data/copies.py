@@ -35,7 +35,7 @@ def write_renamed_copies(
 ) -> None:
     """Writes `<name>_<n>.sqlite` and its words, `<name>_<n>.json`, for each of the named databases.
 
-    Copies grow: the first ones hold a quarter of the tables and columns, the last ones all of them.
+    Copies grow: the first ones hold a table with a few columns, the last ones all of them.
 
     Args:
         databases: With their words (`<name>.json`) beside them; else words are read from identifiers.
@@ -54,7 +54,7 @@ def write_renamed_copies(
         for number in range(copies):
             rng = random.Random(f"{seed}-{name}-{number}")
             target = out / f"{name}_{number}"
-            copy = _Copy(_part(schema, _size(number, copies), rng), words, pool, rng)
+            copy = _Copy(_part(schema, (number + 1) / copies, rng), words, pool, rng)
             copy.write(databases.path(name), target.with_suffix(".sqlite"))
             target.with_suffix(".json").write_text(json.dumps(copy.words()), encoding="utf-8")
 
@@ -75,11 +75,6 @@ def _renameable(schema: Schema, words: dict[str, Any]) -> list[str]:
         for part in _identifier_parts(place.rpartition(".")[2]):
             used[part] = used.get(part, True) and part in noun.lower().split()
     return sorted(part for part, is_said in used.items() if is_said and part not in _KEPT)
-
-
-def _size(number: int, copies: int) -> float:
-    """Share of the tables and columns that a copy keeps: from a quarter to all."""
-    return 0.25 + 0.75 * (number + 1) / copies
 
 
 def _part(schema: Schema, share: float, rng: random.Random) -> Schema:
@@ -115,7 +110,7 @@ class _Copy:
         taken = {part for name in names for part in _identifier_parts(name)}
         for word in _renameable(schema, words):
             while True:
-                new = rng.choice(pool) if rng.random() < 0.5 else _invented_word(rng)
+                new = rng.choice(pool) if rng.random() < 0.8 else _invented_word(rng)
                 if new not in taken and new not in self._names.values():
                     break
             self._names[word] = new
@@ -202,6 +197,6 @@ class _Copy:
 
 
 def _invented_word(rng: random.Random) -> str:
-    """A pronounceable word of two to four syllables, like `tavo` or `benilda`."""
-    syllables = [rng.choice("bcdfglmnprstv") + rng.choice("aeiou") for _ in range(rng.choice((2, 3, 3, 4)))]
+    """A pronounceable word of two or three syllables, like `tavo` or `benilda`."""
+    syllables = [rng.choice("bcdfglmnprstv") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))]
     return "".join(syllables) + rng.choice(("", "", "n", "r", "l", "s", "t", "ck"))
