@@ -121,8 +121,8 @@ def are_apart(stored: str, key: str, others: dict[str, str]) -> bool:
 class Namer:
     """Deals the conventions out, one deck for each split, and keeps what is stored apart.
 
-    A deck holds every convention once; when it is used up, a new one is shuffled. So the conventions
-    have equal weight, and a database added at the end of a split changes nothing before it.
+    A deck holds every plain convention several times and each other one once; when it is used up, a new
+    one is shuffled. So a database added at the end of a split changes nothing before it.
     """
 
     def __init__(self) -> None:

@@ -285,7 +285,7 @@ def test_databases_and_templates_are_held_out(bundled: dict[str, list[Row]]) -> 
 def test_files_are_balanced(bundled: dict[str, list[Row]]) -> None:
     for name, rows in bundled.items():
         databases = Counter(row["database"] for row in rows)
-        assert max(databases.values()) <= 4 * min(databases.values()), (name, databases)
+        assert max(databases.values()) <= 3 * min(databases.values()), (name, databases)
     for name in ("demonstrations", "train", "dev", "test_databases"):
         templates = Counter(row["template"] for row in bundled[name] if row["family"] == "lookup")
         assert max(templates.values()) <= 1.5 * min(templates.values()), (name, templates)
