@@ -7,6 +7,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.sql import SQLExecutor
 
 ASSISTANT = "<|im_start|>assistant\n"
@@ -30,10 +31,10 @@ class ScriptedPolicy:
         self._turns = turns
         self.batches: list[list[str]] = []
 
-    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         texts = [self._chat.tokenizer.decode(prompt) for prompt in prompts]
         self.batches.append(texts)
-        return [self._reply(text)[:max_new_tokens] for text in texts]
+        return Continuations([self._reply(text)[:max_new_tokens] for text in texts])
 
     def _reply(self, prompt: str) -> list[int]:
         (question,) = [question for question in self._turns if question in prompt]

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, run
+from text2sql_grpo.rollout.engine import Budgets, Continuations, run
 
 PLENTY = Budgets(max_turn_tokens=200, max_episode_tokens=2_000, max_context=10_000)
 LOOK = "<sql>SELECT code FROM branch WHERE city LIKE 'Lis%'</sql>"
@@ -90,6 +91,40 @@ def test_the_episode_s_tokens_are_the_rendered_chat(environment: SQLEnvironment,
     assert chat.tokenizer.decode(episode.prompt_ids + episode.completion_ids) == whole.removesuffix("\n")
 
 
+@pytest.mark.parametrize("is_given", [False, True], ids=["sampled", "first turn given"])
+def test_log_probs_of_the_policy_stand_on_the_episode(
+    environment: SQLEnvironment, chat: ChatFormat, is_given: bool
+) -> None:
+    class Sure(ScriptedPolicy):
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+            written = super().generate(prompts, max_new_tokens=max_new_tokens)
+            return Continuations(written.ids, [[-0.5, *[math.nan] * (len(ids) - 1)] for ids in written.ids])
+
+    first = [LOOK] if is_given else None
+    for policy, is_known in ((Sure, True), (ScriptedPolicy, False)):
+        script = policy(chat, {"Lisbon?": [LOOK, ANSWER]})
+
+        (episode,) = run([environment.session(ask("Lisbon?"))], script, chat, PLENTY, first_turns=first)
+
+        look, answer = len(chat.turn_ids(LOOK)), len(chat.turn_ids(ANSWER))
+        reply = len(episode.completion_ids) - look - answer
+        turns = [0.0] * look if is_given else [-0.5, *[math.nan] * (look - 1)]
+        known = [*turns, *[0.0] * reply, -0.5, *[math.nan] * (answer - 1)]
+        assert episode.log_probs == pytest.approx(known if is_known else [], nan_ok=True)
+
+
+def test_log_probs_end_where_the_turn_is_cut(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    class Talker(ScriptedPolicy):
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+            return Continuations([[5] * 50], [[-1.0] * 50])
+
+    (episode,) = run(
+        [environment.session(ask("Lisbon?"))], Talker(chat, {}), chat, Budgets(20, 1_000, 10_000)
+    )
+
+    assert (episode.stop_reason, episode.log_probs) == ("budget", [-1.0] * 20)
+
+
 def test_native_protocol(tmp_path: Path) -> None:
     chat = ChatFormat(write_tokenizer(tmp_path / "tokenizer"), tools=TOOLS)
     environment = shop_environment(tmp_path, EnvironmentSettings(protocol="native"))
@@ -107,7 +142,7 @@ def test_the_policy_continues_exactly_the_tokens_so_far(
     seen: list[list[int]] = []
 
     class Recorder(ScriptedPolicy):
-        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
             seen.extend(prompts)
             return super().generate(prompts, max_new_tokens=max_new_tokens)
 

@@ -24,7 +24,7 @@ from tests.tiny_model import write_model
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, run
+from text2sql_grpo.rollout.engine import Budgets, Continuations, run
 from text2sql_grpo.rollout.policy import (
     ModelPolicy,
     SlotPolicy,
@@ -58,9 +58,9 @@ def test_batch_is_the_same_as_one_at_a_time(model_and_chat: tuple[PreTrainedMode
     model, chat = model_and_chat
     plain = [step_by_step(model, prompt, set(chat.eos_token_ids), 12) for prompt in PROMPTS]
 
-    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12) == plain
-    assert ModelPolicy(model, chat, batch_size=2).generate(PROMPTS, max_new_tokens=12) == plain
-    assert ModelPolicy(model, chat).generate(PROMPTS[1:2], max_new_tokens=1) == [plain[1][:1]]
+    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12).ids == plain
+    assert ModelPolicy(model, chat, batch_size=2).generate(PROMPTS, max_new_tokens=12).ids == plain
+    assert ModelPolicy(model, chat).generate(PROMPTS[1:2], max_new_tokens=1).ids == [plain[1][:1]]
 
 
 def test_reply_ends_with_the_first_end_of_turn(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
@@ -69,7 +69,7 @@ def test_reply_ends_with_the_first_end_of_turn(model_and_chat: tuple[PreTrainedM
     end = plain[0][3]  # make some token that comes up an end of turn
     chat = ChatFormat(chat.tokenizer, eos_token_ids=[end])
 
-    replies = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12)
+    replies = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12).ids
 
     assert replies == [
         tokens[: tokens.index(end) + 1] if end in tokens else step_by_step(model, prompt, {end}, 12)
@@ -83,15 +83,15 @@ def test_the_model_s_own_generation_settings_do_not_leak_in(
 ) -> None:
     """Models from the Hub come with a repetition penalty or top-k, and SQL repeats itself."""
     model, chat = model_and_chat
-    plain = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12)
+    plain = ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12).ids
     own = model.generation_config
     own.update(repetition_penalty=3.0, no_repeat_ngram_size=2, do_sample=True, top_k=3, temperature=0.1)
 
-    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12) == plain
+    assert ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=12).ids == plain
     assert model.generation_config is own
 
     torch.manual_seed(0)
-    sampled = ModelPolicy(model, chat, temperature=1.0).generate([[5, 6]] * 40, max_new_tokens=1)
+    sampled = ModelPolicy(model, chat, temperature=1.0).generate([[5, 6]] * 40, max_new_tokens=1).ids
     assert len({token for (token,) in sampled}) > 10
 
 
@@ -99,9 +99,9 @@ def test_sampling_follows_the_temperature(model_and_chat: tuple[PreTrainedModel,
     model, chat = model_and_chat
     torch.manual_seed(0)
 
-    cold = ModelPolicy(model, chat, temperature=1e-4).generate(PROMPTS, max_new_tokens=6)
+    cold = ModelPolicy(model, chat, temperature=1e-4).generate(PROMPTS, max_new_tokens=6).ids
 
-    assert cold == ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=6)
+    assert cold == ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=6).ids
 
 
 @torch.no_grad()
@@ -112,14 +112,14 @@ def test_tokens_in_tokens_out(model_and_chat: tuple[PreTrainedModel, ChatFormat]
     sampled_with: list[torch.Tensor] = []
 
     class Recording(ModelPolicy):
-        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
             (prompt,) = prompts
-            (reply,) = super().generate(prompts, max_new_tokens=max_new_tokens)
+            (reply,) = super().generate(prompts, max_new_tokens=max_new_tokens).ids
             reply[-1] = chat.tokenizer.eos_token_id  # a random model seldom ends a turn
             for i, token in enumerate(reply):
                 logits = model(torch.tensor([prompt + reply[:i]])).logits[0, -1]
                 sampled_with.append(logits.log_softmax(-1)[token])
-            return [reply]
+            return Continuations([reply])
 
     torch.manual_seed(0)
     policy = Recording(model, chat, temperature=1.0)

@@ -76,7 +76,8 @@ def played(folder: Path) -> Episode:
     session.step("<sql>SELECT nowhere</sql>")
     session.step("<answer>SELECT staff FROM branch</answer>")
     episode = session.episode
-    episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4], [1, 0]
+    episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4, 5], [1, 0, 1]
+    episode.log_probs = [-0.1234567, 0.0, math.nan]
     return episode
 
 
@@ -103,7 +104,8 @@ def test_record_holds_the_whole_episode(tmp_path: Path) -> None:
         **{"final_sql": "SELECT staff FROM branch", "stop_reason": "submitted", "is_masked": False},
         **{"strict": True, "official": True, "reason": "equal", "flags": ["no_table"]},
         **{"scores": {"execution": 1.0}, "reward": 1.0},
-        **{"prompt_ids": [1, 2], "completion_ids": [3, 4], "completion_mask": [1, 0]},
+        **{"prompt_ids": [1, 2], "completion_ids": [3, 4, 5], "completion_mask": [1, 0, 1]},
+        "log_probs": [-0.12346, None],
     }
     assert {key: record[key] for key in expected} == expected
     assert set(record) == {*expected, "messages", "actions"}
@@ -115,6 +117,7 @@ def test_record_of_a_masked_episode(tmp_path: Path) -> None:
     record = episode_record(episode, GOLD_FAILED, None, reward=None)
 
     assert (record["scores"], record["reward"], record["final_sql"]) == (None, None, None)
+    assert record["log_probs"] is None
     assert json.loads(json.dumps(record)) == record
 
 

@@ -20,6 +20,7 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
+from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.run_log import RunLog
@@ -79,7 +80,7 @@ class Bench:
         trainer = self.trainer
         queue, taken = list(episodes), {}
 
-        def generate(prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+        def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
             replies = []
             if len(prompts) == len(episodes):
                 taken.update(enumerate(queue))
@@ -88,7 +89,7 @@ class Bench:
                 turn, taken[i] = taken[i][0], taken[i][1:]
                 ids = trainer._chat.turn_ids(turn)
                 replies.append(ids[:-1] * 40 if turn == unfinished else ids)
-            return [reply[:max_new_tokens] for reply in replies]
+            return Continuations([reply[:max_new_tokens] for reply in replies])
 
         trainer.generate = generate  # type: ignore[method-assign]
 
@@ -244,15 +245,15 @@ def test_tokens_are_trained_as_they_were_sampled(tmp_path: Path, protocol: str) 
     trainer, sampled = bench.trainer, []
     generate = trainer.generate
 
-    def recorded(prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
-        replies = generate(prompts, max_new_tokens=min(max_new_tokens, 12))
+    def recorded(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+        replies = generate(prompts, max_new_tokens=min(max_new_tokens, 12)).ids
         for i, reply in enumerate(replies):
             replies[i] = [
                 *reply[:-1],
                 trainer.processing_class.eos_token_id,
             ]  # malformed: another turn follows
         sampled.append((prompts, replies))
-        return replies
+        return Continuations(replies)
 
     trainer.generate = recorded  # type: ignore[method-assign]
     batch = bench.batch(0, 0, 1, 1)

@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model
 from tests.tiny_run import json_lines
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rollout.engine import Budgets
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import training_arguments
@@ -110,6 +112,52 @@ def test_settings_that_only_trl_s_own_generation_knows(tmp_path: Path) -> None:
 def test_slots_wanted_where_they_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="repetition_penalty or generation_kwargs are set"):
         make_trainer(tmp_path, engine="slots", generation_kwargs={"no_repeat_ngram_size": 3})
+
+
+def test_trl_is_handed_log_probs_where_it_compares_them_rightly(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, off_policy_mask_threshold=0.5, bf16=False)
+    known = Episode(ask("Lisbon?"), completion_ids=[1, 2], log_probs=[-1.0, 0.0])
+    empty, unknown = Episode(ask("Lisbon?")), Episode(ask("Lisbon?"), completion_ids=[1, 2])
+
+    assert trl_compat.sampling_log_probs(trainer, [known, empty]) == [[-1.0, 0.0], [0.0]]
+    assert trl_compat.sampling_log_probs(trainer, [known, unknown]) is None
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    with torch.no_grad():
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        recomputed, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, batch["completion_ids"].shape[1]
+        )
+    handed = batch["sampling_per_token_logps"]
+    sampled = (handed != 0) & batch["completion_mask"].bool()
+    assert sampled.sum() >= 4
+    torch.testing.assert_close(handed[sampled], recomputed[sampled], atol=1e-5, rtol=0)
+    trainer.top_p = 0.9  # TRL's own log-probs are of the whole vocabulary
+    assert trl_compat.sampling_log_probs(trainer, [known]) is None
+    trainer.top_p, trainer.off_policy_mask_threshold = 1.0, None
+    assert trl_compat.sampling_log_probs(trainer, [known]) is None
+
+
+def test_vllm_s_log_probs_come_through(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, engine="generation")
+    chat = trainer._chat
+    written = [chat.turn_ids("<sql>SELECT 1</sql>"), chat.turn_ids("<answer>SELECT 2</answer>")]
+
+    def generate(prompts: list[list[int]], *_: Any) -> Any:
+        ids = written.pop(0)
+        return [ids for _ in prompts], [[None, *[-0.5] * (len(ids) - 1)] for _ in prompts]
+
+    trainer._generate_single_turn = generate
+    trainer._budgets = Budgets(60, 300, 2_000)
+    (episode,) = trainer._play([trainer.environment.session(ask("Lisbon?"))])
+
+    assert episode.stop_reason == "submitted"
+    sampled = [p for p, flag in zip(episode.log_probs, episode.completion_mask, strict=True) if flag]
+    assert len(sampled) == sum(episode.completion_mask)
+    assert [p for p in sampled if p == p] == [-0.5] * (len(sampled) - 2)
+    assert trl_compat.sampling_log_probs(trainer, [episode]) is None
+    trainer.use_vllm = True
+    assert trl_compat.sampling_log_probs(trainer, [episode]) == [episode.log_probs]
 
 
 def test_sampling_is_the_trainer_s(tmp_path: Path) -> None:

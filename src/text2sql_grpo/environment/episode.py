@@ -45,7 +45,7 @@ class Episode:
         completion_ids: T token ids, sampled and environment tokens in order.
         completion_mask: T flags: 1 sampled by the policy, 0 written by the environment.
         log_probs: T log-probabilities with which the tokens were sampled, 0 for tokens that were not
-            sampled; empty where the engine does not know them.
+            sampled, NaN for one that is unknown; empty where the engine does not know them.
         is_masked: True if it must not be trained on (truncated, or failed on our side).
     """
 

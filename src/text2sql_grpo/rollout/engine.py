@@ -13,15 +13,15 @@ from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.rollout import slots
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import SlotPolicy
-from text2sql_grpo.rollout.turns import Budgets, start_all, take_turn
+from text2sql_grpo.rollout.turns import Budgets, Continuations, start_all, take_turn
 
-__all__ = ["Budgets", "Policy", "SlotPolicy", "run"]
+__all__ = ["Budgets", "Continuations", "Policy", "SlotPolicy", "run"]
 
 
 class Policy(Protocol):
     """Anything that continues token ids."""
 
-    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """One continuation per prompt, 1 to `max_new_tokens` tokens, its end-of-turn token included."""
 
 
@@ -66,11 +66,13 @@ def _play_turn_by_turn(
     if first_turns is not None:
         for session, turn in zip(sessions, first_turns, strict=True):
             if session.episode.stop_reason is None:
-                take_turn(session, chat.turn_ids(turn), chat, budgets)
+                given = chat.turn_ids(turn)
+                take_turn(session, given, chat, budgets, log_probs=[0.0] * len(given))
     while active := [session for session in sessions if session.episode.stop_reason is None]:
-        replies = policy.generate(
+        written = policy.generate(
             [session.episode.prompt_ids + session.episode.completion_ids for session in active],
             max_new_tokens=max(budgets.turn(session.episode) for session in active),
         )
-        for session, sampled in zip(active, replies, strict=True):
-            take_turn(session, sampled, chat, budgets)
+        log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
+        for session, sampled, probs in zip(active, written.ids, log_probs, strict=True):
+            take_turn(session, sampled, chat, budgets, log_probs=probs)

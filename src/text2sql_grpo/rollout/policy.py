@@ -14,6 +14,7 @@ from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, SlotCache
+from text2sql_grpo.rollout.turns import Continuations
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class ModelPolicy:
         self._sampling = sampling
         self._batch_size = batch_size
 
-    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """One continuation per prompt, up to and with the first end-of-turn token."""
         config = GenerationConfig(
             **self._sampling,
@@ -181,7 +182,7 @@ class ModelPolicy:
             chosen = by_length[start : start + self._batch_size]
             for i, reply in zip(chosen, self._continue([prompts[i] for i in chosen], config), strict=True):
                 replies[i] = reply
-        return replies
+        return Continuations(replies)
 
     def _continue(self, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
         width = max(map(len, prompts))

@@ -35,6 +35,20 @@ class Budgets:
         return min(self.max_turn_tokens, self.left(episode))
 
 
+@dataclass(frozen=True)
+class Continuations:
+    """What a policy wrote behind some prompts.
+
+    Attributes:
+        ids: Of each prompt, 1 or more token ids, an end-of-turn token included.
+        log_probs: Of each token the log-probability that it was drawn with, NaN where one is unknown;
+            None where the policy gives none.
+    """
+
+    ids: list[list[int]]
+    log_probs: list[list[float]] | None = None
+
+
 def start_all(sessions: Sequence[SQLSession], chat: ChatFormat, budgets: Budgets) -> None:
     """Starts every session; a prompt that leaves no room for an answer ends its episode at once."""
     encoded: dict[tuple[str, ...], list[int]] = {}
@@ -84,8 +98,7 @@ def take_turn(
 def _append(episode: Episode, ids: list[int], flag: int, log_probs: Sequence[float] | None) -> None:
     episode.completion_ids += ids
     episode.completion_mask += [flag] * len(ids)
-    if log_probs is not None:
-        episode.log_probs += log_probs[: len(ids)]
+    episode.log_probs = [] if log_probs is None else [*episode.log_probs, *log_probs[: len(ids)]]
 
 
 def _cut(episode: Episode, budgets: Budgets, *, unwritten: int = 0) -> None:

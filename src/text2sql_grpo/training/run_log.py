@@ -96,7 +96,16 @@ def episode_record(
         "prompt_ids": episode.prompt_ids,
         "completion_ids": episode.completion_ids,
         "completion_mask": episode.completion_mask,
+        "log_probs": _log_probs(episode),
     }
+
+
+def _log_probs(episode: Episode) -> list[float | None] | None:
+    """Of the sampled tokens alone, to five digits; None where the engine does not know them."""
+    if not episode.log_probs:
+        return None
+    pairs = zip(episode.log_probs, episode.completion_mask, strict=True)
+    return [round(value, 5) if math.isfinite(value) else None for value, is_sampled in pairs if is_sampled]
 
 
 def _action_record(action: Action) -> dict[str, Any]:

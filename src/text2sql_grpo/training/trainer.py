@@ -16,7 +16,7 @@ from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import Results, RewardMix, episode_flags
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, SlotPolicy, run
+from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -62,11 +62,12 @@ class SQLGRPOTrainer(GRPOTrainer):
             model=model,
             reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(rewards.weights)],
             args=args,
-            train_dataset=Dataset.from_list(
-                [
-                    {"prompt": [{"role": "user", "content": example.question}], "example": i}
-                    for i, example in enumerate(examples)
-                ]
+            # Numbers of examples, which may lie on disk; what TRL calls the prompt is the session's to write.
+            train_dataset=Dataset.from_dict(
+                {
+                    "prompt": [[{"role": "user", "content": ""}]] * len(examples),
+                    "example": range(len(examples)),
+                }
             ),
             processing_class=processing_class,
             peft_config=peft_config,
@@ -75,7 +76,7 @@ class SQLGRPOTrainer(GRPOTrainer):
         # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
         self.rollout_func = self._rollout
         self.environment = environment
-        self._examples = list(examples)
+        self._examples = examples
         self._rewards = rewards
         self._grader = grader
         self._run_log = run_log
@@ -94,7 +95,7 @@ class SQLGRPOTrainer(GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output
 
-    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continues token ids with the current policy: the trainer is the `Policy` of `generation`."""
         return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens)
 
@@ -126,7 +127,7 @@ class SQLGRPOTrainer(GRPOTrainer):
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids or filler for episode in episodes],
-            "logprobs": None,
+            "logprobs": trl_compat.sampling_log_probs(self, episodes),
             "env_mask": [
                 episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
                 for episode, is_trained in zip(episodes, trained, strict=True)

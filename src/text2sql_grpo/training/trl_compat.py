@@ -1,13 +1,16 @@
 """Every private name of TRL that this project uses, in one place. Written for TRL 1.16."""
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.rollout.sampling import Sampling
 
 
@@ -26,11 +29,28 @@ def _new_tokens(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]:
         setattr(holder, name, before)
 
 
-def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
     """One continuation per prompt by TRL's own generation (transformers, paged or vLLM)."""
     with _new_tokens(trainer, max_new_tokens):
-        completion_ids, _ = trainer._generate_single_turn(prompts, None, {}, 1)
-    return [list(ids) for ids in completion_ids]
+        completion_ids, log_probs = trainer._generate_single_turn(prompts, None, {}, 1)
+    if log_probs is not None:
+        log_probs = [[math.nan if value is None else value for value in row] for row in log_probs]
+    return Continuations([list(ids) for ids in completion_ids], log_probs)
+
+
+def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Episode]) -> list[list[float]] | None:
+    """What TRL is handed as `logprobs`; None where it has no use for them, or a wrong one.
+
+    TRL needs them to correct what vLLM samples otherwise than it trains. Without vLLM it reads them for the
+    off-policy mask alone, and compares them with log-probs of the whole vocabulary: right unless top-p,
+    top-k or min-p took tokens out.
+    """
+    is_unfiltered = sampling(trainer) == Sampling(trainer.temperature)
+    is_compared = trainer.off_policy_mask_threshold is not None and is_unfiltered
+    is_known = all(len(episode.log_probs) == len(episode.completion_ids) for episode in episodes)
+    if not is_known or not (trainer.use_vllm or is_compared):
+        return None
+    return [episode.log_probs or [0.0] for episode in episodes]  # TRL cannot take an empty completion
 
 
 def slots_obstacle(trainer: GRPOTrainer) -> str | None:
