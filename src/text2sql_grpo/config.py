@@ -63,34 +63,45 @@ class TinyPolicyConfig:
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """LoRA adapter; the fields are PEFT's.
+    """LoRA adapter; the fields are PEFT's. What is None is chosen by the model's family.
 
     Attributes:
+        r: Rank.
+        lora_alpha: None for twice the rank.
         target_modules: Names of the linear layers, or `all-linear`.
     """
 
-    r: int = 16
-    lora_alpha: int = 32
-    target_modules: str | list[str] = "all-linear"
+    r: int | None = None
+    lora_alpha: int | None = None
+    target_modules: str | list[str] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("r", self.r, 1)
+        _at_least("lora_alpha", self.lora_alpha, 1)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which policy is trained: one of `path` and `tiny`.
+    """Which policy is trained, one of `path` and `tiny`, and how: all of it, LoRA, or LoRA on 4-bit weights.
 
     Attributes:
         path: A folder or a Hub id; None with `tiny`.
         tiny: A small policy made and warm-started on the spot; None with `path`.
-        dtype: Of the weights; `auto` takes the stored one.
-        quantization: `4bit` loads the frozen weights in 4 bits (NF4, bitsandbytes); needs `lora`.
-        lora: Train an adapter instead of all weights.
+        dtype: Of the weights. `auto`: float32 where all of them are trained or there is no accelerator, else
+            bfloat16, or float16 on a GPU without it.
+        quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
+            needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
+        lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
+        attn_implementation: As transformers names it. `auto` takes FlashAttention where it is installed and
+            this project's own attention, which reads a group's prompt once, cannot serve the model.
     """
 
     path: str | None = None
     tiny: TinyPolicyConfig | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "4bit"] = "none"
+    quantization: Literal["none", "4bit", "auto"] = "none"
     lora: LoraSettings | None = None
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.tiny is None):
@@ -99,6 +110,8 @@ class ModelConfig:
             raise ValueError(
                 f"quantization {self.quantization} trains an adapter only: expected lora, got none"
             )
+        if self.quantization != "none" and self.tiny is not None:
+            raise ValueError(f"quantization {self.quantization} is for a model read from path, got tiny")
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,8 @@ class DataConfig:
     Attributes:
         databases: Folder of `.sql` or `.sqlite` files (Spider's layout too).
         train: Questions for reinforcement learning; every file of questions may be JSONL or CSV, or the
-            JSON of Spider or BIRD.
+            JSON of Spider or BIRD. A folder of JSONL files or a pattern (`shards/*.jsonl`) is read from
+            disk as it is used, so that it may hold any number of questions.
         demonstrations: Questions for the warm start; None without one.
         test: Held-out sets by name; each is reported by itself.
         quarantine: Ids of questions to leave out of training and warm start (JSONL, as `audit data` writes).
@@ -194,6 +208,53 @@ class GradingConfig:
 
 
 @dataclass(frozen=True)
+class MCPConfig:
+    """An MCP server whose tools are what the model may call; one of `command` and `url`.
+
+    In both, `{database}` stands for the path of the question's database and `{name}` for its name.
+
+    Attributes:
+        command: Starts a server that speaks over its standard input and output.
+        url: Of a server that speaks streamable HTTP.
+        token_variable: Name of an environment variable: the bearer token for `url`; a `command` is given it
+            in its own environment, which else holds little more than PATH and HOME.
+        timeout_s: Until a call that is not answered is given up, > 0.
+        connections: Open at the same time in one process, at most; each takes many calls at once.
+    """
+
+    command: str | None = None
+    url: str | None = None
+    token_variable: str | None = None
+    timeout_s: float = 30.0
+    connections: int = 4
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError(
+                f"expected exactly one of command and url, got command={self.command} url={self.url}"
+            )
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s must be a number > 0, got {self.timeout_s}")
+        _at_least("connections", self.connections, 1)
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig(EnvironmentSettings):
+    """What the model sees and how long it may go on, and who answers it.
+
+    Attributes:
+        mcp: None to run queries in this process.
+    """
+
+    mcp: MCPConfig | None = None
+
+    def settings(self) -> EnvironmentSettings:
+        """What the model sees, which does not depend on who answers it."""
+        names = [f.name for f in dataclasses.fields(EnvironmentSettings)]
+        return EnvironmentSettings(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """How episodes are played, in training and evaluation.
 
@@ -243,7 +304,7 @@ class Config:
     model: ModelConfig
     data: DataConfig
     run: RunConfig = field(default_factory=RunConfig)
-    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     rewards: dict[str, Any] = field(default_factory=lambda: {"preset": "strict_neighbours"})
     grading: GradingConfig = field(default_factory=GradingConfig)
     warm_start: WarmStartConfig | None = None
@@ -283,7 +344,8 @@ _SECTIONS = (
     GradingConfig,
     RolloutConfig,
     EvaluationConfig,
-    EnvironmentSettings,
+    MCPConfig,
+    EnvironmentConfig,
     ObservationLimits,
     Limits,
     Config,
@@ -373,7 +435,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     """Names of the fields beside the one at `location`; its parents are sections of the tree."""
     fields = {"config": Config, "model": ModelConfig, "tiny": TinyPolicyConfig, "lora": LoraSettings}
     fields |= {"run": RunConfig, "data": DataConfig, "warm_start": WarmStartConfig}
-    fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentSettings}
+    fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentConfig, "mcp": MCPConfig}
     fields |= {"rollout": RolloutConfig, "grading": GradingConfig}
     fields |= {"observation": ObservationLimits, "limits": Limits}
     parent = str(location[-2]) if len(location) > 1 else "config"

@@ -6,9 +6,9 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
 from text2sql_grpo.training.demonstrations import looking_turns
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, tiny_policy
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, resolved, tiny_policy
 from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
@@ -87,6 +87,7 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     Raises:
         RunError: Anything wrong with config, data, model or folder, said before work is lost.
     """
+    config = replace(config, model=resolved(config.model, device_type()))
     arguments = _arguments(config)
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
@@ -117,7 +118,7 @@ def _improve(
     run: _Run,
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
-    questions: list[Example],
+    questions: Sequence[Example],
     checkpoint: str | None,
 ) -> int:
     """Evaluation, GRPO, merge, evaluation, report."""
@@ -190,7 +191,7 @@ def _arguments(config: Config) -> SQLGRPOConfig:
     )
 
 
-def _check_fills_a_batch(questions: list[Example], arguments: SQLGRPOConfig) -> None:
+def _check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) -> None:
     """TRL drops a batch that is not full, and with it a whole run on few questions."""
     needed = arguments.generation_batch_size // arguments.num_generations
     if len(questions) < needed:
@@ -282,11 +283,12 @@ def _policy(run: _Run) -> LoadedPolicy:
     config = run.config
     if config.model.path is not None:
         run.console.print(f"Loading {config.model.path} ...")
-        policy = load_policy(
-            config.model.path, dtype=config.model.dtype, quantization=config.model.quantization
+        return load_policy(
+            config.model.path,
+            dtype=config.model.dtype,
+            quantization=config.model.quantization,
+            attn_implementation=config.model.attn_implementation,
         )
-        _keep_trainable(policy.model)
-        return policy
     assert config.warm_start is not None and config.data.demonstrations is not None
     demonstrations = run.bench.load(config.data.demonstrations)
     with progress_bar(run.console, "facts") as bar:
@@ -306,18 +308,11 @@ def _policy(run: _Run) -> LoadedPolicy:
     return policy
 
 
-def _keep_trainable(model: Any) -> None:
-    """bitsandbytes packs 4-bit weights on a CPU when they are first evaluated; then no gradient passes."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-
-
 def _trainer(
     run: _Run,
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
-    questions: list[Example],
+    questions: Sequence[Example],
     callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
     config = run.config
@@ -333,7 +328,7 @@ def _trainer(
             rewards=rewards,
             grader=run.bench.grader,
             processing_class=policy.tokenizer,
-            peft_config=lora_config(config.model),
+            peft_config=lora_config(config.model, policy.model.config),
             callbacks=callbacks,
             run_log=RunLog(run.folder),
         )

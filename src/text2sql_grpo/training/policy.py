@@ -9,11 +9,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import is_flash_attn_2_available
 
 from text2sql_grpo.config import Config, ModelConfig, TinyPolicyConfig, WarmStartConfig
 from text2sql_grpo.data.copies import common_nouns, write_renamed_copies
@@ -24,7 +32,9 @@ from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.demonstrations import demonstrate, looking_turns
 from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
 from text2sql_grpo.training.warm_start import warm_start
@@ -45,15 +55,25 @@ class LoadedPolicy:
     folder: str
 
 
-def load_policy(path: str, *, dtype: str = "auto", quantization: str = "none") -> LoadedPolicy:
+def load_policy(
+    path: str, *, dtype: str = "auto", quantization: str = "none", attn_implementation: str = "auto"
+) -> LoadedPolicy:
     """Reads a model and its tokenizer from a folder or the Hub.
+
+    Args:
+        dtype: Of the weights; `auto` takes the stored one.
+        quantization: `none`, or `4bit` for NF4 with double quantisation, placed on the device of the run.
+        attn_implementation: `auto` takes FlashAttention where it is installed and this project's own
+            attention cannot serve the model (see `rollout.policy.obstacle`), else transformers' choice.
 
     Raises:
         ModelError: Nothing readable there, or no chat template, or 4-bit loading is not possible here.
     """
     options: dict[str, Any] = {"dtype": dtype}
+    if attn_implementation != "auto":
+        options["attn_implementation"] = attn_implementation
     if quantization == "4bit":
-        options["quantization_config"] = _four_bit()
+        options |= _four_bit_options(dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, **options)
@@ -64,37 +84,97 @@ def load_policy(path: str, *, dtype: str = "auto", quantization: str = "none") -
     ChatFormat(tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    is_half_on_gpu = device_type() == "cuda" and model.dtype != torch.float32
+    if attn_implementation == "auto" and is_half_on_gpu and obstacle(model) and is_flash_attn_2_available():
+        model.set_attn_implementation("flash_attention_2")
+    for module in model.modules():
+        # bitsandbytes packs 4-bit weights on a CPU when they are first evaluated; then no gradient passes.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return LoadedPolicy(model, tokenizer, path)
 
 
-def _four_bit() -> Any:
-    if os.environ.get("DISABLE_BITSANDBYTES") == "1":
-        raise ModelError(
-            "model.quantization is 4bit, but DISABLE_BITSANDBYTES=1 is set: set quantization: none"
-        )
+def resolved(settings: ModelConfig, device: str) -> ModelConfig:
+    """The settings with dtype and quantization decided for a device, so that a run folder says what was done.
+
+    Args:
+        device: Of training, such as `cuda`; see `device_type`.
+    """
+    dtype, quantization = settings.dtype, settings.quantization
+    if dtype == "auto" and settings.path is not None:
+        # Full training keeps float32 weights: updates are smaller than a step of bfloat16.
+        dtype = "float32" if settings.lora is None else _frozen_dtype(device)
+    if quantization == "auto":
+        reason = four_bit_obstacle(device)
+        quantization = "none" if reason else "4bit"
+        if reason:
+            logger.warning(f"LoRA on {dtype} weights, not on 4-bit ones: {reason}")
+    return dataclasses.replace(settings, dtype=dtype, quantization=quantization)
+
+
+def _frozen_dtype(device: str) -> Literal["float32", "bfloat16", "float16"]:
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "float32" if device in ("cpu", "mps") else "bfloat16"
+
+
+def four_bit_obstacle(device: str) -> str | None:
+    """Why weights cannot be held in 4 bits on this kind of device; None if they can."""
+    if os.environ.get("DISABLE_BITSANDBYTES", "0") not in ("", "0"):
+        return "DISABLE_BITSANDBYTES=1 is set"
     try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise ModelError(
-            "model.quantization 4bit needs the package bitsandbytes, which is not installed "
-            "(it has no build for some platforms): set quantization: none"
-        ) from error
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+        import bitsandbytes
+    except ImportError:
+        return "it needs the package bitsandbytes, which is not installed (some platforms have no build)"
+    if device not in bitsandbytes.supported_torch_devices:
+        return f"bitsandbytes {bitsandbytes.__version__} does not run on {device}"
+    return None
 
 
-def lora_config(settings: ModelConfig) -> LoraConfig | None:
-    """PEFT's config of the adapter; None trains all weights."""
+def _four_bit_options(dtype: str) -> dict[str, Any]:
+    device = device_type()
+    reason = four_bit_obstacle(device)
+    if reason:
+        raise ModelError(f"model.quantization 4bit: {reason}; set quantization: auto or none")
+    place = f"{device}:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else getattr(torch, dtype),
+        ),
+        "device_map": {"": place},
+    }
+
+
+_WIDE = 2048
+
+
+def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | None:
+    """PEFT's config of the adapter; None trains all weights.
+
+    Where the settings are silent: all linear layers but the head, as adapters on attention alone learn less
+    (Dettmers et al. 2023, arXiv:2305.14314, sec. 4; Schulman et al. 2025, "LoRA Without Regret"), and of
+    mixtures of experts the attention layers, since a router must not be adapted and experts are no linear
+    layers in transformers. Rank 16, for RL learns little per episode (ibid.), 32 for narrow models.
+
+    Args:
+        model: The config of the model that the adapter is for.
+    """
     if settings.lora is None:
         return None
-    # Generation runs in train mode, so a dropout would change what the policy samples.
-    return LoraConfig(**dataclasses.asdict(settings.lora), lora_dropout=0.0, task_type="CAUSAL_LM")
+    text = model.get_text_config()
+    has_experts = any(getattr(text, name, None) for name in ("num_experts", "num_local_experts"))
+    family = ["q_proj", "k_proj", "v_proj", "o_proj"] if has_experts else "all-linear"
+    rank = settings.lora.r or (16 if text.hidden_size >= _WIDE else 32)
+    return LoraConfig(
+        r=rank,
+        lora_alpha=settings.lora.lora_alpha or 2 * rank,
+        target_modules=settings.lora.target_modules or family,
+        lora_dropout=0.0,  # Generation runs in train mode, so a dropout would change what the policy samples.
+        task_type="CAUSAL_LM",
+    )
 
 
 def tiny_policy(
