@@ -20,7 +20,7 @@ train: $(READY)  ## train, evaluate and merge the quickstart model
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/train.py
 
 test: $(READY)  ## run the default tests (no network, GPU or key needed)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check
