@@ -46,11 +46,15 @@ class SQLGRPOConfig(GRPOConfig):
             the budget of the whole episode, observations included.
         engine: Of rollouts: `slots`, `generation` (TRL's own), or `auto`, which takes `slots` where it can.
         max_slots: Episodes side by side in the engine `slots`; None for as many as memory allows.
+        shared_prefix: Whether the update forwards a prompt once for all its completions in a micro-batch,
+            where the model allows it. Log-probs, loss and gradient are the same up to rounding; groups then
+            stay together when a generation batch is split.
     """
 
     max_turn_tokens: int = 512
     engine: Engine = "auto"
     max_slots: int | None = None
+    shared_prefix: bool = True
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True

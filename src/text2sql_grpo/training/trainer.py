@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftConfig
@@ -21,6 +22,7 @@ from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slot
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 
 Scores = dict[str, float] | None
 
@@ -88,12 +90,26 @@ class SQLGRPOTrainer(GRPOTrainer):
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
         self._plays_by_slots = plays_by_slots(args.engine, reason)
+        self._update = SharedPrefixUpdate(self, is_wanted=args.shared_prefix)
         self._batch: list[Example] = []
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = [self._examples[row["example"]] for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        with self._update.groups_together():
+            inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+            return inputs
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        with self._update.scoring(inputs) as inputs:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> LogProbs:
+        return self._update.log_probs(super()._get_per_token_logps_and_entropies, *args, **kwargs)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continues token ids with the current policy: the trainer is the `Policy` of `generation`."""

@@ -4,14 +4,20 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer import grpo_trainer
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.rollout.engine import Continuations
+from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.training.shared_prefix import PackedBatch, group_rows, keep_hidden_states
 
 
 @contextmanager
@@ -86,6 +92,72 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
         trainer.accelerator.autocast(),
     ):
         yield model
+
+
+def shared_prefix_obstacle(trainer: GRPOTrainer) -> str | None:
+    """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return "its weights are sharded"
+    if trainer.args.use_liger_kernel or trainer.args.torch_compile:
+        return "use_liger_kernel or torch_compile is set"
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return "its adapter learns a prompt"
+    config = model.config.get_text_config()
+    if getattr(config, "attention_dropout", 0.0):
+        return "its attention drops out"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"its attention is {config._attn_implementation}, not sdpa"
+    return obstacle(model)
+
+
+def causal_lm(trainer: GRPOTrainer, model: torch.nn.Module) -> PreTrainedModel:
+    """The model below what accelerate and PEFT wrap around it."""
+    model = trainer.accelerator.unwrap_model(model)
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def packed_log_probs(
+    trainer: GRPOTrainer, model: torch.nn.Module, batch: PackedBatch
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs of scored tokens by TRL's fused head, and entropies unless of a reference; shape (B, K)."""
+    tokens = batch.tokens
+    backbone = causal_lm(trainer, model).base_model
+    with trainer.accelerator.autocast(), keep_hidden_states(backbone, batch.sources):
+        output = model(
+            input_ids=tokens.ids[None],
+            position_ids=tokens.positions[None],
+            attention_mask=tokens.ids.new_zeros(1, 1, 1, 1),  # a mask that nobody reads, else one is made
+            shift_labels=batch.targets[None],
+            fused_lm_head=True,
+            packed=tokens,
+        )
+    entropy = None if output.entropy is None else batch.unpack(output.entropy[0])
+    return batch.unpack(output.log_probs[0]), entropy
+
+
+@contextmanager
+def groups_together() -> Iterator[None]:
+    """TRL shuffles the rows of a generation batch before it splits it; here whole groups change places."""
+    before = grpo_trainer.shuffle_sequence_dict
+    grpo_trainer.shuffle_sequence_dict = _shuffle_groups
+    try:
+        yield
+    finally:
+        grpo_trainer.shuffle_sequence_dict = before
+
+
+def _shuffle_groups(batch: dict[str, Any]) -> dict[str, Any]:
+    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+    order = [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
+    return {
+        name: value
+        if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0)
+        else value[order]
+        if isinstance(value, torch.Tensor)
+        else [value[row] for row in order]
+        for name, value in batch.items()
+    }
 
 
 class _WithoutMaskedSamples(logging.Filter):

@@ -1,0 +1,212 @@
+"""Attention over a flat list of tokens: prefixes, each with the sequences that continue it behind it.
+
+No token is padded and no prefix is repeated. Scores are made tile by tile and made again for the gradient, so
+that their memory does not grow with the batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135).
+
+Shapes: N tokens, H key-value heads, Q query heads of each, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "shared_prefix"
+_TILE = 128  # queries
+_FAR = -1e30  # finite, so that it can be added and taken off
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some queries and what they see: all of `prefix`, and of `own` as far as the mask lets them.
+
+    Attributes:
+        mask: Added to the scores of `own`; shape (queries, own).
+    """
+
+    queries: slice
+    prefix: slice
+    own: slice
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """Tokens of one pass, group by group: a prefix, then its continuations one after another.
+
+    Attributes:
+        ids: Shape (N,).
+        positions: Of each token in its own sequence; shape (N,).
+        starts: Of each group, where its prefix starts, then where each continuation does.
+        tiles: What sees what.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    starts: list[list[int]]
+    tiles: list[_Tile]
+
+
+def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.device) -> PackedTokens:
+    """Prefixes, each with its continuations; both may be empty."""
+    ids: list[int] = []
+    positions: list[int] = []
+    starts, tiles = [], []
+    for prefix, continuations in groups:
+        start, end = len(ids), len(ids) + len(prefix)
+        tiles += _tiles([(start, end)], slice(start, start), device)
+        ids += prefix
+        positions += range(len(prefix))
+        spans = []
+        for continuation in continuations:
+            spans.append((len(ids), len(ids) + len(continuation)))
+            ids += continuation
+            positions += range(len(prefix), len(prefix) + len(continuation))
+        tiles += _tiles(spans, slice(start, end), device)
+        starts.append([start, *(first for first, _ in spans)])
+    return PackedTokens(
+        torch.tensor(ids, device=device), torch.tensor(positions, device=device), starts, tiles
+    )
+
+
+def _tiles(spans: Sequence[tuple[int, int]], prefix: slice, device: torch.device) -> list[_Tile]:
+    """Tiles of neighbouring sequences: several short ones in one, a long one in several."""
+    tiles = []
+    together: list[tuple[int, int]] = []
+    for span in spans:
+        if together and span[1] - together[0][0] > _TILE:
+            tiles.append(_tile(together, prefix, device))
+            together = []
+        start, end = span
+        while end - start > _TILE:
+            tiles.append(_tile([span], prefix, device, queries=(start, start + _TILE)))
+            start += _TILE
+        if start > span[0]:
+            tiles.append(_tile([span], prefix, device, queries=(start, end)))
+        elif end > start:
+            together.append(span)
+    if together:
+        tiles.append(_tile(together, prefix, device))
+    return tiles
+
+
+def _tile(
+    spans: Sequence[tuple[int, int]],
+    prefix: slice,
+    device: torch.device,
+    *,
+    queries: tuple[int, int] | None = None,
+) -> _Tile:
+    first = spans[0][0]
+    start, end = queries or (first, spans[-1][1])
+    query, key = torch.arange(start, end)[:, None], torch.arange(first, end)
+    starts = torch.repeat_interleave(
+        torch.tensor([s for s, _ in spans]), torch.tensor([min(e, end) - s for s, e in spans])
+    )
+    sees = (key <= query) & (starts == starts[start - first :, None])
+    mask = torch.where(sees, 0.0, _FAR).to(device)
+    return _Tile(slice(start, end), prefix, slice(first, end), mask)
+
+
+class _SharedPrefixAttention(torch.autograd.Function):
+    """Output of scaled queries (H, Q, N, D), keys and values (H, N, D); shape and dtype of the queries."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: list[_Tile]
+    ) -> torch.Tensor:
+        output = torch.empty_like(query)
+        log_sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+        for tile in tiles:
+            scores = _scores(query, key, tile)
+            log_sum = scores.logsumexp(-1, keepdim=True)
+            weights = scores.sub_(log_sum).exp_().to(value.dtype)
+            attended = weights @ _seen(value, tile)
+            output[:, :, tile.queries] = attended.unflatten(1, (query.shape[1], -1))
+            log_sums[:, :, tile.queries] = log_sum.view(*query.shape[:2], -1)
+        ctx.save_for_backward(query, key, value, output, log_sums)
+        ctx.tiles = tiles
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        query, key, value, output, log_sums = ctx.saved_tensors
+        gradient = gradient.to(query.dtype)
+        dots = (gradient.float() * output.float()).sum(-1)
+        to_query = torch.empty_like(query)
+        to_key = torch.zeros_like(key, dtype=torch.float32)
+        to_value = torch.zeros_like(value, dtype=torch.float32)
+        for tile in ctx.tiles:
+            queries, received = (
+                query[:, :, tile.queries].flatten(1, 2),
+                gradient[:, :, tile.queries].flatten(1, 2),
+            )
+            weights = (
+                _scores(query, key, tile).sub_(log_sums[:, :, tile.queries].flatten(1, 2)[..., None]).exp_()
+            )
+            _add(to_value, tile, weights.to(value.dtype).mT @ received)
+            to_weights = (received @ _seen(value, tile).mT).float()
+            to_weights -= dots[:, :, tile.queries].flatten(1, 2)[..., None]
+            to_scores = weights.mul_(to_weights).to(key.dtype)
+            to_query[:, :, tile.queries] = (to_scores @ _seen(key, tile)).unflatten(1, (query.shape[1], -1))
+            _add(to_key, tile, to_scores.mT @ queries)
+        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
+
+
+def _seen(states: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    return torch.cat([states[:, tile.prefix], states[:, tile.own]], dim=1)
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """Scores of one tile, float32, shape (H, Q * queries, prefix and own)."""
+    scores = (query[:, :, tile.queries].flatten(1, 2) @ _seen(key, tile).mT).float()
+    own = scores.unflatten(1, (query.shape[1], -1))[..., tile.prefix.stop - tile.prefix.start :]
+    own += tile.mask
+    return scores
+
+
+def _add(total: torch.Tensor, tile: _Tile, part: torch.Tensor) -> None:
+    """Adds gradients of what a tile has seen to those of all tokens."""
+    length = tile.prefix.stop - tile.prefix.start
+    total[:, tile.prefix] += part[:, :length]
+    total[:, tile.own] += part[:, length:]
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    packed: PackedTokens | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    if packed is None:
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+        return output, None
+    # Under autocast, rotated queries and keys come in float32.
+    scaled = (query[0] * scaling).to(value.dtype).unflatten(0, (key.shape[1], -1))
+    output = _SharedPrefixAttention.apply(  # type: ignore[no-untyped-call]
+        scaled, key[0].to(value.dtype), value[0], packed.tiles
+    )
+    return output.flatten(0, 1).transpose(0, 1)[None], None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def attend_to_packed(model: PreTrainedModel) -> None:
+    """Lets a model forward `packed` tokens too; all else it forwards by sdpa, as before.
+
+    For good, since gradient checkpointing calls attention again in the backward pass.
+    """
+    model.set_attn_implementation(ATTENTION)
