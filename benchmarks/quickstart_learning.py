@@ -81,7 +81,6 @@ def supervised_control(config: Config, warm_start: str, cpu_s: float) -> dict[st
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
-                batch_size=config.evaluation.batch_size,
             )
         )
         for name, examples in bench.test.items()

@@ -39,11 +39,18 @@ def play(
 ) -> tuple[list[Episode], ScriptedPolicy]:
     """Plays the script with both engines; the episodes are the same."""
     policy = ScriptedPolicy(chat, turns)
-    episodes = run(sessions(environment, turns), policy, chat, budgets, first_turns=first_turns)
+    over: list[Episode] = []
+    episodes = run(
+        sessions(environment, turns), policy, chat, budgets, first_turns=first_turns, on_end=over.append
+    )
     asked = 0 if first_turns is None else 1
     can_begin = [e.example.id for e in episodes if len(e.prompt_ids) < budgets.max_context]
     slots = scripted_slots(chat, [turns[question][asked:] for question in can_begin])
-    by_slots = run(sessions(environment, turns), slots, chat, budgets, first_turns=first_turns)
+    by_slots = run(
+        sessions(environment, turns), slots, chat, budgets, first_turns=first_turns, on_end=over.append
+    )
+    assert sorted(map(id, over)) == sorted(map(id, [*episodes, *by_slots]))
+    assert all(episode.stop_reason is not None for episode in over)
     assert list(map(record, by_slots)) == list(map(record, episodes))
     for episode in by_slots:
         assert len(episode.log_probs) == len(episode.completion_ids)

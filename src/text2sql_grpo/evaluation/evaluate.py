@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -44,26 +45,28 @@ def answer_questions(
     grader: Grader,
     budgets: Budgets,
     *,
-    batch_size: int = 64,
     first_turns: Sequence[str] | None = None,
-    on_answers: Callable[[int], None] = lambda count: None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
     """Each question answered once, by the sessions and the engine of training.
 
+    One queue of all questions: as many side by side as the policy takes. Answers are judged while others
+    are still written.
+
     Args:
-        batch_size: Sessions side by side.
         first_turns: One forced first assistant turn per example; None to let the policy begin.
-        on_answers: Called with the number of questions of each finished batch.
+        on_answer: Called when a question is answered.
     """
-    answers = []
-    for start in range(0, len(examples), batch_size):
-        batch = examples[start : start + batch_size]
-        given = None if first_turns is None else first_turns[start : start + batch_size]
-        sessions = [environment.session(example) for example in batch]
-        for episode in run(sessions, policy, chat, budgets, first_turns=given):
-            answers.append(_judged(episode, environment, grader))
-        on_answers(len(batch))
-    return answers
+    sessions = [environment.session(example) for example in examples]
+    answers: dict[int, Future[Answer]] = {}
+    with ThreadPoolExecutor(1, thread_name_prefix="judge") as judge:
+
+        def on_end(episode: Episode) -> None:
+            answers[id(episode)] = judge.submit(_judged, episode, environment, grader)
+            on_answer()
+
+        episodes = run(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
+        return [answers[id(episode)].result() for episode in episodes]
 
 
 def _judged(episode: Episode, environment: SQLEnvironment, grader: Grader) -> Answer:

@@ -158,8 +158,7 @@ def _answer(
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
-                batch_size=batch_size,
-                on_answers=lambda count: bar.advance(task, count),
+                on_answer=lambda: bar.advance(task),
             )
     return answers
 

@@ -366,9 +366,8 @@ def _answer(
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
-                batch_size=settings.batch_size,
                 first_turns=[looking_turns(example)[0] for example in examples] if force_look else None,
-                on_answers=lambda count: bar.advance(task, count),
+                on_answer=lambda: bar.advance(task),
             )
     return answers
 

@@ -5,7 +5,7 @@ a `SlotPolicy`, a transformers model with full attention. `generation` plays any
 token ids: TRL's own generation, and vLLM through it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from text2sql_grpo.environment.episode import Episode
@@ -32,6 +32,7 @@ def run(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
+    on_end: Callable[[Episode], None] = lambda episode: None,
 ) -> list[Episode]:
     """Plays every session to its end, side by side: by slots a `SlotPolicy`, else turn by turn.
 
@@ -42,15 +43,19 @@ def run(
     Args:
         first_turns: One first assistant turn per session that is given, not sampled; the rest is the
             policy's own. None to let the policy begin.
+        on_end: Called with each episode as soon as it is over, in this thread.
 
     Returns:
         The episodes, in the order of the sessions.
     """
     start_all(sessions, chat, budgets)
+    for session in sessions:
+        if session.episode.stop_reason is not None:
+            on_end(session.episode)
     if isinstance(policy, SlotPolicy):
-        slots.play(sessions, policy, chat, budgets, first_turns=first_turns)
+        slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
     else:
-        _play_turn_by_turn(sessions, policy, chat, budgets, first_turns=first_turns)
+        _play_turn_by_turn(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
     return [session.episode for session in sessions]
 
 
@@ -61,13 +66,20 @@ def _play_turn_by_turn(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None,
+    on_end: Callable[[Episode], None],
 ) -> None:
     """The `generation` engine: everybody's turn is generated in one call, then everybody's reply made."""
+
+    def take(session: SQLSession, turn: list[int], log_probs: list[float] | None) -> None:
+        take_turn(session, turn, chat, budgets, log_probs=log_probs)
+        if session.episode.stop_reason is not None:
+            on_end(session.episode)
+
     if first_turns is not None:
-        for session, turn in zip(sessions, first_turns, strict=True):
+        for session, text in zip(sessions, first_turns, strict=True):
             if session.episode.stop_reason is None:
-                given = chat.turn_ids(turn)
-                take_turn(session, given, chat, budgets, log_probs=[0.0] * len(given))
+                turn = chat.turn_ids(text)
+                take(session, turn, [0.0] * len(turn))
     while active := [session for session in sessions if session.episode.stop_reason is None]:
         written = policy.generate(
             [session.episode.prompt_ids + session.episode.completion_ids for session in active],
@@ -75,4 +87,4 @@ def _play_turn_by_turn(
         )
         log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
         for session, sampled, probs in zip(active, written.ids, log_probs, strict=True):
-            take_turn(session, sampled, chat, budgets, log_probs=probs)
+            take(session, sampled, probs)

@@ -6,12 +6,13 @@ Tools run in threads meanwhile, and a row whose episode is over is given to the 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import torch
 
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import SlotPolicy
@@ -94,6 +95,7 @@ def play(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
+    on_end: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
     """Plays sessions that were started to their end; see `engine.run`."""
     given = dict(zip(map(id, sessions), first_turns or [], strict=first_turns is not None))
@@ -103,7 +105,7 @@ def play(
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Table(waiting, policy, chat, budgets, given, tools).play()
+            _Table(waiting, policy, chat, budgets, given, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
@@ -123,9 +125,10 @@ class _Table:
         budgets: Budgets,
         given: dict[int, str],
         tools: ThreadPoolExecutor,
+        on_end: Callable[[Episode], None],
     ) -> None:
         self._policy, self._chat, self._budgets = policy, chat, budgets
-        self._given, self._tools = given, tools
+        self._given, self._tools, self._on_end = given, tools, on_end
         prompts = [len(session.episode.prompt_ids) for session in sessions]
         tokens = min(budgets.max_context, max(prompts) + budgets.max_episode_tokens)
         self._cache = policy.new_cache(len(sessions), tokens)
@@ -218,6 +221,7 @@ class _Table:
                 self._hand_over(row)
             else:
                 self._leave(row)
+                self._on_end(row.session.episode)
 
     def _hand_over(self, row: _Row) -> None:
         """The policy's next turn: it reads what it has not read, then speaks."""
