@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -52,10 +52,11 @@ def load_examples(
         questions = list(islice(kept, limit))
         if not questions:
             raise DataError(f"expected questions, got only such as are in quarantine (at {path})")
-    files = _database_files(questions, databases)
+    for question in questions:
+        database_file(question, databases)
     if not check_gold:
         return [question.example for question in questions]
-    return _checked(questions, files, executor)
+    return list(checked_golds(questions, databases, executor))
 
 
 def read_quarantine(path: Path) -> frozenset[str]:
@@ -82,28 +83,37 @@ def read_quarantine(path: Path) -> frozenset[str]:
     return frozenset(ids)
 
 
-def _database_files(questions: Sequence[Question], databases: Databases) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for example, place, _ in questions:
-        if example.database not in files:
-            try:
-                files[example.database] = databases.path(example.database)
-            except DataError as error:
-                raise DataError(f"{error}, for the question at {place}") from error
-    return files
+def database_file(question: Question, databases: Databases) -> Path:
+    """The database of a question.
+
+    Raises:
+        DataError: There is none; says for which question.
+    """
+    try:
+        return databases.path(question.example.database)
+    except DataError as error:
+        raise DataError(f"{error}, for the question at {question.place}") from error
 
 
-def _checked(questions: Sequence[Question], files: dict[str, Path], executor: SQLExecutor) -> list[Example]:
-    checked = []
+def checked_golds(
+    questions: Iterable[Question], databases: Databases, executor: SQLExecutor
+) -> Iterator[Example]:
+    """The examples of these questions, a batch of golds run at a time.
+
+    Raises:
+        DataError: At the end, if any gold is wrong; see `load_examples`.
+    """
     faults = []
-    for start in range(0, len(questions), GOLDS_PER_BATCH):
-        batch = questions[start : start + GOLDS_PER_BATCH]
+    num_golds = 0
+    questions = iter(questions)
+    while batch := list(islice(questions, GOLDS_PER_BATCH)):
         asked = [
             (question, sql)
             for question in batch
             for sql in (question.example.gold_sql, *question.example.other_golds)
         ]
-        outcomes = executor.execute_many([(files[q.example.database], sql) for q, sql in asked])
+        num_golds += len(asked)
+        outcomes = executor.execute_many([(database_file(q, databases), sql) for q, sql in asked])
         for (question, sql), outcome in zip(asked, outcomes, strict=True):
             example = question.example
             if not question.says_if_empty:
@@ -112,13 +122,12 @@ def _checked(questions: Sequence[Question], files: dict[str, Path], executor: SQ
             if fault:
                 faults.append(f"{example.id} (at {question.place}): {fault}")
             if sql is question.example.gold_sql:
-                checked.append(example)
+                yield example
     if faults:
         shown = "\n  ".join(faults[:MAX_GOLDS_SHOWN])
         more = f"\n  and {len(faults) - MAX_GOLDS_SHOWN} more" if len(faults) > MAX_GOLDS_SHOWN else ""
-        counts = f"{len(faults)} of {sum(1 + len(q.example.other_golds) for q in questions)}"
+        counts = f"{len(faults)} of {num_golds}"
         raise DataError(f"expected gold queries that run and return rows, {counts} do not:\n  {shown}{more}")
-    return checked
 
 
 def _gold_fault(example: Example, outcome: ExecutionOutcome) -> str:

@@ -78,12 +78,20 @@ def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
 def _json_lines(text: str, path: Path) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            place = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"expected a JSON object, got {line[:80]!r}: {error} (at {place})") from error
-            yield Question(_example(row, place), place, says_if_empty=True)
+            yield read_line(line, f"{path}:{number}")
+
+
+def read_line(line: str, place: str) -> Question:
+    """The question of one line of a JSONL file.
+
+    Raises:
+        DataError: It is none; says where.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"expected a JSON object, got {line[:80]!r}: {error} (at {place})") from error
+    return Question(_example(row, place), place, says_if_empty=True)
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[Question]:

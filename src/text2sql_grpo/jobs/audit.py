@@ -27,6 +27,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.loading import read_quarantine
 from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.jobs.grader import open_grader
@@ -156,7 +157,9 @@ def audit_reward(config: Config, *, golds: int = 40, seed: int = 0, as_json: boo
     started = time.monotonic()
     databases = Databases(config.data.databases)
     left_out = read_quarantine(config.data.quarantine) if config.data.quarantine else frozenset[str]()
-    examples = [question.example for question in read_questions(config.data.train)]
+    examples = [
+        question.example for file in shard_files(config.data.train) for question in read_questions(file)
+    ]
     examples = [example for example in examples if example.id not in left_out]
     examples = Random(seed).sample(examples, min(golds, len(examples)))
     rewards = RewardMix(config.rewards)
