@@ -1,0 +1,56 @@
+"""What tasks are played and graded with, opened once per process for each config."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from text2sql_grpo.config import Config, parse_config
+from text2sql_grpo.data.databases import Databases, cache_folder
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.sql import SQLExecutor
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The parts that a run of training has too, by the same config."""
+
+    environment: SQLEnvironment
+    grader: Grader
+    rewards: RewardMix
+
+
+def read_settings(settings: str) -> Config:
+    """A whole config, so that every check of it holds; its model and questions are named elsewhere.
+
+    Args:
+        settings: JSON: the folder `databases`, and the sections `environment`, `rewards` and `grading`.
+
+    Raises:
+        ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
+    """
+    sections = json.loads(settings)
+    data = {"databases": sections.pop("databases"), "train": "-"}
+    return parse_config({"model": {"path": "-"}, "data": data} | sections, source="taskset.task")
+
+
+@lru_cache(maxsize=8)
+def open_bench(settings: str) -> Bench:
+    """The bench of these settings; see `read_settings`.
+
+    Raises:
+        DataError: The folder of databases is missing.
+    """
+    config = read_settings(settings)
+    executor = SQLExecutor(config.environment.limits)
+    neighbours = None
+    if config.grading.neighbours:
+        folder = cache_folder("neighbours")
+        neighbours = Neighbours(executor, folder, max_neighbours=config.grading.neighbours)
+    return Bench(
+        environment=SQLEnvironment(Databases(config.data.databases), executor, config.environment),
+        grader=Grader(executor, neighbours=neighbours),
+        rewards=RewardMix(config.rewards),
+    )

@@ -1,0 +1,77 @@
+"""`SQLHarness`: the loop between a served model and a `SQLSession`, in this process."""
+
+import asyncio
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
+
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
+
+
+class SQLHarnessConfig(vf.HarnessConfig):
+    """Nothing of its own: the task's config says how long an episode may be."""
+
+
+class SQLHarness(vf.Harness[SQLHarnessConfig]):
+    """Plays a `SQLTask`: what the model may see and do is the session's to say, as in training."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Turn by turn until the session or the token budget ends it; the stop condition says which."""
+        session, settings = trace.state.session, trace.state.settings
+        session.start()
+        system, prompt = self.resolve_text_prompt(data)
+        messages: list[Any] = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": prompt})
+        tools = TOOLS if settings.protocol == "native" else omit
+        # The endpoint is verifiers' own server on this machine; reading certificates for it takes 25 ms.
+        http = DefaultAsyncHttpxClient(verify=endpoint.startswith("https:"))
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, http_client=http) as client:
+            while trace.stop_condition is None:
+                left = settings.max_episode_tokens - _written(trace)
+                completion = await client.chat.completions.create(
+                    model=ctx.model,
+                    messages=messages,
+                    tools=tools,  # type: ignore[arg-type, unused-ignore]
+                    max_tokens=max(1, min(settings.max_turn_tokens, left)),
+                )
+                if is_cut(trace) or _written(trace) > settings.max_episode_tokens:
+                    trace.stop(OUT_OF_TOKENS)
+                    break
+                turn = trace.assistant_messages[-1]
+                reply = await asyncio.to_thread(session.step, turn_text(turn))
+                if reply is None:
+                    trace.stop(session.episode.stop_reason)
+                    break
+                messages.append(completion.choices[0].message.model_dump(exclude_none=True))
+                messages += _replies(turn, reply["content"])
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+def _written(trace: vf.Trace) -> int:
+    """Tokens after the prompt, observations included; 0 where the endpoint does not count them."""
+    usages = [call.usage for call in trace.calls if call.error is None]
+    if not usages or None in usages:
+        return 0
+    return int(usages[-1].input_tokens + usages[-1].completion_tokens - usages[0].input_tokens)
+
+
+def _replies(turn: vf.AssistantMessage, text: str) -> list[dict[str, str]]:
+    """The session's answer as messages: every structured call must be answered, text by the user."""
+    if not turn.tool_calls:
+        return [{"role": "user", "content": text}]
+    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call in turn.tool_calls]

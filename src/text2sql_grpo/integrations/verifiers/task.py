@@ -1,0 +1,155 @@
+"""`SQLTask`: one question, and what an answer to it earns."""
+
+# mypy: disallow-untyped-decorators=False
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from pydantic import ConfigDict, Field, model_validator
+
+from text2sql_grpo.config import GradingConfig
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.grading import Verdict, official_verdicts
+from text2sql_grpo.integrations.verifiers.bench import Bench, open_bench, read_settings
+from text2sql_grpo.integrations.verifiers.transcript import played_episode
+from text2sql_grpo.rewards import Results
+
+
+class SQLTaskConfig(vf.TaskConfig):
+    """Where the databases are, and the sections of our own config that playing and grading need.
+
+    Attributes:
+        databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
+        environment: As in our config.
+        reward_mix: The section `rewards` of our config.
+        grading: As in our config.
+    """
+
+    databases: Path = Path("data/databases")
+    environment: EnvironmentSettings = EnvironmentSettings()
+    reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict_neighbours"})
+    grading: GradingConfig = GradingConfig()
+
+    @model_validator(mode="after")
+    def _checked(self) -> "SQLTaskConfig":
+        try:
+            read_settings(self._settings())
+        except ConfigError as error:  # verifiers prints a ValueError as one line
+            raise ValueError(str(error)) from error
+        return self
+
+    def bench(self) -> Bench:
+        """What its tasks are played and graded with."""
+        return open_bench(self._settings())
+
+    def _settings(self) -> str:
+        sections = self.model_dump(mode="json", include={"databases", "environment", "grading"})
+        return json.dumps(sections | {"rewards": self.reward_mix}, sort_keys=True)
+
+
+class SQLTaskData(vf.TaskData):
+    """One question with its prompt.
+
+    Attributes:
+        example: The question; its gold is in every saved trace.
+        gold_may_be_empty: False if its file says that the gold returns rows.
+    """
+
+    example: Example
+    gold_may_be_empty: bool = True
+
+
+class SQLState(vf.State):
+    """What lives for one rollout.
+
+    Attributes:
+        session: Of the rollout; None until the task is set up.
+        settings: How long the session may go on.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    session: SQLSession | None = None
+    settings: EnvironmentSettings = EnvironmentSettings()
+
+
+class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
+    """One question. It is scored from the messages and the question alone, so replays score alike."""
+
+    @property
+    def key(self) -> str:
+        """Database and id: the same wherever the files lie."""
+        return f"{self.data.example.database}/{self.data.example.id}"
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Opens the session that the harness drives."""
+        environment = self.config.bench().environment
+        trace.state.settings = environment.settings
+        trace.state.session = environment.session(self.data.example)
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Runs every accepted gold.
+
+        Raises:
+            DataError: One fails, is cut at a limit, or is empty although its file says it is not.
+        """
+        await asyncio.to_thread(self._check_golds)
+        return True
+
+    @vf.reward
+    async def mix(self, trace: vf.Trace) -> dict[str, float]:
+        """Each named reward of `reward_mix`, times its weight; their sum is the reward of training."""
+        return await asyncio.to_thread(self._rewards, trace)
+
+    @vf.metric
+    async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
+        """The verdicts of our evaluation, each 0 or 1 but `bird_f1`, and the number of looks."""
+        return await asyncio.to_thread(self._verdicts, trace)
+
+    def _check_golds(self) -> None:
+        example, bench = self.data.example, self.config.bench()
+        database = bench.environment.databases.path(example.database)
+        for sql in (example.gold_sql, *example.other_golds):
+            outcome = bench.grader.gold_result(database, sql).outcome
+            fault = outcome.error if not outcome.is_ok else "cut at a limit" if outcome.is_truncated else ""
+            if not fault and not outcome.rows and not self.data.gold_may_be_empty:
+                fault = "no rows and not marked gold_is_empty"
+            if fault:
+                raise DataError(f"expected a gold that runs and returns rows, got {fault} ({sql!r})")
+
+    def _judged(self, trace: vf.Trace) -> tuple[Episode, Verdict, Path]:
+        example, bench = self.data.example, self.config.bench()
+        episode = played_episode(trace, example, bench.environment.settings)
+        database = bench.environment.databases.path(example.database)
+        verdict = bench.grader.grade(
+            database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
+        )
+        if (
+            verdict.reason == "gold_failed"
+        ):  # verifiers then marks the trace as not ok: neither paid nor punished
+            raise DataError(f"expected a gold that runs, got one that fails (question {example.id})")
+        return episode, verdict, database
+
+    def _rewards(self, trace: vf.Trace) -> dict[str, float]:
+        bench = self.config.bench()
+        episode, verdict, database = self._judged(trace)
+        scores = bench.rewards.score(episode, verdict, Results(bench.environment.executor, database, episode))
+        assert scores is not None  # neither is the episode masked nor did the gold fail
+        return {name: weight * scores[name] for name, weight in bench.rewards.weights.items()}
+
+    def _verdicts(self, trace: vf.Trace) -> dict[str, float]:
+        episode, verdict, database = self._judged(trace)
+        published = {"spider_exec": False, "spider_exec_default": False, "bird_ex": False, "bird_f1": 0.0}
+        if episode.final_sql is not None:
+            executor = self.config.bench().environment.executor
+            published = vars(
+                official_verdicts(executor, database, episode.example.gold_sql, episode.final_sql)
+            )
+        looks = sum(action.kind == "run_sql" for action in episode.actions)
+        return {"strict": verdict.strict, "official": verdict.official, "looks": looks, **published}

@@ -1,0 +1,46 @@
+"""`SQLTaskset`: a file of questions over a folder of databases."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.integrations.verifiers.task import SQLTask, SQLTaskConfig, SQLTaskData
+
+
+class SQLTasksetConfig(vf.TasksetConfig):
+    """Which questions.
+
+    Attributes:
+        questions: JSONL or CSV, or the JSON of Spider or BIRD.
+        task: Databases, environment, rewards and grading.
+    """
+
+    questions: Path = Path("data/questions/dev.jsonl")
+    task: SQLTaskConfig = SQLTaskConfig()
+
+
+class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
+    """The questions of a file. Golds are not run here: `vf-validate` does that, question by question."""
+
+    def load(self) -> Iterator[SQLTask]:
+        """One task per question, in order.
+
+        Raises:
+            DataError: The file, a question or a database is wrong.
+        """
+        environment = self.config.task.bench().environment
+        for example, _, says_if_empty in read_questions(self.config.questions):
+            *system, user = environment.session(example).start()
+            yield SQLTask(
+                SQLTaskData(
+                    id=example.id,
+                    name=f"{example.database}/{example.id}",
+                    system_prompt=system[0]["content"] if system else None,
+                    prompt=user["content"],
+                    example=example,
+                    gold_may_be_empty=example.gold_is_empty or not says_if_empty,
+                ),
+                self.config.task,
+            )
