@@ -67,7 +67,9 @@ def load_shards(
     """
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out)
     if not examples:
-        raise DataError(f"expected questions, got none that is taken (in {files[0]} and {len(files) - 1} more)")
+        raise DataError(
+            f"expected questions, got none that is taken (in {files[0]} and {len(files) - 1} more)"
+        )
     if check_gold:
         for _ in checked_golds(examples.questions(), databases, executor):
             pass
@@ -164,7 +166,7 @@ class ExamplesOnDisk(Sequence[Example]):
             raise DataError(f"expected a file of questions in UTF-8, got {error} (at {place})") from error
         return read_line(text.rstrip("\r\n"), place).example
 
-    def _refuse_repeated_ids(self, digests: array[int]) -> None:
+    def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)
         repeated = {one for one, other in pairwise(in_order) if one == other}
         places: dict[str, str] = {}
