@@ -1,27 +1,34 @@
 """Merge a LoRA adapter into its base, check that the answers stay the same, write a plain model folder.
 
-Everything is computed in float32 on the CPU and cast only when written: merging in bfloat16 moves the
-logits by about 6e-3, merging in float32 by less than 1e-6. Nothing appears at the target path before the
-written folder was loaded again and agreed.
+Weights are read, merged in float32, cast and written one after another, so that a model of any size takes the
+memory of its largest layer and one file. (Merging in bfloat16 would move the logits by about 6e-3, merging in
+float32 moves them by less than 1e-6.) An adapter that was trained on 4-bit weights is merged into those,
+dequantised, not into the weights that they were rounded from. Nothing appears at the target path before it
+was checked.
 """
 
-import gc
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import yaml
 from peft import PeftConfig, PeftModelForCausalLM, PeftType
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.publishing.stored_weights import StoredWeights, to_four_bits_and_back, write_weights
+from text2sql_grpo.publishing.streamed_model import Fetch, base_name, filled, hollow_model, streamed_logits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Quantization = Literal["auto", "none", "4bit"]
 _PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
 
 
@@ -35,9 +42,9 @@ class MergeReport:
         out: The folder written.
         dtype: Type of the written weights.
         num_parameters: Weights in the merged model.
+        is_four_bit: Whether the adapter was merged into 4-bit weights, dequantised.
         merge_difference: Adapter on its base against the merged model, both float32.
-        cast_difference: Merged float32 weights against the same weights rounded to `dtype`.
-        reload_difference: Rounded weights in memory against the written folder, loaded again.
+        cast_difference: Merged float32 weights against the written ones, read again.
     """
 
     source: Path
@@ -45,25 +52,32 @@ class MergeReport:
     out: Path
     dtype: str
     num_parameters: int
+    is_four_bit: bool
     merge_difference: float
     cast_difference: float
-    reload_difference: float
 
     def __str__(self) -> str:
-        origin = f"{self.source} on {self.base}" if self.base else f"{self.source} (a full model)"
+        how = " in 4 bits, dequantised" if self.is_four_bit else ""
+        origin = f"{self.source} on {self.base}{how}" if self.base else f"{self.source} (a full model)"
         return (
             f"merged {origin}\n  into {self.out}: {self.num_parameters:,} parameters, {self.dtype}\n"
             f"  largest change of a logit: merging {self.merge_difference:.1e}, "
-            f"casting {self.cast_difference:.1e}, writing and reloading {self.reload_difference:.1e}"
+            f"casting and reading again {self.cast_difference:.1e}"
         )
 
 
 def merge_adapter(
-    adapter: Path, out: Path, *, base: str | None = None, dtype: str = "auto", tolerance: float = 1e-4
+    adapter: Path,
+    out: Path,
+    *,
+    base: str | None = None,
+    dtype: str = "auto",
+    quantization: Quantization = "auto",
+    tolerance: float = 1e-4,
 ) -> MergeReport:
     """Report of one merge; `out` then holds weights, tokenizer, chat template and generation config.
 
-    A folder that holds a full model instead of an adapter takes the same way: cast, written, reloaded.
+    A folder that holds a full model instead of an adapter takes the same way: cast, written, read again.
     An earlier merged model at `out` is replaced, but only once the new one is complete.
 
     Args:
@@ -71,11 +85,13 @@ def merge_adapter(
         out: Folder to write; any missing parent is made.
         base: Folder or Hub id of the base; None takes the one named by the adapter.
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the type the base is stored in.
+        quantization: Of the base when the adapter was trained; `auto` reads it from the `config.yaml` beside
+            the adapter, none where there is none.
         tolerance: Largest change of a logit that passes; scaled by the largest logit where that is over 1.
 
     Raises:
         ModelError: Adapter or base missing, broken, or not made for each other; the merged or the
-            reloaded model answers differently; `out` holds something else or cannot be written.
+            written model answers differently; `out` holds something else or cannot be written.
     """
     is_adapter = (adapter / "adapter_config.json").is_file()
     if not is_adapter and not (adapter / "config.json").is_file():
@@ -90,46 +106,120 @@ def merge_adapter(
     model_path = base or (peft_config.base_model_name_or_path if peft_config else str(adapter))
     if not model_path:
         raise ModelError(f"expected the adapter to name its base, got none; give --base: {adapter}")
-    target_dtype = _target_dtype(dtype, model_path)
-    model = _load_float32(model_path)
-    tokenizer = _load_tokenizer(adapter, model_path, vocab_size=_vocab_size(model))
-    token_ids = torch.randint(_vocab_size(model), (2, 16), generator=torch.Generator().manual_seed(0))
+    config = _read_model_config(model_path)
+    target_dtype = _target_dtype(dtype, config)
+    quantized_from = _quantized_from(adapter, quantization, config) if is_adapter else None
+    plain = hollow_model(config)
+    tokenizer = _load_tokenizer(adapter, model_path, vocab_size=_vocab_size(plain))
+    token_ids = torch.randint(_vocab_size(plain), (2, 16), generator=torch.Generator().manual_seed(0))
 
+    fetch = merged = _base_weights(plain, model_path, quantized_from)
     if peft_config:
-        model = _put_adapter_on(model, peft_config, adapter, model_path)
-        expected = _logits(model, token_ids)
-        try:
-            model = model.merge_and_unload(safe_merge=True)
-        except ValueError as error:
-            raise ModelError(f"expected finite adapter weights: {error} ({adapter})") from error
-        logits = _logits(model, token_ids)
-        merge_difference = _checked_difference(expected, logits, tolerance, f"merged model of {adapter}")
-    else:
-        logits = _logits(model, token_ids)
-        merge_difference = 0.0
+        adapted = _put_adapter_on(hollow_model(config), peft_config, adapter, model_path)
+        expected = streamed_logits(adapted, token_ids, fetch)
+        merged = _merged_weights(adapted, fetch, adapter)
+    logits = streamed_logits(plain, token_ids, merged)
+    merge_difference = (
+        _checked_difference(expected, logits, tolerance, f"merged model of {adapter}") if peft_config else 0.0
+    )
 
+    config.dtype = target_dtype
+    config.architectures = [type(plain).__name__]
     with _complete_folder(out) as folder:
-        _round_parameters(model, target_dtype)
-        model.save_pretrained(folder)
+        write_weights(folder, ((name, merged(name).to(target_dtype)) for name in _weight_names(plain)))
+        config.save_pretrained(folder)
+        _generation_config(model_path, plain).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        _round_parameters(model, torch.float32)
-        rounded = _logits(model, token_ids)
-        num_parameters = model.num_parameters()
-        del model
-        gc.collect()
-        reloaded = _logits(_load_float32(str(folder)), token_ids)
-        reload_difference = _checked_difference(rounded, reloaded, tolerance, f"model reloaded from {out}")
+        written = streamed_logits(plain, token_ids, _base_weights(plain, str(folder), None))
+        if target_dtype == torch.float32:
+            _checked_difference(logits, written, tolerance, f"model written to {out}")
         _check_same_tokenizer(tokenizer, folder)
     return MergeReport(
         source=adapter,
         base=model_path if is_adapter else None,
         out=out,
         dtype=str(target_dtype).removeprefix("torch."),
-        num_parameters=num_parameters,
+        num_parameters=plain.num_parameters(),
+        is_four_bit=quantized_from is not None,
         merge_difference=merge_difference,
-        cast_difference=(logits - rounded).abs().max().item(),
-        reload_difference=reload_difference,
+        cast_difference=(logits - written).abs().max().item(),
     )
+
+
+def _weight_names(model: Any) -> list[str]:
+    """Weights that a model folder holds: tied ones once."""
+    return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
+
+
+def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | None) -> Fetch:
+    """Weights of the base by their names in the model, as they were in training.
+
+    Args:
+        quantized_from: The type from which training rounded the linear layers to 4 bits; None for not at all.
+    """
+    try:
+        stored = StoredWeights(model_path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(f"expected a loadable model: {error} ({model_path})") from error
+    tied = model.all_tied_weights_keys
+    missing = [name for name in _weight_names(model) if name not in stored]
+    if missing:
+        raise ModelError(f"expected all weights, missing {sorted(missing)[:3]}: {model_path}")
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    kept = get_keys_to_not_convert(model)
+    rounded = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not any(name.endswith(key) for key in kept)
+    }
+
+    def fetch(name: str) -> torch.Tensor:
+        weight = stored[tied.get(name, name)]
+        if weight.shape != shapes[name]:
+            raise ModelError(
+                f"expected {name} of shape {tuple(shapes[name])}, got {tuple(weight.shape)}: {model_path}"
+            )
+        if quantized_from is not None and name in rounded:
+            weight = to_four_bits_and_back(weight, quantized_from)
+        return weight.float()
+
+    return fetch
+
+
+def _merged_weights(adapted: Any, fetch: Fetch, adapter: Path) -> Fetch:
+    """Weights with the adapter merged into them, by PEFT."""
+    layers = {
+        base_name(name): module for name, module in adapted.named_modules() if isinstance(module, LoraLayer)
+    }
+
+    def merged(name: str) -> torch.Tensor:
+        module_name, _, own = name.rpartition(".")
+        layer = layers.get(module_name)
+        if layer is None:
+            return fetch(name)
+        base = layer.get_base_layer()
+        with filled(base, module_name, fetch):
+            try:
+                layer.merge(safe_merge=True)
+            except ValueError as error:
+                raise ModelError(f"expected finite adapter weights: {error} ({adapter})") from error
+            layer.merged_adapters.clear()
+            weight: torch.Tensor = base.get_parameter(own).detach()
+        return weight
+
+    return merged
+
+
+def _quantized_from(
+    adapter: Path, quantization: Quantization, config: PreTrainedConfig
+) -> torch.dtype | None:
+    """The type from which the base was rounded to 4 bits in training; None if it was not."""
+    run = adapter.resolve().parent / "config.yaml"
+    said: Any = yaml.safe_load(run.read_text(encoding="utf-8")) if run.is_file() else None
+    model = (said.get("model") or {}) if isinstance(said, dict) else {}
+    if quantization == "auto":
+        quantization = model.get("quantization", "none")
+    return DTYPES.get(str(model.get("dtype")), config.dtype) if quantization == "4bit" else None
 
 
 def _check_out(out: Path, source: Path) -> None:
@@ -152,29 +242,35 @@ def _read_adapter_config(adapter: Path) -> Any:
     return config
 
 
-def _target_dtype(dtype: str, model_path: str) -> torch.dtype:
-    """The type to write; `auto` is the stored type of the base, float32 where its config is silent."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+def _read_model_config(model_path: str) -> PreTrainedConfig:
+    """The config of a model, for one that is not quantized any more."""
     try:
         config = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"expected a model folder or Hub id as base, got {model_path!r}: {error}") from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelError(f"expected a base that is not quantized; give the original as --base: {model_path}")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        if quantization.get("quant_method") != "bitsandbytes" or not quantization.get("load_in_4bit"):
+            raise ModelError(
+                f"expected a base that is not quantized, or by bitsandbytes to 4 bits, got "
+                f"{quantization.get('quant_method')}; give the original as --base: {model_path}"
+            )
+        del config.quantization_config
+    return config
+
+
+def _target_dtype(dtype: str, config: PreTrainedConfig) -> torch.dtype:
+    """The type to write; `auto` is the stored type of the base, float32 where its config is silent."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     return DTYPES[dtype] if dtype != "auto" else (config.dtype or torch.float32)
 
 
-def _load_float32(model_path: str) -> Any:
+def _generation_config(model_path: str, model: Any) -> Any:
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=torch.float32, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"expected a loadable model: {error} ({model_path})") from error
-    if info["missing_keys"]:
-        raise ModelError(f"expected all weights, missing {sorted(info['missing_keys'])[:3]}: {model_path}")
-    return model.eval()
+        return GenerationConfig.from_pretrained(model_path)
+    except OSError:  # It has none of its own.
+        return model.generation_config
 
 
 def _vocab_size(model: Any) -> int:
@@ -215,24 +311,12 @@ def _put_adapter_on(model: Any, config: Any, adapter: Path, model_path: str) -> 
     return model.eval()
 
 
-@torch.no_grad()
-def _logits(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=token_ids).logits
-    return logits
-
-
 def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: float, what: str) -> float:
     difference = (expected - got).abs().max().item()
     limit = tolerance * max(1.0, expected.abs().max().item())
     if not difference <= limit:  # also catches NaN
         raise ModelError(f"expected equal logits within {limit:.1e}, differ by {difference:.1e}: {what}")
     return difference
-
-
-def _round_parameters(model: Any, dtype: torch.dtype) -> None:
-    """Cast the parameters alone: buffers such as the rotary frequencies stay float32, as after loading."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
 
 
 def _check_same_tokenizer(tokenizer: Any, folder: Path) -> None:

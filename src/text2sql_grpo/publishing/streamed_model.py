@@ -1,0 +1,95 @@
+"""A model whose weights are fetched when a layer runs and let go after it.
+
+It computes logits of a model that does not fit into memory: only the largest layer must.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+Fetch = Callable[[str], torch.Tensor]
+
+
+def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config, on the CPU in evaluation mode, with weights that take no memory."""
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, _hollow(parameter.shape))
+    model.tie_weights()
+    hollow: PreTrainedModel = model.eval()
+    return hollow
+
+
+def _hollow(shape: torch.Size) -> torch.nn.Parameter:
+    """One zero, shown at every place; unlike beside one on `meta`, PEFT leaves adapters where they are."""
+    parameter = torch.nn.Parameter(torch.zeros(()).expand(shape), requires_grad=False)
+    setattr(parameter, _MARK, True)
+    return parameter
+
+
+_MARK = "is_hollow"
+
+
+def _hollow_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in module.named_parameters(recurse=False) if hasattr(p, _MARK)}
+
+
+@contextmanager
+def filled(module: torch.nn.Module, name: str, fetch: Fetch) -> Iterator[None]:
+    """Gives a layer its own weights, float32, while the block runs."""
+    hollow = _fill(module, name, fetch)
+    try:
+        yield
+    finally:
+        _put_back(module, hollow)
+
+
+def _fill(module: torch.nn.Module, name: str, fetch: Fetch) -> dict[str, torch.nn.Parameter]:
+    hollow = _hollow_parameters(module)
+    for own in hollow:
+        weight = fetch(f"{name}.{own}").float()
+        module.register_parameter(own, torch.nn.Parameter(weight, requires_grad=False))
+    return hollow
+
+
+def _put_back(module: torch.nn.Module, hollow: dict[str, torch.nn.Parameter]) -> None:
+    for own, parameter in hollow.items():
+        module.register_parameter(own, parameter)
+
+
+@torch.no_grad()
+def streamed_logits(model: torch.nn.Module, token_ids: torch.Tensor, fetch: Fetch) -> torch.Tensor:
+    """Logits, shape (B, T, vocabulary), with every hollow weight from `fetch`, by its name in the base."""
+    hooks: list[Any] = []
+    for name, module in model.named_modules():
+        if _hollow_parameters(module):
+            hooks += _filling_hooks(module, base_name(name), fetch)
+    try:
+        logits: torch.Tensor = model(input_ids=token_ids, use_cache=False).logits
+        return logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def base_name(name: str) -> str:
+    """The name that a module has without PEFT around it."""
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+def _filling_hooks(module: torch.nn.Module, name: str, fetch: Fetch) -> list[Any]:
+    hollow: dict[str, torch.nn.Parameter] = {}
+
+    def before(*_: Any) -> None:
+        hollow.update(_fill(module, name, fetch))
+
+    def after(*_: Any) -> None:
+        _put_back(module, hollow)
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
