@@ -4,6 +4,7 @@ Needs neither signals nor fork nor readiness of pipes: a thread that waits for a
 the worker, or the backstop thread here, ends that wait.
 """
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,9 @@ from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, Reply, Worker
 
 MAX_CHUNK = 256  # queries in one message
+FIRST_CHUNK = 8  # the same, before it is known how long queries take
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
+CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
 
 Query = tuple[str, str]  # location and SQL
@@ -104,7 +107,9 @@ class WorkerPool:
             while positions := batch.next_positions():
                 queries = [batch.queries[position] for position in positions]
                 request = _request(_by_location(queries), batch.limits)
+                started = time.perf_counter()
                 reply, is_late = self._ask(request, len(positions), batch.limits)
+                batch.query_s = (time.perf_counter() - started) / len(positions)
                 batch.take(positions, reply, is_late)
         except Exception as error:
             batch.fail(error)
@@ -112,8 +117,10 @@ class WorkerPool:
     def _ask(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
         worker = self._take()
         is_alive = False
+        # A thread that looks for its answer again and again is in the way of others that work.
+        is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
         try:
-            reply = worker.ask(request, n_queries, limits.timeout_s)
+            reply = worker.ask(request, n_queries, limits.timeout_s, is_soon=is_soon)
             is_alive = not reply.ending
             return reply, worker.is_late
         finally:
@@ -175,7 +182,11 @@ class WorkerPool:
 
 
 class _Batch:
-    """Queries on their way, shared by the threads that each ask one worker at a time."""
+    """Queries on their way, shared by the threads that each ask one worker at a time.
+
+    Attributes:
+        query_s: Seconds that a query of the last message took.
+    """
 
     def __init__(self, queries: Sequence[Query], limits: Limits, n_workers: int) -> None:
         self.queries = queries
@@ -183,11 +194,16 @@ class _Batch:
         self.answers: list[Any] = [None] * len(queries)
         self.is_plain = True
         self.is_over = False
+        self.query_s = CHUNK_S / FIRST_CHUNK
         self.failure: Exception | None = None
         self._n_workers = n_workers
         self._lock = threading.Lock()
-        # Neighbours of one database: each worker opens fewer files. From the last to the first.
-        self._pending = sorted(range(len(queries)), key=lambda position: queries[position][0], reverse=True)
+        # Neighbours of one database, so that each worker opens fewer files, and the largest first: what is
+        # slow last leaves the other workers idle. From the last to the first.
+        keys = {
+            location: (_size_of(location), location) for location in {location for location, _ in queries}
+        }
+        self._pending = sorted(range(len(queries)), key=lambda position: keys[queries[position][0]])
         self._alone: list[int] = []  # one of them ended its process
 
     def next_positions(self) -> list[int]:
@@ -198,7 +214,8 @@ class _Batch:
             if self._alone:
                 return [self._alone.pop()]
             size = -(-len(self._pending) // (self._n_workers * CHUNKS_PER_WORKER))
-            positions = self._pending[: -min(size, MAX_CHUNK) - 1 : -1]
+            size = min(size, MAX_CHUNK, max(1, int(CHUNK_S / self.query_s)))
+            positions = self._pending[: -size - 1 : -1]
             del self._pending[len(self._pending) - len(positions) :]
             return positions
 
@@ -232,6 +249,14 @@ class _Batch:
 def _request(segments: list[Segment], limits: Limits) -> bytes:
     bounds = (limits.timeout_s, limits.max_rows, limits.max_bytes, limits.max_sql_bytes)
     return framed(marshalled((*bounds, segments)))
+
+
+def _size_of(location: str) -> int:
+    """Bytes of a database's file; 0 where it is none."""
+    try:
+        return os.stat(location).st_size
+    except (OSError, ValueError):  # whoever opens it says what is wrong with it
+        return 0
 
 
 def _by_location(queries: Iterable[Query]) -> list[Segment]:

@@ -103,8 +103,12 @@ class Worker:
         """Answers requests until the parent closes the pipe."""
         threading.Thread(target=self._watch, daemon=True).start()
         self._send()  # ready
+        is_single = False
         while True:
-            timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(self._frames.read()[0])
+            # Whoever asks one query at a time often asks the next one at once.
+            request = self._frames.read(is_soon=is_single)[0]
+            timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(request)
+            is_single = len(segments) == 1 == len(segments[0][1])
             self._limits = _Limits(timeout_s, max_rows, max_bytes, max_sql_bytes)
             self._started = self._n_sent = 0
             self._flags = PLAIN

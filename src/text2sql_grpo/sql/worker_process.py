@@ -86,8 +86,15 @@ class Worker:
         with suppress(OSError):  # gone already; `_wait_until_ready` says so
             write_all(self._input, framed(marshalled((kind, os.getpid(), path))))
 
-    def ask(self, request: bytes, n_queries: int, timeout_s: float) -> Reply:
-        """Sends a request and waits for its answers, or for the end of the process."""
+    def ask(self, request: bytes, n_queries: int, timeout_s: float, *, is_soon: bool = False) -> Reply:
+        """Sends a request and waits for its answers, or for the end of the process.
+
+        Args:
+            request: A frame.
+            n_queries: In it.
+            timeout_s: Of each query.
+            is_soon: Whether the answer may come so fast that sleeping until then does not pay.
+        """
         if not self._is_ready:
             self._wait_until_ready()
         patience_s = timeout_s + PATIENCE_S
@@ -99,7 +106,7 @@ class Worker:
             return Reply([], True, "unasked")
         answers: list[Answer | None] = []
         try:
-            body, all_flags = self._frames.read()
+            body, all_flags = self._frames.read(is_soon=is_soon)
             answers = loads(body)
             while len(answers) < n_queries and not all_flags & LAST:
                 self.due = clock() + patience_s
