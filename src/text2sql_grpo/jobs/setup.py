@@ -9,6 +9,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
+from text2sql_grpo.data.shards import load_shards, shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
@@ -35,11 +36,15 @@ class Workbench:
     grader: Grader
     test: dict[str, list[Example]]
 
-    def load(self, path: Path, *, limit: int | None = None) -> list[Example]:
-        """Questions of a file for training, their golds checked, without those in quarantine."""
-        return load_examples(
-            path, self.databases, self.executor, limit=limit, leave_out=quarantined(self.config)
-        )
+    def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
+        """Questions for training, their golds checked, without those in quarantine.
+
+        Those of a file are held in memory; those of a folder or a pattern of files stay on disk.
+        """
+        files, left_out = shard_files(path), quarantined(self.config)
+        if files == [path]:
+            return load_examples(path, self.databases, self.executor, limit=limit, leave_out=left_out)
+        return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
         """The chat format of a model under this run's protocol."""
