@@ -1,0 +1,168 @@
+"""The environment for TRL's own `GRPOTrainer`: its data, its tools and its rewards, by its own arguments.
+
+What our trainer does better is left to TRL there: a turn without a readable call ends the episode, nothing
+stops after a submission, and tools run one after another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from datasets import Dataset
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.integrations.tool_calls import call_text
+from text2sql_grpo.rewards import Results, RewardMix
+
+_Scores = dict[str, float] | None
+_OVER = "Error: the conversation is over, nothing more is run"
+
+
+@dataclass(frozen=True)
+class StockTRL:
+    """Arguments of TRL's trainer, by its names: `GRPOTrainer(model, args=args, **vars(spec))`.
+
+    Attributes:
+        train_dataset: A row per question: its prompt, and its place in the list of examples.
+        environment_factory: Makes a `SQLTools`, one per episode; its reward is the whole reward.
+        reward_funcs: One that logs each named score and adds nothing.
+    """
+
+    train_dataset: Dataset
+    environment_factory: Callable[[], "SQLTools"]
+    reward_funcs: list[Callable[..., list[float | None]]]
+
+
+def stock_trl(
+    examples: Sequence[Example], environment: SQLEnvironment, rewards: RewardMix, grader: Grader
+) -> StockTRL:
+    """What TRL's `GRPOTrainer` needs to train on these questions.
+
+    Set `max_tool_calling_iterations` of `GRPOConfig` to the environment's `max_turns`: the session
+    answers no more calls than that.
+
+    Args:
+        examples: Questions; golds are expected to have been checked by `load_examples`.
+        environment: Makes their sessions; its protocol must be `native`.
+        rewards: Named scores and their weights; `length_cost` needs tokens, which TRL does not show.
+        grader: Judges submitted queries.
+
+    Raises:
+        ConfigError: Another protocol, or `length_cost`.
+    """
+    if environment.settings.protocol != "native":
+        raise ConfigError(f"expected environment.protocol native, got {environment.settings.protocol}")
+    if "length_cost" in rewards.weights:
+        raise ConfigError("expected rewards that need no token counts, got length_cost")
+    rows = [
+        {"prompt": environment.session(example).start(), "example": i} for i, example in enumerate(examples)
+    ]
+    return StockTRL(
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=partial(SQLTools, examples, environment, rewards, grader),
+        reward_funcs=[log_scores],
+    )
+
+
+class SQLTools:
+    """One episode as TRL's trainer drives it: each public method but `reset` and `get_reward` is a tool."""
+
+    def __init__(
+        self, examples: Sequence[Example], environment: SQLEnvironment, rewards: RewardMix, grader: Grader
+    ) -> None:
+        self._examples = examples
+        self._environment = environment
+        self._rewards = rewards
+        self._grader = grader
+        self._session: SQLSession | None = None
+        self._failure: Exception | None = None
+        self._judged: tuple[_Scores] | None = None
+
+    def reset(self, example: int, **row: Any) -> None:
+        """Begins an episode about this row of the dataset."""
+        self._session = self._environment.session(self._examples[example])
+        self._session.start()
+        self._failure = None
+        self._judged = None
+
+    def run_sql(self, sql: str) -> str:
+        """Run one read-only SQL query on the database and see its rows or its error.
+
+        Args:
+            sql: The query to run.
+        """
+        return self._step("run_sql", sql)
+
+    def submit_sql(self, sql: str) -> str:
+        """Submit the final SQL query that answers the question. This ends the conversation.
+
+        Args:
+            sql: The final query.
+        """
+        return self._step("submit_sql", sql)
+
+    def get_reward(self) -> float | None:
+        """The weighted sum of the episode's scores; None for one that must not be trained on.
+
+        Raises:
+            RunError: A tool failed on our side during the episode.
+        """
+        scores = self._scores()
+        return None if scores is None else self._rewards.total(scores)
+
+    def _step(self, name: str, sql: str) -> str:
+        session = self._started()
+        if session.episode.stop_reason is not None:
+            return _OVER
+        try:
+            reply = session.step(call_text(name, {"sql": sql}))
+        except Exception as failure:  # TRL would show it to the model and train on
+            self._failure = failure
+            raise
+        if reply is not None:
+            return reply["content"]
+        return "Submitted" if session.episode.stop_reason == "submitted" else _OVER
+
+    def _scores(self) -> _Scores:
+        """The named scores, made once."""
+        episode = self._started().episode
+        if self._failure is not None:
+            raise RunError(
+                f"expected tools that run, got a failure of ours (question {episode.example.id})"
+            ) from self._failure
+        if self._judged is None:
+            example = episode.example
+            database = self._environment.databases.path(example.database)
+            verdict = self._grader.grade(
+                database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
+            )
+            results = Results(self._environment.executor, database, episode)
+            self._judged = (self._rewards.score(episode, verdict, results),)
+        return self._judged[0]
+
+    def _started(self) -> SQLSession:
+        if self._session is None:
+            raise RunError("expected reset before an episode, got none")
+        return self._session
+
+
+def log_scores(
+    environments: Sequence[SQLTools], log_metric: Callable[[str, float], None], **_: Any
+) -> list[float | None]:
+    """A TRL reward function that logs the mean of each named score and adds nothing to the reward.
+
+    Returns:
+        For each episode 0.0, or None where it must not be trained on.
+
+    Raises:
+        RunError: A tool failed on our side during an episode.
+    """
+    scores = [environment._scores() for environment in environments]
+    known = [score for score in scores if score is not None]
+    for name in known[0] if known else ():
+        log_metric(f"score/{name}", sum(score[name] for score in known) / len(known))
+    return [None if score is None else 0.0 for score in scores]
