@@ -31,6 +31,7 @@ from text2sql_grpo.jobs.train import train
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.demonstrations import looking_turns, play
 from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.training.shared_prefix_attention import attend_to_packed
 from text2sql_grpo.training.warm_start import shared_prefix_loss
 
 ROWS, PER_ROW, LEARNING_RATE = 5, 8, 1e-4
@@ -59,13 +60,14 @@ def supervised_control(config: Config, warm_start: str, cpu_s: float) -> dict[st
         by_database[example.database].append(play(example, looking_turns(example), bench.environment, chat))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     rng = random.Random(config.run.seed)
+    attend_to_packed(model)
     model.train()
     started = time.process_time()
     while time.process_time() - started < cpu_s:
         databases = rng.choices(sorted(by_database), k=ROWS)
         rows = [rng.choices(by_database[database], k=PER_ROW) for database in databases]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = shared_prefix_loss(model, rows, pad_id=policy.tokenizer.pad_token_id)
+            loss = shared_prefix_loss(model, rows)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -12,6 +12,7 @@ from tests.scripted_policy import ask
 from tests.tiny_model import write_model
 from text2sql_grpo.config import TinyPolicyConfig, WarmStartConfig
 from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.training.shared_prefix_attention import attend_to_packed
 from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
 from text2sql_grpo.training.warm_start import Demonstrations, shared_prefix_loss, warm_start
 
@@ -61,7 +62,9 @@ def plain_loss(model: PreTrainedModel, rows: list[list[Episode]]) -> torch.Tenso
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """Both have two key-value heads for four heads."""
     folder = write_model(tmp_path_factory.mktemp("model"), architecture=request.param)
-    return AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    attend_to_packed(model)
+    return model
 
 
 def gradients(model: PreTrainedModel, loss: torch.Tensor) -> torch.Tensor:
@@ -71,15 +74,14 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("seed", "n_rows", "per_row", "chunk_size"),
-    [(0, 1, 1, 10), (1, 1, 8, 3), (2, 4, 5, 10), (3, 5, 3, 1), (4, 3, 4, 100), (5, 2, 7, 5)],
+    ("seed", "n_rows", "per_row"), [(0, 1, 1), (1, 1, 8), (2, 4, 5), (3, 5, 3), (4, 3, 4), (5, 2, 7)]
 )
 def test_loss_and_gradients_are_those_of_the_plain_way(
-    model: PreTrainedModel, seed: int, n_rows: int, per_row: int, chunk_size: int
+    model: PreTrainedModel, seed: int, n_rows: int, per_row: int
 ) -> None:
     rows = random_rows(seed, n_rows=n_rows, per_row=per_row)
 
-    shared = shared_prefix_loss(model, rows, pad_id=PAD, chunk_size=chunk_size)
+    shared = shared_prefix_loss(model, rows)
     plain = plain_loss(model, rows)
 
     torch.testing.assert_close(shared, plain, atol=1e-5, rtol=1e-5)
@@ -93,19 +95,17 @@ def test_equal_prompts(model: PreTrainedModel) -> None:
     one, other = random_rows(6, n_rows=1, per_row=2)[0]
     other.prompt_ids = list(one.prompt_ids)
 
-    torch.testing.assert_close(
-        shared_prefix_loss(model, [[one, other]], pad_id=PAD), plain_loss(model, [[one, other]])
-    )
+    torch.testing.assert_close(shared_prefix_loss(model, [[one, other]]), plain_loss(model, [[one, other]]))
 
 
 def test_only_sampled_tokens_count(model: PreTrainedModel) -> None:
     rows = random_rows(7, n_rows=1, per_row=2)
-    before = shared_prefix_loss(model, rows, pad_id=PAD)
+    before = shared_prefix_loss(model, rows)
     first = rows[0][0]
     first.completion_ids += [5, 6, 7]
     first.completion_mask += [0, 0, 0]
 
-    torch.testing.assert_close(shared_prefix_loss(model, rows, pad_id=PAD), before)
+    torch.testing.assert_close(shared_prefix_loss(model, rows), before)
 
 
 def demonstrations(databases: str, *, seed: int) -> Demonstrations:
@@ -139,7 +139,6 @@ def train(
             copies,
             schedule,
             seed=seed,
-            pad_id=PAD,
             unfinished=unfinished,
             on_step=on_step,
         )
@@ -204,7 +203,7 @@ def drawn_rows(
     looking = {id(one) for source in (log, copies) if source for one in source.looking}
     steps = []
 
-    def loss(model: PreTrainedModel, rows: list[list[Episode]], *, pad_id: int) -> torch.Tensor:
+    def loss(model: PreTrainedModel, rows: list[list[Episode]]) -> torch.Tensor:
         for row in rows:
             assert len(row) == settings.demonstrations_per_row
             assert len({one.example.database for one in row}) == 1
@@ -218,7 +217,7 @@ def drawn_rows(
     monkeypatch.setattr("text2sql_grpo.training.warm_start.shared_prefix_loss", loss)
     folder = write_model(tmp_path / "model", hidden_size=8, num_layers=1)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    warm_start(model, log, copies, settings, seed=0, pad_id=PAD, unfinished=tmp_path / "unfinished.pt")
+    warm_start(model, log, copies, settings, seed=0, unfinished=tmp_path / "unfinished.pt")
     assert len(steps) == settings.steps
     return steps
 

@@ -206,7 +206,8 @@ def tiny_policy(
 
 _DEMONSTRATED_TURNS = 3
 _MAKING_CODE = [
-    Path(__file__).with_name(name) for name in ("demonstrations.py", "tiny_policy.py", "warm_start.py")
+    Path(__file__).with_name(f"{name}.py")
+    for name in ("demonstrations", "tiny_policy", "warm_start", "shared_prefix_attention")
 ]
 
 
@@ -260,7 +261,6 @@ class _Making:
                 demonstrate(practice, practice_environment, chat) if practice else None,
                 self.warm_start,
                 seed=self.seed,
-                pad_id=tokenizer.pad_token_id,
                 unfinished=folder.with_suffix(".unfinished.pt"),
                 on_step=on_step,
             )

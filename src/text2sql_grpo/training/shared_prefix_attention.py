@@ -50,6 +50,16 @@ class PackedTokens:
     starts: list[list[int]]
     tiles: list[_Tile]
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a model that can `attend_to_packed` is called with."""
+        return {
+            "input_ids": self.ids[None],
+            "position_ids": self.positions[None],
+            "attention_mask": self.ids.new_zeros(1, 1, 1, 1),  # Nobody reads it; without it, one is made.
+            "packed": self,
+        }
+
 
 def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.device) -> PackedTokens:
     """Prefixes, each with its continuations; both may be empty."""
@@ -120,53 +130,51 @@ class _SharedPrefixAttention(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: list[_Tile]
     ) -> torch.Tensor:
         output = torch.empty_like(query)
-        log_sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
         for tile in tiles:
-            scores = _scores(query, key, tile)
-            log_sum = scores.logsumexp(-1, keepdim=True)
-            weights = scores.sub_(log_sum).exp_().to(value.dtype)
-            attended = weights @ _seen(value, tile)
+            attended = _weights(query, key, tile).to(value.dtype) @ _seen(value, tile)
             output[:, :, tile.queries] = attended.unflatten(1, (query.shape[1], -1))
-            log_sums[:, :, tile.queries] = log_sum.view(*query.shape[:2], -1)
-        ctx.save_for_backward(query, key, value, output, log_sums)
+        ctx.save_for_backward(query, key, value, output)
         ctx.tiles = tiles
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        query, key, value, output, log_sums = ctx.saved_tensors
+        query, key, value, output = ctx.saved_tensors
         gradient = gradient.to(query.dtype)
-        dots = (gradient.float() * output.float()).sum(-1)
+        dots = (gradient.float() * output.float()).sum(-1, keepdim=True)
         to_query = torch.empty_like(query)
         to_key = torch.zeros_like(key, dtype=torch.float32)
         to_value = torch.zeros_like(value, dtype=torch.float32)
         for tile in ctx.tiles:
-            queries, received = (
-                query[:, :, tile.queries].flatten(1, 2),
-                gradient[:, :, tile.queries].flatten(1, 2),
-            )
-            weights = (
-                _scores(query, key, tile).sub_(log_sums[:, :, tile.queries].flatten(1, 2)[..., None]).exp_()
-            )
+            weights = _weights(query, key, tile)
+            received = gradient[:, :, tile.queries].flatten(1, 2)
             _add(to_value, tile, weights.to(value.dtype).mT @ received)
             to_weights = (received @ _seen(value, tile).mT).float()
-            to_weights -= dots[:, :, tile.queries].flatten(1, 2)[..., None]
+            to_weights -= dots[:, :, tile.queries].flatten(1, 2)
             to_scores = weights.mul_(to_weights).to(key.dtype)
             to_query[:, :, tile.queries] = (to_scores @ _seen(key, tile)).unflatten(1, (query.shape[1], -1))
-            _add(to_key, tile, to_scores.mT @ queries)
+            _add(to_key, tile, to_scores.mT @ query[:, :, tile.queries].flatten(1, 2))
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
 
 
 def _seen(states: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """Keys or values that a tile's queries see, shape (H, prefix and own, D)."""
+    if tile.prefix.stop in (tile.prefix.start, tile.own.start):  # one behind the other
+        return states[:, tile.own.start - (tile.prefix.stop - tile.prefix.start) : tile.own.stop]
     return torch.cat([states[:, tile.prefix], states[:, tile.own]], dim=1)
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tensor:
-    """Scores of one tile, float32, shape (H, Q * queries, prefix and own)."""
-    scores = (query[:, :, tile.queries].flatten(1, 2) @ _seen(key, tile).mT).float()
+def _weights(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """Attention weights of one tile, float32, shape (H, Q * queries, prefix and own)."""
+    queries, keys = query[:, :, tile.queries].flatten(1, 2), _seen(key, tile)
+    if (
+        query.device.type == "cpu"
+    ):  # Else scores are rounded to bfloat16, which sdpa's are not: a third more error.
+        queries, keys = queries.float(), keys.float()
+    scores = queries @ keys.mT
     own = scores.unflatten(1, (query.shape[1], -1))[..., tile.prefix.stop - tile.prefix.start :]
-    own += tile.mask
-    return scores
+    own += tile.mask.to(scores.dtype)
+    return scores.softmax(-1, dtype=torch.float32)
 
 
 def _add(total: torch.Tensor, tile: _Tile, part: torch.Tensor) -> None:
@@ -194,9 +202,10 @@ def _attention(
         return output, None
     # Under autocast, rotated queries and keys come in float32.
     scaled = (query[0] * scaling).to(value.dtype).unflatten(0, (key.shape[1], -1))
-    output = _SharedPrefixAttention.apply(  # type: ignore[no-untyped-call]
-        scaled, key[0].to(value.dtype), value[0], packed.tiles
-    )
+    with torch.autocast(query.device.type, enabled=False):
+        output = _SharedPrefixAttention.apply(  # type: ignore[no-untyped-call]
+            scaled, key[0].to(value.dtype), value[0], packed.tiles
+        )
     return output.flatten(0, 1).transpose(0, 1)[None], None
 
 

@@ -35,6 +35,7 @@ class SharedPrefixUpdate:
         if obstacle is not None:
             logger.warning("The slower update, which forwards a prompt once a completion: %s", obstacle)
         if self.is_on:
+            trl_compat.shrink_logit_tiles(trainer)
             for model in (trainer.model, trainer.ref_model):
                 if model is not None:
                     attend_to_packed(trl_compat.causal_lm(trainer, model))
