@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.scripted_policy import ask, shop_environment
@@ -15,6 +16,7 @@ from tests.tiny_model import write_adapter, write_model, write_tokenizer
 from text2sql_grpo.environment.episode import Episode, Message
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.rollout import slots
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, run
 from text2sql_grpo.rollout.policy import MODEL_TYPES, ModelPolicy, SlotPolicy
@@ -170,6 +172,62 @@ def test_free_slots_are_given_to_those_that_wait(
     assert max(rows) == 2
     # The long episode has the others beside it, one after another.
     assert len(rows) < 0.75 * sum(rows)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for the device: numbers and shapes read from tensors."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "unique", "_unique2", "masked_select", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put_") else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        by_repeats = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        self.count += name in self.WAITING or by_mask or by_repeats
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0), Sampling(0.8, top_p=0.9, top_k=50, min_p=0.01)], ids=["greedy", "sampled"]
+)
+def test_a_token_makes_the_host_wait_once_for_all_rows(
+    model: PreTrainedModel,
+    environment: SQLEnvironment,
+    chat: ChatFormat,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: Sampling,
+) -> None:
+    """To see which turns are over. More is asked only where turns begin and end."""
+    waits: list[int] = []
+    step = slots._Table._step
+
+    def speakers(table: slots._Table) -> list[int]:
+        return [id(row) for row in table._rows if row.speaks]
+
+    def counted(table: slots._Table) -> None:
+        before, is_new = speakers(table), table._cache._longest is None
+        with HostReads() as reads:
+            step(table)
+        if before == speakers(table) and not is_new:
+            waits.append(reads.count)
+
+    monkeypatch.setattr(slots._Table, "_step", counted)
+    chat = ChatFormat(chat.tokenizer)  # turns seldom end before their 40 tokens are written
+
+    run(
+        sessions(environment, ["Porto?"] * 5 + ["Faro?"]),
+        SlotPolicy(model, sampling),
+        chat,
+        Budgets(40, 100, 900),
+    )
+
+    assert len(waits) > 20
+    assert set(waits) == {1}
 
 
 def test_an_equal_prompt_is_read_once(

@@ -76,6 +76,7 @@ class SlotCache:
         self.suffixes = torch.zeros(shape, dtype=dtype, device=device)
         self.prefixes = torch.zeros(shape, dtype=dtype, device=device)
         self._line: _Line | None = None
+        self._longest: int | None = None  # at least the longest suffix; None where rows came or went
 
     def add_prefixes(self, lengths: Sequence[int]) -> list[int]:
         """Numbers of new prefixes, still to be filled by a `PrefillPass`."""
@@ -102,7 +103,7 @@ class SlotCache:
         self.num_rows += 1
         self.prefix[row] = prefix
         self.length[row] = 0
-        self._line = None
+        self._line = self._longest = None
         return row
 
     def drop_row(self, row: int) -> int:
@@ -114,11 +115,19 @@ class SlotCache:
                 state[row] = state[last].clone()
             if last < self.suffixes.shape[2]:  # else it has no room yet, and no suffix
                 self.suffixes[:, :, row] = self.suffixes[:, :, last]
-        self._line = None
+        self._line = self._longest = None
         return last
 
-    def make_room(self, tokens: int) -> None:
-        """Lets every row in use hold so many suffix tokens; takes back room that is not needed."""
+    def make_room(self, positions: torch.Tensor, *, is_one_each: bool) -> None:
+        """Lets every row in use hold tokens at these positions too; takes back room that is not needed.
+
+        Only where more has changed than one token a row does this wait for the device.
+        """
+        if self._longest is None or not is_one_each:
+            self._longest = int(torch.cat([positions + 1, self.length[: self.num_rows]]).max())
+        else:
+            self._longest += 1
+        tokens = self._longest
         rows, capacity = self.suffixes.shape[2], self.suffixes.shape[4]
         if not capacity // 2 < _rounded(tokens) <= capacity:
             rows, capacity = self.num_rows, _rounded(tokens + tokens // 8)
@@ -256,12 +265,13 @@ class StepPass:
         device = singles.device
         rows = torch.tensor(chunk_rows, dtype=torch.long, device=device)
         sizes = torch.tensor(chunk_sizes, dtype=torch.long, device=device)
-        index = torch.arange(len(rows), device=device).repeat_interleave(sizes)
-        columns = torch.arange(len(index), device=device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        count = sum(chunk_sizes)  # given, so that nothing waits for the device
+        index = torch.arange(len(rows), device=device).repeat_interleave(sizes, output_size=count)
+        columns = torch.arange(count, device=device) - (sizes.cumsum(0) - sizes)[index]
         firsts = torch.zeros_like(singles)
         self.rows = torch.cat([singles, rows[index]])
         self.positions = cache.length[self.rows] + torch.cat([firsts, columns])
-        cache.make_room(int(torch.cat([self.positions + 1, cache.length[: cache.num_rows]]).max()))
+        cache.make_room(self.positions, is_one_each=not chunk_rows)
         self._blocks = []
         if len(singles):
             self._blocks.append(_Block(cache, None, singles, firsts, 1))
