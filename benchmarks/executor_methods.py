@@ -212,6 +212,27 @@ class BirdPool:
         self._pool.join()
 
 
+class BarePair:
+    """Two bare loops in two processes, each on every second query: what two cores give at most."""
+
+    def __init__(self) -> None:
+        self._pool = fork.Pool(2)
+
+    def __call__(self, queries: Sequence[Query], limit_s: float) -> list[Rows]:
+        """Nothing for each query: the rows stay where they are."""
+        n_run = sum(self._pool.map(_bare_loop, (queries[::2], queries[1::2]), chunksize=1))
+        return [None] * n_run
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.terminate()
+        self._pool.join()
+
+
+def _bare_loop(queries: Sequence[Query]) -> int:
+    return len([bare(path, sql, 0.0) for path, sql in queries])
+
+
 def one_by_one(method: Method) -> Callable[[Sequence[Query], float], list[Rows]]:
     """A method for a list of queries."""
     return partial(_one_by_one, method)
