@@ -1,6 +1,9 @@
 """The update that forwards each prompt once beside the plain way: log-probs, entropies, loss, gradients."""
 
+import itertools
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
+from trl.kernels import ChunkedLogProbFunction
+from trl.trainer import grpo_trainer
 
 from tests.tiny_model import write_model
+from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.shared_prefix import group_rows, teaching_rows, trimmed
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
@@ -27,7 +35,10 @@ class Sharing(GRPOTrainer):
     def __init__(
         self, folder: Path, *, architecture: str = "llama", lora: bool = False, **fields: Any
     ) -> None:
-        model = write_model(folder / architecture, architecture=architecture)
+        of_model = {
+            name: fields.pop(name) for name in ("sliding_window", "attention_dropout") if name in fields
+        }
+        model = write_model(folder / architecture, architecture=architecture, max_positions=512, **of_model)
         super().__init__(
             AutoModelForCausalLM.from_pretrained(model),
             reward_funcs=[lambda **_: []],
@@ -58,9 +69,9 @@ class Sharing(GRPOTrainer):
 
     def learn(self, batch: dict[str, Any], *, shared: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient."""
-        self.update.is_on = shared
         self.model.zero_grad()
-        loss = self.compute_loss(self.model, batch)
+        with set_to(self.update, is_on=shared):
+            loss = self.compute_loss(self.model, batch)
         loss.backward()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return loss.detach(), torch.cat([p.grad.flatten() for p in parameters])
@@ -108,14 +119,208 @@ def assert_alike(trainer: Sharing, batch: dict[str, Any]) -> None:
     assert (gradient - expected).norm() <= 1e-5 * expected.norm()
 
 
+def log_probs_of(trainer: Sharing, batch: dict[str, Any], **options: Any) -> LogProbs:
+    with torch.no_grad():
+        return trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].shape[1],
+            compute_entropy=True,
+            **options,
+        )
+
+
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Sharing:
-    return Sharing(tmp_path_factory.mktemp("shared"), loss_type="dapo")
+    return Sharing(tmp_path_factory.mktemp("shared"))
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.randoms(use_true_random=False), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+@contextmanager
+def set_to(thing: Any, **fields: Any) -> Iterator[None]:
+    """Attributes of a shared trainer for one test."""
+    before = {name: getattr(thing, name) for name in fields}
+    for name, value in fields.items():
+        setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.sampled_from([10, 30, 200]),
+)
 def test_log_probs_loss_and_gradient_are_those_of_the_plain_way(
-    trainer: Sharing, random_: random.Random, sizes: list[int]
+    trainer: Sharing, random_: random.Random, sizes: list[int], longest: int
 ) -> None:
-    assert_alike(trainer, batch_of(random_, sizes))
+    batch = batch_of(random_, sizes, longest=longest)
+    assert_alike(trainer, batch)
+    with set_to(trainer.update, is_on=False):
+        expected = log_probs_of(trainer, batch)
+    for size in (None, 2):
+        log_probs, entropies, _ = log_probs_of(trainer, batch, batch_size=size)
+        torch.testing.assert_close(log_probs, expected[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(entropies, expected[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("variant", ["on_policy", "off_policy", "kl", "sequence", "quantile", "bonus"])
+def test_every_loss(trainer: Sharing, loss_type: str, variant: str) -> None:
+    batch = batch_of(random.Random(LOSSES.index(loss_type)), [3, 1, 4])
+    noise = torch.randn(batch["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
+    known = -3 - noise.abs()
+    known[:, 3] = -300.0  # beyond what a ratio can hold, wherever the loss does not read it
+    known = torch.where((batch["tool_mask"] * batch["completion_mask"]).bool(), -3 - noise.abs(), known)
+    settings: dict[str, Any] = {"loss_type": loss_type}
+    if variant in ("off_policy", "sequence"):
+        batch["old_per_token_logps"] = known
+        settings["importance_sampling_level"] = "token" if variant == "off_policy" else "sequence"
+    if variant == "kl":
+        batch["ref_per_token_logps"] = known
+        settings["beta"] = 0.1
+    if variant == "quantile":
+        settings["top_entropy_quantile"] = 0.4
+    if variant == "bonus":
+        settings |= {"_entropy_bonus_enabled": True, "entropy_coef": 0.05}
+    with set_to(trainer, **settings):
+        assert_alike(trainer, batch)
+
+
+def test_groups_without_advantage_are_forwarded_without_gradient(trainer: Sharing) -> None:
+    batch = batch_of(random.Random(5), [4, 4, 4])
+    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+    batch["advantages"][groups[1]] = 0.0
+    batch["advantages"][groups[2][0]] = 0.0
+    assert trainer.update.is_on
+    assert_alike(trainer, batch)
+    metrics = trainer._metrics["train"]
+    assert metrics["entropy"][-2] == pytest.approx(metrics["entropy"][-1], rel=1e-5)
+    assert teaching_rows(batch).flatten().sum() == len(groups[0]) + len(groups[2])
+
+
+def test_nothing_to_learn_from(trainer: Sharing) -> None:
+    batch = batch_of(random.Random(1), [2, 2])
+    for blank in ({"advantages": torch.zeros(4)}, {"tool_mask": torch.zeros_like(batch["tool_mask"])}):
+        loss, gradient = trainer.learn(batch | blank, shared=True)
+        assert loss == 0
+        assert gradient.abs().max() == 0
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma", "mistral"])
+def test_architectures(tmp_path: Path, architecture: str) -> None:
+    trainer = Sharing(tmp_path, architecture=architecture, temperature=0.7)
+    assert trainer.update.is_on
+    assert_alike(trainer, batch_of(random.Random(2), [4, 2]))
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_reentrant": False}, {"use_reentrant": True}], ids=str)
+def test_lora_with_gradient_checkpointing(tmp_path: Path, fields: dict[str, Any]) -> None:
+    checkpointing = {"gradient_checkpointing": bool(fields), "gradient_checkpointing_kwargs": fields or None}
+    trainer = Sharing(tmp_path, architecture="qwen2", lora=True, **checkpointing)
+    if fields:
+        trainer.model.gradient_checkpointing_enable(fields)
+        trainer.model.enable_input_require_grads()
+    batch = batch_of(random.Random(3), [4, 3])
+    assert_alike(trainer, batch)
+    if not fields:
+        with trainer.model.disable_adapter():
+            shared = log_probs_of(trainer, batch)[0]
+            with set_to(trainer.update, is_on=False):
+                plain = log_probs_of(trainer, batch)[0]
+        torch.testing.assert_close(shared, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_forwarded(trainer: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No padding, each prompt once, nothing behind the last scored token, logits for scored tokens alone."""
+    batch = batch_of(random.Random(4), [5, 3])
+    flags = batch["completion_mask"] * batch["tool_mask"]
+    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+    needed = [rows[0] for rows in groups if flags[rows].any()]
+    lasts = [int(row.nonzero().max()) for row in flags if row.any()]
+    forwarded = []
+    hook = trainer.model.base_model.register_forward_hook(
+        lambda _, inputs, output: forwarded.append(output.last_hidden_state.shape[1])
+    )
+    scored = []
+    apply = ChunkedLogProbFunction.apply
+    monkeypatch.setattr(
+        ChunkedLogProbFunction,
+        "apply",
+        lambda hidden, *rest: scored.append(len(hidden)) or apply(hidden, *rest),
+    )
+    trainer.learn(batch, shared=True)
+    hook.remove()
+    assert forwarded == [int(batch["prompt_mask"][needed].sum()) + sum(lasts)]
+    assert scored == [int(flags.sum())]
+
+
+def test_bfloat16_errs_no_more_than_the_plain_way(tmp_path: Path) -> None:
+    trainer = Sharing(tmp_path, architecture="qwen2", bf16=True)
+    batch = batch_of(random.Random(6), [8, 8], longest=60)
+    gradients = {shared: trainer.learn(batch, shared=shared)[1] for shared in (True, False)}
+    with set_to(trainer.accelerator, autocast=nullcontext):
+        exact = trainer.learn(batch, shared=False)[1]
+    errors = {shared: (gradients[shared] - exact).norm() / exact.norm() for shared in gradients}
+    assert 0 < errors[True] < 1.5 * errors[False]
+
+
+def test_padding_that_nobody_reads_is_cut_off(trainer: Sharing) -> None:
+    batch = batch_of(random.Random(7), [2, 2])
+    wide = {"prompt_ids": (5, 0), "prompt_mask": (5, 0), "completion_ids": (0, 7), "completion_mask": (0, 7)}
+    wide["tool_mask"] = (0, 7)
+    padded = batch | {name: functional.pad(batch[name], sides) for name, sides in wide.items()}
+    back = trimmed(padded)
+    assert all(torch.equal(back[name], batch[name]) for name in wide)
+    per_token = torch.randn(padded["completion_ids"].shape)
+    assert trimmed(padded | {"advantages": per_token})["advantages"].shape == batch["completion_ids"].shape
+    for shared in (True, False):
+        loss, gradient = trainer.learn(batch, shared=shared)
+        other_loss, other = trainer.learn(padded, shared=shared)
+        torch.testing.assert_close(other_loss, loss)
+        torch.testing.assert_close(other, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_a_generation_batch_is_split_by_groups_or_by_length(trainer: Sharing) -> None:
+    batch = batch_of(random.Random(8), [4, 4, 4])
+    batch["label"] = list(range(12))
+    with trainer.update.splitting():
+        mixed = grpo_trainer.shuffle_sequence_dict(batch)
+    rows = mixed["label"]
+    assert sorted(rows) == list(range(12))
+    assert all(torch.equal(mixed["advantages"][i], batch["advantages"][row]) for i, row in enumerate(rows))
+    assert mixed["num_items_in_batch"] == batch["num_items_in_batch"]
+    prompts = [tuple(batch["prompt_ids"][row].tolist()) for row in rows]
+    assert sum(one != other for one, other in itertools.pairwise(prompts)) == len(set(prompts)) - 1
+
+    with set_to(trainer.update, is_on=False), trainer.update.splitting():
+        in_line = grpo_trainer.shuffle_sequence_dict(batch)
+    lengths = in_line["prompt_mask"].sum(1) + in_line["completion_mask"].sum(1)
+    assert lengths.tolist() == sorted(lengths.tolist())
+    with set_to(trainer, loss_type="bnpo"):
+        assert not trl_compat.may_sort_rows(trainer)
+    assert grpo_trainer.shuffle_sequence_dict.__module__ == "trl.trainer.utils"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"architecture": "mistral", "sliding_window": 64}, "full attention"),
+        ({"attention_dropout": 0.1}, "drops out"),
+        ({"torch_compile": True}, "torch_compile"),
+    ],
+    ids=str,
+)
+def test_what_cannot_share_goes_the_plain_way_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], why: str
+) -> None:
+    trainer = Sharing(tmp_path, **fields)
+    assert not trainer.update.is_on
+    assert [record.message for record in caplog.records if why in record.message]
+    batch = batch_of(random.Random(9), [2, 2])
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.isfinite()

@@ -31,11 +31,11 @@ class PackedBatch:
     sources: torch.Tensor
     targets: torch.Tensor
     places: torch.Tensor
-    shape: tuple[int, int]
+    shape: torch.Size
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
         """Values of the scored tokens in their places, 0 elsewhere; shape (B, K)."""
-        empty = values.new_zeros(self.shape[0] * self.shape[1])
+        empty = values.new_zeros(self.shape.numel())
         return empty.index_copy(0, self.places, values).view(self.shape)
 
 
@@ -48,7 +48,7 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
         is_scored: Which completion tokens need a log-prob; shape (B, K). If none does, the first one gets it,
             so that the result depends on the weights all the same.
     """
-    batch_size, width = is_scored.shape
+    width = is_scored.shape[1]
     ids, present, scored = input_ids.cpu(), attention_mask.bool().cpu(), is_scored.bool().cpu()
     prompt_width = ids.shape[1] - width
     scored = scored & present[:, prompt_width:]
@@ -56,32 +56,70 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
         scored = torch.zeros_like(scored).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(True))
         present = present.clone()
         present[0, prompt_width] = True
-    groups: list[tuple[list[int], list[list[int]]]] = []
-    columns: dict[int, torch.Tensor] = {}
-    members = []
+    groups, sources, places = [], [], []
+    offset = 0
     for rows in group_rows(ids[:, :prompt_width], present[:, :prompt_width]):
-        members.append([row for row in rows if scored[row].any()])
+        needed = [row for row in rows if scored[row].any()]
+        if not needed:
+            continue
+        prompt = ids[needed[0], :prompt_width][present[needed[0], :prompt_width]].tolist()
+        offset += len(prompt)
+        end_of_prompt = offset - 1
         continuations = []
-        for row in members[-1]:
-            columns[row] = present[row, prompt_width:].nonzero()[:, 0]
-            last = int(scored[row, columns[row]].nonzero().max())
-            continuations.append(ids[row, prompt_width + columns[row][:last]].tolist())
-        prompt = ids[rows[0], :prompt_width][present[rows[0], :prompt_width]].tolist()
-        groups.append((prompt if continuations else [], continuations))
-    tokens = pack(groups, input_ids.device)
-    sources, places = [], []
-    for (prompt, _), rows, starts in zip(groups, members, tokens.starts, strict=True):
-        for row, start in zip(rows, starts[1:], strict=True):
-            numbers = scored[row, columns[row]].nonzero()[:, 0]
-            before = torch.where(numbers == 0, starts[0] + len(prompt) - 1, start + numbers - 1)
-            sources.append(before)
-            places.append(row * width + columns[row][numbers])
-    place = torch.cat(places)
+        for row in needed:
+            columns = present[row, prompt_width:].nonzero()[:, 0]
+            numbers = scored[row, columns].nonzero()[:, 0]  # of scored tokens among the row's own
+            sources.append(torch.where(numbers == 0, end_of_prompt, offset + numbers - 1))
+            places.append(row * width + columns[numbers])
+            continuations.append(ids[row, prompt_width + columns[: int(numbers[-1])]].tolist())
+            offset += len(continuations[-1])
+        groups.append((prompt, continuations))
+    place, device = torch.cat(places), input_ids.device
     targets = ids[:, prompt_width:].flatten()[place]
-    device = input_ids.device
     return PackedBatch(
-        tokens, torch.cat(sources).to(device), targets.to(device), place.to(device), (batch_size, width)
+        pack(groups, device),
+        torch.cat(sources).to(device),
+        targets.to(device),
+        place.to(device),
+        scored.shape,
     )
+
+
+def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch of TRL's without the columns that are padding in all its rows."""
+    prompts = inputs["prompt_mask"].any(0).nonzero()[:, 0]
+    completions = inputs["completion_mask"].any(0).nonzero()[:, 0]
+    if not len(prompts) or not len(completions):
+        return inputs
+    prompt, completion = (slice(int(columns[0]), int(columns[-1]) + 1) for columns in (prompts, completions))
+    shape = inputs["completion_mask"].shape
+    cut = {name: inputs[name][:, prompt] for name in ("prompt_ids", "prompt_mask")}
+    for name, value in inputs.items():
+        if name not in cut and isinstance(value, torch.Tensor) and value.shape == shape:
+            cut[name] = value[:, completion]
+    return inputs | cut
+
+
+def teaching_rows(inputs: dict[str, Any]) -> torch.Tensor:
+    """Which rows have an advantage, or share a prompt with one that has; bool, shape (B, 1)."""
+    advantages = inputs["advantages"]
+    teaches = torch.zeros(len(advantages), 1, dtype=torch.bool)
+    for rows in group_rows(inputs["prompt_ids"], inputs["prompt_mask"]):
+        teaches[rows] = bool(advantages[rows].any())
+    return teaches.to(advantages.device)
+
+
+def shuffled_groups(batch: dict[str, Any]) -> list[int]:
+    """Rows of a generation batch, whole groups in random order."""
+    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+    return [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
+
+
+def by_length(batch: dict[str, Any]) -> list[int]:
+    """Rows of a generation batch, the shortest first."""
+    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
+    rows: list[int] = lengths.argsort().tolist()
+    return rows
 
 
 def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list[int]]:

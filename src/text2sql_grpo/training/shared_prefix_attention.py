@@ -41,13 +41,11 @@ class PackedTokens:
     Attributes:
         ids: Shape (N,).
         positions: Of each token in its own sequence; shape (N,).
-        starts: Of each group, where its prefix starts, then where each continuation does.
         tiles: What sees what.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    starts: list[list[int]]
     tiles: list[_Tile]
 
     @property
@@ -65,7 +63,7 @@ def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.
     """Prefixes, each with its continuations; both may be empty."""
     ids: list[int] = []
     positions: list[int] = []
-    starts, tiles = [], []
+    tiles = []
     for prefix, continuations in groups:
         start, end = len(ids), len(ids) + len(prefix)
         tiles += _tiles([(start, end)], slice(start, start), device)
@@ -77,10 +75,7 @@ def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.
             ids += continuation
             positions += range(len(prefix), len(prefix) + len(continuation))
         tiles += _tiles(spans, slice(start, end), device)
-        starts.append([start, *(first for first, _ in spans)])
-    return PackedTokens(
-        torch.tensor(ids, device=device), torch.tensor(positions, device=device), starts, tiles
-    )
+    return PackedTokens(torch.tensor(ids, device=device), torch.tensor(positions, device=device), tiles)
 
 
 def _tiles(spans: Sequence[tuple[int, int]], prefix: slice, device: torch.device) -> list[_Tile]:

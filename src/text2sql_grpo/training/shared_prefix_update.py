@@ -9,7 +9,13 @@ import torch
 from trl import GRPOTrainer
 
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.shared_prefix import pack_batch
+from text2sql_grpo.training.shared_prefix import (
+    by_length,
+    pack_batch,
+    shuffled_groups,
+    teaching_rows,
+    trimmed,
+)
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed
 
 logger = logging.getLogger(__name__)
@@ -25,11 +31,15 @@ class SharedPrefixUpdate:
 
     Attributes:
         is_on: Whether prompts are shared.
+        sampled: Of each row of the generation batch in the making, 1 for tokens that the policy wrote.
     """
 
     def __init__(self, trainer: GRPOTrainer, *, is_wanted: bool) -> None:
         self._trainer = trainer
+        self._is_wanted = is_wanted
         self._is_scored: torch.Tensor | None = None
+        self._teaches: torch.Tensor | None = None
+        self.sampled: list[list[int]] | None = None
         obstacle = trl_compat.shared_prefix_obstacle(trainer) if is_wanted else None
         self.is_on = is_wanted and obstacle is None
         if obstacle is not None:
@@ -40,23 +50,30 @@ class SharedPrefixUpdate:
                 if model is not None:
                     attend_to_packed(trl_compat.causal_lm(trainer, model))
 
-    def groups_together(self) -> AbstractContextManager[None]:
-        """A generation batch is split so that groups stay together."""
-        return trl_compat.groups_together() if self.is_on else nullcontext()
+    def splitting(self) -> AbstractContextManager[None]:
+        """A generation batch is split so that groups stay together, or else, where it may, by length."""
+        if self.is_on:
+            return trl_compat.rows_ordered(shuffled_groups)
+        if self._is_wanted and trl_compat.may_sort_rows(self._trainer):
+            return trl_compat.rows_ordered(by_length)
+        return nullcontext()
 
     @contextmanager
     def scoring(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The inputs of a loss; until it is made, `log_probs` leaves out tokens that it does not read."""
-        if not self.is_on:
+        """The inputs of a loss; until it is made, `log_probs` leaves out what it does not read."""
+        if not self._is_wanted:
             yield inputs
             return
+        inputs = trimmed(inputs)
         self._is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        if trl_compat.may_skip_flat_rows(self._trainer):
+            self._teaches = teaching_rows(inputs)
         # A token without a log-prob could have a ratio beyond all numbers, which no mask takes out.
         known = ("old_per_token_logps", "ref_per_token_logps")
         try:
             yield inputs | {name: inputs[name] * self._is_scored for name in known if name in inputs}
         finally:
-            self._is_scored = None
+            self._is_scored = self._teaches = None
 
     def log_probs(
         self,
@@ -71,14 +88,44 @@ class SharedPrefixUpdate:
         """Log-probs and entropies as TRL's method `plain` gives them; 0 for tokens that are not scored."""
         if not self.is_on:
             return plain(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        is_scored = attention_mask[:, -logits_to_keep:] if self._is_scored is None else self._is_scored
-        parts = (
-            tensor.split(batch_size or len(input_ids)) for tensor in (input_ids, attention_mask, is_scored)
-        )
+        is_scored = self._is_scored
+        if is_scored is None:
+            is_scored = attention_mask[:, -logits_to_keep:]
+            if self.sampled is not None:
+                sampled = torch.zeros_like(is_scored)
+                for row, flags in zip(sampled, self.sampled, strict=True):
+                    row[: len(flags)] = row.new_tensor(flags)
+                is_scored = is_scored * sampled
+        teaches = torch.ones_like(is_scored[:, :1]).bool() if self._teaches is None else self._teaches
+        size = batch_size or len(input_ids)
         chunks = [
-            trl_compat.packed_log_probs(self._trainer, model, pack_batch(*rows))
-            for rows in zip(*parts, strict=True)
+            self._chunk(model, *rows)
+            for rows in zip(
+                *(each.split(size) for each in (input_ids, attention_mask, is_scored, teaches)), strict=True
+            )
         ]
         log_probs, entropies = zip(*chunks, strict=True)
         has_entropies = options.get("compute_entropy", False)
         return torch.cat(log_probs), torch.cat(entropies) if has_entropies else None, None
+
+    def _chunk(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        is_scored: torch.Tensor,
+        teaches: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs and entropies; those of rows that do not teach without a gradient."""
+        batch = pack_batch(input_ids, attention_mask, is_scored * teaches)
+        log_probs, entropies = trl_compat.packed_log_probs(self._trainer, model, batch)
+        if (is_scored * ~teaches).any():
+            batch = pack_batch(input_ids, attention_mask, is_scored * ~teaches)
+            # Without the wrapper of distributed training, which would wait for the same pass elsewhere.
+            model = self._trainer.accelerator.unwrap_model(model)
+            with torch.no_grad():
+                watched, their_entropies = trl_compat.packed_log_probs(self._trainer, model, batch)
+            log_probs = torch.where(teaches, log_probs, watched)
+            if entropies is not None and their_entropies is not None:
+                entropies = torch.where(teaches, entropies, their_entropies)
+        return log_probs, entropies

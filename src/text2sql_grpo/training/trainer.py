@@ -96,10 +96,11 @@ class SQLGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = [self._examples[row["example"]] for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._update.sampled = None
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        with self._update.groups_together():
+        with self._update.splitting():
             inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
             return inputs
 
@@ -140,14 +141,15 @@ class SQLGRPOTrainer(GRPOTrainer):
             score is not None and bool(episode.completion_ids)
             for episode, score in zip(episodes, scores, strict=True)
         ]
+        self._update.sampled = [
+            episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
+            for episode, is_trained in zip(episodes, trained, strict=True)
+        ]
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids or filler for episode in episodes],
             "logprobs": trl_compat.sampling_log_probs(self, episodes),
-            "env_mask": [
-                episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
-                for episode, is_trained in zip(episodes, trained, strict=True)
-            ],
+            "env_mask": self._update.sampled,
             "scores": scores,
             "metrics": metrics,
         }

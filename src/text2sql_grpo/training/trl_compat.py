@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.training.shared_prefix import PackedBatch, group_rows, keep_hidden_states
+from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
 
 
 @contextmanager
@@ -142,27 +142,40 @@ _LOGIT_TILE = 256
 
 
 @contextmanager
-def groups_together() -> Iterator[None]:
-    """TRL shuffles the rows of a generation batch before it splits it; here whole groups change places."""
+def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> Iterator[None]:
+    """Says how the rows of a generation batch stand before TRL splits it, which else shuffles them."""
+
+    def ordered(batch: dict[str, Any]) -> dict[str, Any]:
+        rows = order(batch)
+        placed = batch.copy()
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor) and value.ndim > 0:
+                placed[name] = value[rows]
+            elif isinstance(value, list):
+                placed[name] = [value[row] for row in rows]
+        return placed
+
     before = grpo_trainer.shuffle_sequence_dict
-    grpo_trainer.shuffle_sequence_dict = _shuffle_groups
+    grpo_trainer.shuffle_sequence_dict = ordered
     try:
         yield
     finally:
         grpo_trainer.shuffle_sequence_dict = before
 
 
-def _shuffle_groups(batch: dict[str, Any]) -> dict[str, Any]:
-    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
-    order = [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
-    return {
-        name: value
-        if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0)
-        else value[order]
-        if isinstance(value, torch.Tensor)
-        else [value[row] for row in order]
-        for name, value in batch.items()
-    }
+def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
+    """Whether rows without an advantage have no gradient."""
+    return bool(trainer.beta == 0.0 and not trainer._entropy_bonus_enabled)
+
+
+def may_sort_rows(trainer: GRPOTrainer) -> bool:
+    """Whether loss and gradient of a step are the same, in whichever of its micro-batches a row is."""
+    return bool(
+        trainer.args.steps_per_generation == trainer.args.gradient_accumulation_steps
+        and trainer.loss_type != "bnpo"
+        and trainer.top_entropy_quantile == 1.0
+        and not trainer._entropy_bonus_enabled
+    )
 
 
 class _WithoutMaskedSamples(logging.Filter):
