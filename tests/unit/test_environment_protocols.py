@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -8,7 +9,9 @@ from text2sql_grpo.environment.protocols import (
     TOOLS,
     MalformedTurn,
     ParsedAction,
+    ParsedCall,
     parse_action,
+    parse_call,
     parse_native,
     parse_tags,
 )
@@ -66,7 +69,7 @@ def test_malformed_tags(text: str, got: str) -> None:
     [
         (f"<tool_call>\n{CALL}\n</tool_call>", LOOK),
         (f"Let me look [at it].\n<tool_call>{CALL}</tool_call>", LOOK),
-        (f"<tool_call>{CALL}", LOOK),
+        (f"<think>\nfirst\n</think>\n\n<tool_call>\n{CALL}\n</tool_call>", LOOK),  # as Qwen writes it
         (f"[TOOL_CALLS][{CALL}]", LOOK),
         (f'[TOOL_CALLS] [{CALL[:-1]}, "id": "abcdefghi"}}]', LOOK),
         (CALL.replace("arguments", "parameters"), LOOK),
@@ -90,6 +93,12 @@ def test_native(text: str, action: ParsedAction) -> None:
         ("", "got none"),
         ("SELECT 1", "got none"),
         ("<tool_call></tool_call>", "got none"),
+        (f"<tool_call>{CALL}", "got a <tool_call> without its </tool_call>"),
+        (f"<tool_call>{CALL}\n{CALL}</tool_call>", "got more than one JSON object between .*"),
+        (f"<tool_call>{CALL} Done.</tool_call>", "got more than one JSON object between .*"),
+        (f"<tool_call>Here: {CALL}</tool_call>", "got JSON that cannot be read: .*"),
+        (f"<tool_call>[{CALL}]</tool_call>", "got list"),
+        ("<tool_call>\n<function=run_sql></function>\n</tool_call>", "got JSON that cannot be read: .*"),
         (f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "got 2 calls"),
         (f"[TOOL_CALLS][{CALL}, {CALL}]", "got 2 calls"),
         ("[TOOL_CALLS][]", "got 0 calls"),
@@ -107,6 +116,7 @@ def test_native(text: str, action: ParsedAction) -> None:
         ('{"name": "run_sql"}', "got the arguments null"),
         ('{"name": "run_sql", "arguments": {"query": "x"}}', r'got the arguments \{"query": "x"\}'),
         ('{"name": "run_sql", "arguments": {"sql": 3}}', r'got the arguments \{"sql": 3\}'),
+        (CALL.replace("}}", ', "limit": 3}}'), r'got the arguments \{"sql": "SELECT 1", "limit": 3\}'),
         ('{"name": "run_sql", "arguments": {"sql": " "}}', r'got the arguments \{"sql": " "\}'),
         ('{"name": "run_sql", "arguments": "SELECT 1"}', 'got the arguments "SELECT 1"'),
     ],
@@ -145,3 +155,51 @@ def test_tools_are_what_the_parser_reads() -> None:
         call = {"name": tool["function"]["name"], "arguments": {"sql": "SELECT 1"}}
         assert parse_native(json.dumps(call)).kind == tool["function"]["name"]
         assert tool["function"]["parameters"]["required"] == list(call["arguments"])
+
+
+def tool(name: str, **schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"} | schema}}
+
+
+OTHER_TOOLS = [
+    tool("weather", properties={"city": {}, "day": {}}, required=["city"]),
+    tool("note", properties={"text": {}}, additionalProperties=True),
+    tool("free"),
+    tool("run_sql", properties={"sql": {}}),
+    TOOLS[-1],
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "action"),
+    [
+        ("weather", {"city": "Porto"}, ParsedCall("weather", {"city": "Porto"})),
+        ("weather", {"city": 3, "day": None}, ParsedCall("weather", {"city": 3, "day": None})),
+        ("note", {"any": 1}, ParsedCall("note", {"any": 1})),
+        ("free", {}, ParsedCall("free", {})),
+        ("run_sql", {"sql": "SELECT 1"}, LOOK),
+        ("submit_sql", {"sql": "SELECT 1"}, ANSWER),
+    ],
+)
+def test_calls_of_other_tools(name: str, arguments: object, action: object) -> None:
+    assert parse_call(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS) == action
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("weather", {}, r"expected weather with its arguments \(city, day\), got the arguments \{\}"),
+        (
+            "weather",
+            {"city": "", "hour": 1},
+            r"expected weather with its arguments \(city, day\), got .*hour.*",
+        ),
+        ("weather", "Porto", 'expected weather with .*, got the arguments "Porto"'),
+        ("free", None, r"expected free with its arguments \(none\), got the arguments null"),
+        ("run_sql", {}, r'expected one tool call .*"weather" or .*, got the arguments \{\}'),
+        ("drop", {}, r'expected one tool call \{"name": "weather" or "note" .*\.\.\}\}, got the tool .drop.'),
+    ],
+)
+def test_malformed_calls_of_other_tools(name: str, arguments: object, message: str) -> None:
+    with pytest.raises(MalformedTurn, match=rf"^{message}$"):
+        parse_call(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS)

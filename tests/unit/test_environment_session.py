@@ -1,11 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.scripted_policy import ask, shop_environment
 from text2sql_grpo.environment.episode import Message
-from text2sql_grpo.environment.protocols import Protocol
+from text2sql_grpo.environment.protocols import TOOLS, Protocol
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.errors import DataError
 
@@ -198,3 +199,43 @@ def test_sessions_of_one_environment_do_not_share_their_record(tmp_path: Path) -
 
     assert len(second.episode.messages) == 2
     assert second.episode.actions == []
+
+
+class Parrot:
+    """Answers every call with its arguments, until it dies."""
+
+    tools = TOOLS
+
+    def __init__(self, *, calls: int) -> None:
+        self._left = calls
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
+        self._left -= 1
+        return f"{name} {arguments}" if self._left >= 0 else None
+
+
+@pytest.mark.parametrize("protocol", ["tags", "native"])
+def test_another_server_runs_the_queries_and_its_death_masks_the_episode(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    settings = EnvironmentSettings(protocol=protocol, max_turns=4)
+    environment = shop_environment(tmp_path, settings)
+    session = SQLSession(
+        ask("How many?"),
+        database=environment.databases.path("shop"),
+        schema_text="",
+        executor=environment.executor,
+        settings=settings,
+        tool_server=Parrot(calls=1),
+    )
+    session.start()
+
+    reply, end = session.step(say(protocol, "run_sql", LOOK)), session.step(say(protocol, "run_sql", LOOK))
+
+    episode = session.episode
+    assert reply is not None and reply["content"] == f"run_sql {dict(sql=LOOK)}"
+    assert end is None
+    assert [(action.kind, action.sql, action.outcome) for action in episode.actions] == [
+        ("run_sql", LOOK, None)
+    ] * 2
+    assert (episode.stop_reason, episode.is_masked, episode.final_sql) == ("error", True, None)

@@ -8,7 +8,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 Message = dict[str, str]
 StopReason = Literal["submitted", "max_turns", "budget", "context", "error"]
-ActionKind = Literal["run_sql", "submit_sql", "malformed"]
+ActionKind = Literal["run_sql", "submit_sql", "call_tool", "malformed"]
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class Action:
     """What the model did in one turn.
 
     Attributes:
-        kind: `malformed` if the protocol could not read the turn; then `sql` is empty.
+        kind: `call_tool` for another tool of an MCP server, `malformed` if the protocol could not read the
+            turn; then `sql` is empty.
         sql: The query as the model wrote it.
-        outcome: Of `run_sql`, what the executor returned; None otherwise.
+        outcome: Of `run_sql`, what the executor returned; None otherwise, and where an MCP server ran it.
         error: For `malformed`, what the model was told.
     """
 

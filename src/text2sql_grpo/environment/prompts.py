@@ -1,6 +1,9 @@
 """The words around a question. An edit here is an experiment: it changes what the model reads."""
 
-from text2sql_grpo.environment.protocols import Protocol
+from collections.abc import Sequence
+from typing import Any
+
+from text2sql_grpo.environment.protocols import TOOLS, Protocol
 
 _TASK = (
     "You answer a question about a SQLite database with one SQL query. "
@@ -18,9 +21,17 @@ _HOW = {
 }
 
 
-def system_text(protocol: Protocol, max_turns: int) -> str:
-    """The instructions for a model that was not trained on this very format."""
-    return f"{_TASK}\n{_HOW[protocol]}\nYou have {max_turns} turns."
+def system_text(protocol: Protocol, max_turns: int, *, tools: Sequence[dict[str, Any]] = TOOLS) -> str:
+    """The instructions for a model that was not trained on this very format.
+
+    Args:
+        tools: JSON schemas of what the model may call, in the native protocol.
+    """
+    how = _HOW[protocol]
+    if protocol == "native" and list(tools) != TOOLS:
+        names = [tool["function"]["name"] for tool in tools if tool["function"]["name"] != "submit_sql"]
+        how = f"Each turn is one tool call: {', '.join(names)}, or submit_sql to submit the final query."
+    return f"{_TASK}\n{how}\nYou have {max_turns} turns."
 
 
 def user_text(question: str, schema_text: str) -> str:

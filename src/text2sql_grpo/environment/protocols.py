@@ -6,6 +6,7 @@ the texts of the errors here are prompt text: they tell the model what to write 
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,14 +84,22 @@ def parse_tags(text: str) -> ParsedAction:
 
 
 _CALL_START = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call\|>")
-_CALL_EXPECTED = 'expected one tool call {"name": "run_sql" or "submit_sql", "arguments": {"sql": "query"}}'
+_MAX_NAMES_CHARS = 200
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """One turn's call of a tool that is neither `run_sql` nor `submit_sql` with a query alone."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 def parse_native(text: str) -> ParsedAction:
     """The single tool call of a turn, in the JSON forms that chat templates use.
 
-    Read: `<tool_call>{..}</tool_call>` (Qwen, Hermes), `[TOOL_CALLS][{..}]` (Mistral), a bare
-    `{"name": .., "parameters": ..}` (Llama 3).
+    Read: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
+    `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3).
 
     Raises:
         MalformedTurn: No call, several calls, unknown tool or wrong arguments.
@@ -98,31 +107,85 @@ def parse_native(text: str) -> ParsedAction:
     >>> parse_native('<tool_call>{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}</tool_call>')
     ParsedAction(kind='run_sql', sql='SELECT 1')
     """
-    spoken = _after_thinking(text)
-    starts = [match.end() for match in _CALL_START.finditer(spoken)]
+    action = parse_call(text, TOOLS)
+    assert isinstance(action, ParsedAction)
+    return action
+
+
+def parse_call(text: str, tools: Sequence[dict[str, Any]]) -> ParsedAction | ParsedCall:
+    """`parse_native` for any tools: a call with the arguments that its tool requires, and no unknown ones.
+
+    Args:
+        tools: JSON schemas of the tools that may be called.
+
+    Raises:
+        MalformedTurn: As `parse_native`.
+    """
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    expected = _call_expected(schemas)
+    call = _read_call(_after_thinking(text), expected)
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+    if not isinstance(name, str) or name not in schemas:
+        raise MalformedTurn(f"{expected}, got the tool {repr(name)[:200]}")
+    if not isinstance(arguments, dict) or not _has_right_names(arguments, schemas[name]):
+        if not _takes_sql(schemas[name]):
+            known = ", ".join(schemas[name].get("properties", {}))[:_MAX_NAMES_CHARS] or "none"
+            expected = f"expected {name} with its arguments ({known})"
+        raise MalformedTurn(f"{expected}, got the arguments {json.dumps(arguments)[:200]}")
+    if name not in ("run_sql", "submit_sql") or not _takes_sql(schemas[name]):
+        return ParsedCall(name, arguments)
+    sql = arguments.get("sql")
+    if not isinstance(sql, str) or not sql.strip():
+        raise MalformedTurn(f"{expected}, got the arguments {json.dumps(arguments)[:200]}")
+    return ParsedAction("run_sql" if name == "run_sql" else "submit_sql", sql.strip())
+
+
+def _takes_sql(schema: dict[str, Any]) -> bool:
+    """Whether a query is all that a tool takes."""
+    return list(schema.get("properties", {})) == ["sql"]
+
+
+def _has_right_names(arguments: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Whether all that is required is there, and nothing unknown; whether values fit is the tool's to say."""
+    is_free = "properties" not in schema or bool(schema.get("additionalProperties"))
+    return set(schema.get("required", [])) <= set(arguments) and (
+        is_free or set(arguments) <= set(schema["properties"])
+    )
+
+
+def _call_expected(schemas: dict[str, dict[str, Any]]) -> str:
+    names = " or ".join(json.dumps(name) for name in schemas)[:_MAX_NAMES_CHARS]
+    arguments = '{"sql": "query"}' if all(map(_takes_sql, schemas.values())) else "{..}"
+    return f'expected one tool call {{"name": {names}, "arguments": {arguments}}}'
+
+
+def _read_call(spoken: str, expected: str) -> dict[str, Any]:
+    """The JSON object of the only call."""
+    starts = list(_CALL_START.finditer(spoken))
     if len(starts) > 1:
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got {len(starts)} calls")
-    body = spoken[starts[0] :] if starts else spoken
-    opening = re.search(r"[\[{]", body)
+        raise MalformedTurn(f"{expected}, got {len(starts)} calls")
+    body = spoken[starts[0].end() :] if starts else spoken
+    is_tagged = bool(starts) and starts[0].group() == "<tool_call>"
+    if is_tagged:
+        body, closing, _ = body.partition("</tool_call>")
+        if not closing:
+            raise MalformedTurn(f"{expected}, got a <tool_call> without its </tool_call>")
+    opening = re.search(r"\S" if is_tagged else r"[\[{]", body)
     if opening is None:
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got none")
+        raise MalformedTurn(f"{expected}, got none")
     try:
-        call, _ = json.JSONDecoder(strict=False).raw_decode(body, opening.start())
+        call, end = json.JSONDecoder(strict=False).raw_decode(body, opening.start())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got JSON that cannot be read: {error}") from error
-    if isinstance(call, list):
+        raise MalformedTurn(f"{expected}, got JSON that cannot be read: {error}") from error
+    if is_tagged and body[end:].strip():
+        raise MalformedTurn(f"{expected}, got more than one JSON object between <tool_call> and </tool_call>")
+    if isinstance(call, list) and not is_tagged:
         if len(call) != 1:
-            raise MalformedTurn(f"{_CALL_EXPECTED}, got {len(call)} calls")
+            raise MalformedTurn(f"{expected}, got {len(call)} calls")
         call = call[0]
     if not isinstance(call, dict):
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got {type(call).__name__}")
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
-    if name not in ("run_sql", "submit_sql"):
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got the tool {repr(name)[:200]}")
-    sql = arguments.get("sql") if isinstance(arguments, dict) else None
-    if not isinstance(sql, str) or not sql.strip():
-        raise MalformedTurn(f"{_CALL_EXPECTED}, got the arguments {json.dumps(arguments)[:200]}")
-    return ParsedAction(name, sql.strip())
+        raise MalformedTurn(f"{expected}, got {type(call).__name__}")
+    return call
 
 
 def parse_action(text: str, protocol: Protocol) -> ParsedAction:

@@ -3,13 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+from typing import Protocol as Interface
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, Message
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.prompts import system_text, user_text
-from text2sql_grpo.environment.protocols import MalformedTurn, Protocol, parse_action
+from text2sql_grpo.environment.protocols import (
+    TOOLS,
+    MalformedTurn,
+    ParsedAction,
+    ParsedCall,
+    Protocol,
+    parse_action,
+    parse_call,
+)
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
 
@@ -42,8 +52,25 @@ class EnvironmentSettings:
     limits: Limits = field(default_factory=Limits)
 
 
+class ToolServer(Interface):
+    """Whoever answers the model's calls in the executor's place.
+
+    Attributes:
+        tools: JSON schemas of all that the model may call, `submit_sql` too, which is the session's own.
+    """
+
+    tools: list[dict[str, Any]]
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """The text that the model is shown, errors included; None if the server died with the call."""
+
+
 class SQLSession:
-    """One question, asked once. Drive it with `start`, then `step` until it returns None."""
+    """One question, asked once. Drive it with `start`, then `step` until it returns None.
+
+    Args:
+        tool_server: Answers every call but the submission; None to run queries by the executor.
+    """
 
     def __init__(
         self,
@@ -53,8 +80,10 @@ class SQLSession:
         schema_text: str,
         executor: SQLExecutor,
         settings: EnvironmentSettings,
+        tool_server: ToolServer | None = None,
     ) -> None:
         self.episode = Episode(example, max_turns=settings.max_turns)
+        self._tool_server = tool_server
         self._database = database
         self._schema_text = schema_text
         self._executor = executor
@@ -65,7 +94,9 @@ class SQLSession:
         settings = self._settings
         messages: list[Message] = []
         if settings.instructions:
-            messages.append({"role": "system", "content": system_text(settings.protocol, settings.max_turns)})
+            tools = self._tool_server.tools if self._tool_server else TOOLS
+            system = system_text(settings.protocol, settings.max_turns, tools=tools)
+            messages.append({"role": "system", "content": system})
         question = user_text(self.episode.example.question, self._schema_text)
         messages.append({"role": "user", "content": question})
         self.episode.messages = list(messages)
@@ -80,18 +111,39 @@ class SQLSession:
         episode, settings = self.episode, self._settings
         episode.messages.append({"role": "assistant", "content": assistant_text})
         try:
-            parsed = parse_action(assistant_text, settings.protocol)
+            parsed = self._parse(assistant_text)
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
             return self._reply(f"Error: {malformed}")
+        if isinstance(parsed, ParsedCall):
+            episode.actions.append(Action("call_tool"))
+            return self._ask_server(parsed.name, parsed.arguments)
         if parsed.kind == "submit_sql":
             episode.actions.append(Action("submit_sql", parsed.sql))
             episode.final_sql = parsed.sql
             episode.stop_reason = "submitted"
             return None
+        if self._tool_server is not None:
+            episode.actions.append(Action("run_sql", parsed.sql))
+            return self._ask_server("run_sql", {"sql": parsed.sql})
         outcome = self._executor.execute(self._database, parsed.sql, limits=settings.limits)
         episode.actions.append(Action("run_sql", parsed.sql, outcome))
         return self._reply(observation_text(outcome, settings.observation))
+
+    def _parse(self, assistant_text: str) -> ParsedAction | ParsedCall:
+        if self._settings.protocol == "native" and self._tool_server is not None:
+            return parse_call(assistant_text, self._tool_server.tools)
+        return parse_action(assistant_text, self._settings.protocol)
+
+    def _ask_server(self, name: str, arguments: dict[str, Any]) -> Message | None:
+        """The server's answer; the episode of a server that died ends and is masked."""
+        assert self._tool_server is not None
+        text = self._tool_server.call(name, arguments)
+        if text is None:
+            self.episode.stop_reason = "error"
+            self.episode.is_masked = True
+            return None
+        return self._reply(text)
 
     def _reply(self, text: str) -> Message | None:
         turns_left = self._settings.max_turns - len(self.episode.actions)
@@ -109,6 +161,9 @@ class SQLSession:
 class SQLEnvironment:
     """Makes sessions for questions over a folder of databases; schemas are read once.
 
+    Attributes:
+        tools: JSON schemas of what the model may call, for the native protocol.
+
     Args:
         count_tokens: Of the model's tokenizer, for `max_schema_tokens`; else a quarter of the characters.
     """
@@ -124,6 +179,7 @@ class SQLEnvironment:
         self.databases = databases
         self.executor = executor
         self.settings = settings
+        self.tools = TOOLS
         self._count_tokens = count_tokens
         self._schema_texts: dict[str, str] = {}
 

@@ -10,7 +10,6 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
-from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import Grader
@@ -51,7 +50,7 @@ class Workbench:
         eos = model.generation_config.eos_token_id
         return ChatFormat(
             tokenizer,
-            tools=TOOLS if self.config.environment.protocol == "native" else None,
+            tools=self.environment.tools if self.config.environment.protocol == "native" else None,
             eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
         )
 
@@ -66,6 +65,7 @@ def open_workbench(config: Config) -> Workbench:
 
     Raises:
         DataError: A folder, file, question or gold query is wrong.
+        ConfigError: `environment.mcp` names no server that can be used.
     """
     databases = Databases(config.data.databases)
     executor = SQLExecutor(config.environment.limits)
@@ -74,10 +74,19 @@ def open_workbench(config: Config) -> Workbench:
         config=config,
         databases=databases,
         executor=executor,
-        environment=SQLEnvironment(databases, executor, config.environment),
+        environment=_open_environment(config, databases, executor),
         grader=open_grader(executor, neighbours=config.grading.neighbours),
         test=test,
     )
+
+
+def _open_environment(config: Config, databases: Databases, executor: SQLExecutor) -> SQLEnvironment:
+    settings = config.environment.settings()
+    if config.environment.mcp is None:
+        return SQLEnvironment(databases, executor, settings)
+    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+    return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)
 
 
 def quarantined(config: Config) -> frozenset[str]:

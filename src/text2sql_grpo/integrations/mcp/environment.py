@@ -1,0 +1,167 @@
+"""Training against MCP servers: what a server offers is what the model may do, beside submitting."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+from mcp import MCPError
+from mcp.types import CallToolResult, TextContent, Tool
+
+from text2sql_grpo.config import MCPConfig
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.environment.protocols import TOOLS, Protocol
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, Server, ServerDied
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.schema import estimated_tokens
+
+_SUBMIT = TOOLS[-1]
+_NOTE_CHARS = 200  # of a note below the rows, which a server adds to what it cut itself
+
+
+class MCPEnvironment(SQLEnvironment):
+    """Makes sessions whose calls are answered by MCP servers. Golds and submissions run in this process.
+
+    Sessions share connections, so a tool must not rely on what an earlier call left behind.
+
+    Args:
+        server: What answers; connected to at once, to learn its tools.
+
+    Raises:
+        ConfigError: The server offers nothing that the protocol can call.
+        RunError: It cannot be reached.
+    """
+
+    def __init__(
+        self,
+        databases: Databases,
+        executor: SQLExecutor,
+        settings: EnvironmentSettings,
+        *,
+        server: MCPConfig,
+        count_tokens: Callable[[str], int] = estimated_tokens,
+    ) -> None:
+        super().__init__(databases, executor, settings, count_tokens=count_tokens)
+        self._config = server
+        self._token = _token(server.token_variable)
+        self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
+        some_database = next(iter(databases.names()), "")
+        offered = self._pool.list_tools(self._server(some_database))
+        self.tools = [*_schemas(offered, settings.protocol), _SUBMIT]
+
+    def session(self, example: Example) -> SQLSession:
+        """A fresh session for one question."""
+        return SQLSession(
+            example,
+            database=self.databases.path(example.database),
+            schema_text=self.schema_text(example.database),
+            executor=self.executor,
+            settings=self.settings,
+            tool_server=_Answers(self, self._server(example.database)),
+        )
+
+    def call(self, server: Server, name: str, arguments: dict[str, Any]) -> str | None:
+        """See `ToolServer.call`."""
+        try:
+            json.dumps(arguments, allow_nan=False)
+            pydantic_core.to_json(arguments)
+        except ValueError as error:
+            return f"Error: the call cannot be sent: {error}"[: self.settings.observation.max_chars]
+        try:
+            result = self._pool.call(server, name, arguments)
+        except ServerDied:
+            return None
+        except CallTimedOut:
+            return f"Error: stopped: no answer within {self._config.timeout_s:g} s"
+        except MCPError as error:
+            return _cut(f"Error: {error.message}", self.settings.observation)
+        return _cut(_text(result), self.settings.observation)
+
+    def close(self) -> None:
+        """Ends the connections, and the servers that were started for them."""
+        self._pool.close()
+
+    def _server(self, database: str) -> Server:
+        def filled(text: str) -> str:
+            path: Path | str = self.databases.path(database) if "{database}" in text else ""
+            return text.replace("{database}", str(path)).replace("{name}", database)
+
+        config = self._config
+        return Server(
+            command=tuple(filled(word) for word in shlex.split(config.command or "")),
+            url=filled(config.url or ""),
+            token=self._token,
+            environment=((config.token_variable, self._token),) if config.token_variable else (),
+        )
+
+
+class _Answers:
+    """One server, as a session sees it."""
+
+    def __init__(self, environment: MCPEnvironment, server: Server) -> None:
+        self.tools = environment.tools
+        self._environment = environment
+        self._server = server
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
+        return self._environment.call(self._server, name, arguments)
+
+
+def _token(variable: str | None) -> str:
+    token = os.environ.get(variable, "") if variable else ""
+    if variable and not token:
+        raise ConfigError(
+            f"expected a token in the environment variable {variable}, got none "
+            "(environment.mcp.token_variable)"
+        )
+    return token
+
+
+def _schemas(offered: list[Tool], protocol: Protocol) -> list[dict[str, Any]]:
+    """The tools as chat templates take them."""
+    by_name = {tool.name: tool for tool in offered}
+    names = ", ".join(by_name) or "none"
+    if "submit_sql" in by_name:
+        raise ConfigError("expected an MCP server without a tool submit_sql, which is our own, got one")
+    if protocol == "tags" and not ("run_sql" in by_name and _takes_a_query(by_name["run_sql"])):
+        raise ConfigError(
+            f"expected an MCP server with a tool run_sql(sql), which the tags protocol calls, got the tools "
+            f"{names}: set environment.protocol: native to offer them all"
+        )
+    if not by_name:
+        raise ConfigError("expected an MCP server with tools, got none")
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            },
+        }
+        for tool in offered
+    ]
+
+
+def _takes_a_query(tool: Tool) -> bool:
+    schema = tool.input_schema
+    return "sql" in schema.get("properties", {}) and set(schema.get("required", [])) <= {"sql"}
+
+
+def _text(result: CallToolResult) -> str:
+    parts = [part.text if isinstance(part, TextContent) else f"<{part.type}>" for part in result.content]
+    text = "\n".join(parts) or "(no output)"
+    return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
+
+
+def _cut(text: str, limits: ObservationLimits) -> str:
+    if len(text) <= limits.max_chars + _NOTE_CHARS:
+        return text
+    return f"{text[: limits.max_chars]}…\n({limits.max_chars} of {len(text)} characters shown)"

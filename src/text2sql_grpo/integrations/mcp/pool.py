@@ -1,0 +1,343 @@
+"""Connections to MCP servers, shared by all sessions of a process.
+
+A thread with an event loop owns them. A connection is opened when it is first needed, used by many calls at
+the same time, and opened anew after its server died. Only what cannot have reached a tool is tried again:
+opening, and HTTP requests that found nobody or were turned away. A call that was under way may have done
+anything, killed its server for one, so it is not repeated.
+"""
+
+import asyncio
+import logging
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO, TypeVar
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
+
+from text2sql_grpo.errors import RunError
+
+OPEN_TIMEOUT_S = 60.0
+BACK_OFF_S = (0.2, 1.0, 3.0)
+_ALIVE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
+_LAST_WORDS_CHARS = 500
+_TURNED_AWAY = (429, 503)
+_NOT_LET_IN = (401, 403)
+_PROTOCOL_CODES = range(-32768, -31999)  # JSON-RPC keeps these for itself; others are the tool's
+_FAILURES = (
+    *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
+    *(anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream),
+)
+# HTTP requests were repeated already.
+_NOT_WORTH_ANOTHER_TRY = (FileNotFoundError, PermissionError, httpx2.ConnectError, httpx2.HTTPStatusError)
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+
+class ServerDied(Exception):
+    """A server was lost with the call that it had; what the call did is not known."""
+
+
+class CallTimedOut(Exception):
+    """A call took too long, and its server is well."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What to connect to: the words of a command, or a URL.
+
+    Attributes:
+        token: Sent to the URL; empty for none.
+        environment: Variables of the command's own, by name.
+    """
+
+    command: tuple[str, ...] = ()
+    url: str = ""
+    token: str = field(default="", repr=False)
+    environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return self.url or " ".join(self.command)
+
+
+class ConnectionPool:
+    """Calls tools from any thread. Nothing is opened before the first call.
+
+    Args:
+        connections: Open at the same time, at most, over all servers.
+        timeout_s: Until a call is given up.
+    """
+
+    def __init__(self, *, connections: int, timeout_s: float) -> None:
+        self._connections = _Connections(connections, timeout_s)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def list_tools(self, server: Server) -> list[Tool]:
+        """What a server offers.
+
+        Raises:
+            RunError: It cannot be reached, or died.
+        """
+        try:
+            return self._run(self._connections.list_tools(server))
+        except (ServerDied, CallTimedOut, MCPError) as error:
+            raise RunError(f"expected the tools of an MCP server, got: {error} ({server})") from error
+
+    def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        """What a tool answers, errors of its own included.
+
+        Raises:
+            ServerDied: With this call or before it; the next call opens a new connection.
+            CallTimedOut: The server answers others.
+            MCPError: The server says what is wrong with the call.
+            RunError: No connection could be opened, whatever was tried.
+        """
+        return self._run(self._connections.call(server, name, arguments))
+
+    def close(self) -> None:
+        """Ends the servers that it started; a later call raises."""
+        if self._loop is not None:
+            self._finalizer()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
+                thread.start()
+                self._finalizer = weakref.finalize(self, _shut_down, self._connections, self._loop, thread)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _shut_down(
+    connections: "_Connections", loop: asyncio.AbstractEventLoop, thread: threading.Thread
+) -> None:
+    asyncio.run_coroutine_threadsafe(connections.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One open client.
+
+    Attributes:
+        calls: That it is answering now.
+    """
+
+    server: Server
+    client: Client
+    calls: int = 0
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Connections:
+    """The pool, as its event loop sees it."""
+
+    def __init__(self, most: int, timeout_s: float) -> None:
+        self._most = most
+        self._timeout_s = timeout_s
+        self._open: list[_Connection] = []  # the last used last
+        self._opening: Counter[Server] = Counter()
+        self._unreachable: dict[Server, RunError] = {}
+        self._owners: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+
+    async def list_tools(self, server: Server) -> list[Tool]:
+        async with self._taken(server) as connection:
+            tools, cursor = [], None
+            while True:
+                page = await connection.client.list_tools(cursor=cursor)
+                tools += page.tools
+                cursor = page.next_cursor
+                if not cursor:
+                    return tools
+
+    async def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        async with self._taken(server) as connection:
+            return await connection.client.call_tool(name, arguments, read_timeout_seconds=self._timeout_s)
+
+    async def close(self) -> None:
+        for connection in self._open:
+            connection.closing.set()
+        if self._owners:
+            await asyncio.wait(self._owners, timeout=_CLOSE_TIMEOUT_S)
+
+    @asynccontextmanager
+    async def _taken(self, server: Server) -> AsyncIterator[_Connection]:
+        """A connection for one call, dropped if it fails for a reason that is not the call's own."""
+        connection = await self._take(server)
+        try:
+            yield connection
+        except MCPError as error:
+            if error.code == REQUEST_TIMEOUT and await self._is_alive(connection):
+                raise CallTimedOut(str(error)) from error
+            if error.code == INVALID_PARAMS or error.code not in _PROTOCOL_CODES:
+                raise
+            self._drop(connection, error)
+            raise ServerDied(str(error)) from error
+        except _FAILURES as error:
+            self._drop(connection, error)
+            raise ServerDied(str(error)) from error
+        finally:
+            connection.calls -= 1
+            await self._tell_waiting()
+
+    async def _take(self, server: Server) -> _Connection:
+        """An idle connection, a new one, or the least busy one, in this order."""
+        async with self._changed:
+            while True:
+                if server in self._unreachable:
+                    raise self._unreachable[server]
+                ours = [connection for connection in self._open if connection.server == server]
+                n_open = len(self._open) + self._opening.total()
+                if any(connection.calls == 0 for connection in ours) or (ours and n_open >= self._most):
+                    chosen = min(ours, key=lambda connection: connection.calls)
+                    self._open.remove(chosen)
+                    self._open.append(chosen)
+                    chosen.calls += 1
+                    return chosen
+                if n_open < self._most:
+                    break
+                idle = [connection for connection in self._open if connection.calls == 0]
+                if idle and not self._opening[server]:
+                    self._end(idle[0])
+                else:
+                    await self._changed.wait()
+            self._opening[server] += 1
+        try:
+            chosen = await self._open_patiently(server)
+            chosen.calls += 1
+            self._open.append(chosen)
+            return chosen
+        except RunError as error:
+            self._unreachable[server] = error
+            raise
+        finally:
+            self._opening[server] -= 1
+            await self._tell_waiting()
+
+    async def _tell_waiting(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _open_patiently(self, server: Server) -> _Connection:
+        for pause_s in (*BACK_OFF_S, None):
+            try:
+                return await self._open_once(server)
+            except _FAILURES as error:
+                cause = _first(error)
+                is_slow = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT
+                is_final = is_slow or isinstance(cause, _NOT_WORTH_ANOTHER_TRY)
+                if pause_s is None or is_final:
+                    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
+                    raise RunError(
+                        f"expected an MCP server, got: {type(cause).__name__}: {cause}{notes} ({server})"
+                    ) from error
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _open_once(self, server: Server) -> _Connection:
+        ready: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        owner = asyncio.create_task(self._own(server, ready))
+        self._owners.add(owner)
+        owner.add_done_callback(self._owners.discard)
+        futures: list[asyncio.Future[Any]] = [owner, ready]
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            owner.result()  # raises
+        return ready.result()
+
+    async def _own(self, server: Server, ready: "asyncio.Future[_Connection]") -> None:
+        """Opens a connection, waits for its end and closes it: one task must do all of it."""
+        connection: _Connection | None = None
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as last_words:
+            try:
+                async with AsyncExitStack() as stack:
+                    transport = await _transport(server, stack, last_words)
+                    client = await stack.enter_async_context(
+                        Client(transport, read_timeout_seconds=OPEN_TIMEOUT_S)
+                    )
+                    connection = _Connection(server, client)
+                    ready.set_result(connection)
+                    await connection.closing.wait()
+            except _FAILURES as error:
+                if connection is None:
+                    last_words.seek(0)
+                    if said := last_words.read().strip():
+                        error.add_note(f"its last words: {said[-_LAST_WORDS_CHARS:]}")
+                    raise
+                self._drop(connection, error)
+
+    async def _is_alive(self, connection: _Connection) -> bool:
+        try:
+            async with asyncio.timeout(_ALIVE_TIMEOUT_S):
+                await connection.client.list_tools(cache_mode="bypass")
+        except (TimeoutError, *_FAILURES):
+            return False
+        return True
+
+    def _drop(self, connection: _Connection, error: BaseException) -> None:
+        if connection in self._open:  # the first of its calls to fail says so
+            _logger.warning("Lost an MCP server: %s (%s)", _first(error), connection.server)
+            self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        self._open.remove(connection)
+        connection.closing.set()
+
+
+async def _transport(server: Server, stack: AsyncExitStack, last_words: TextIO) -> Any:
+    if server.url:
+        client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
+            timeout=httpx2.Timeout(OPEN_TIMEOUT_S, read=None),  # each call has its own limit
+            transport=_Patient(),
+            follow_redirects=True,
+        )
+        await stack.enter_async_context(client)
+        return streamable_http_client(server.url, http_client=client)
+    program, *arguments = server.command
+    parameters = StdioServerParameters(command=program, args=arguments, env=dict(server.environment))
+    return stdio_client(parameters, errlog=last_words)
+
+
+class _Patient(httpx2.AsyncHTTPTransport):
+    """Asks again, later, where nobody can have handled the request."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        for pause_s in (*BACK_OFF_S, None):
+            try:
+                response = await super().handle_async_request(request)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if pause_s is None:
+                    raise
+            else:
+                is_turned_away = response.status_code in _TURNED_AWAY
+                if response.status_code not in _NOT_LET_IN and not (is_turned_away and pause_s):
+                    return response
+                await response.aclose()
+                if not is_turned_away:
+                    status = f"{response.status_code} {response.reason_phrase}"
+                    raise httpx2.HTTPStatusError(status, request=request, response=response)
+            assert pause_s is not None
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong, out of the groups that task groups wrap it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,185 @@
+"""Our own MCP server, started as a user would start it, and training through it."""
+
+import asyncio
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
+
+from mcp import Client, StdioServerParameters, stdio_client
+
+from tests.scripted_policy import ScriptedPolicy
+from tests.tiny_model import write_tokenizer
+from tests.tiny_run import json_lines, write_config
+from text2sql_grpo.config import Config, MCPConfig, load_config
+from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.rewards import Results, RewardMix
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, Policy, run
+from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.policy import tiny_policy
+from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+
+CLI = "import sys; from text2sql_grpo.cli import main; sys.exit(main())"
+LOOK, ANSWER = "<sql>SELECT code FROM branch</sql>", "<answer>SELECT staff FROM branch</answer>"
+
+
+def server_words(repo_root: Path, audit_log: Path, database: str) -> list[str]:
+    """A server's command; it sees no variable of ours but this one."""
+    python = ["env", f"PYTHONPATH={repo_root / 'src'}", sys.executable, "-c", CLI]
+    return [*python, "mcp", "--db", database, "--audit_log", str(audit_log)]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    small = ["--grading.neighbours", "0", "--grpo.temperature", "0.7"]
+    more = ["--environment.max_turns", "3", "--data.test", "{}"]
+    return load_config(write_config(tmp_path_factory.mktemp("shop")), [*small, *more])
+
+
+@pytest.fixture(scope="module")
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "audit.jsonl"
+
+
+@pytest.fixture(scope="module")
+def bench(config: Config, audit_log: Path, repo_root: Path) -> Iterator[Workbench]:
+    """The config's workbench, with the server in the place of the executor."""
+    command = shlex.join(server_words(repo_root, audit_log, "{database}"))
+    mcp = MCPConfig(command=command, timeout_s=60, connections=1)
+    opened = open_workbench(
+        dataclasses.replace(config, environment=dataclasses.replace(config.environment, mcp=mcp))
+    )
+    assert isinstance(opened.environment, MCPEnvironment)
+    yield opened
+    opened.environment.close()
+
+
+def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
+    """The logged episodes of two steps, without what took how long."""
+    config, environment = bench.config, bench.config.environment
+    questions = bench.load(config.data.train)
+    policy = tiny_policy(config, questions, bench.environment)
+    arguments = training_arguments(
+        config.grpo,
+        output_dir=str(folder),
+        seed=config.run.seed,
+        max_turn_tokens=environment.max_turn_tokens,
+        max_completion_length=environment.max_episode_tokens,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    trainer = SQLGRPOTrainer(
+        policy.model,
+        arguments,
+        examples=questions,
+        environment=bench.environment,
+        rewards=RewardMix(config.rewards),
+        grader=bench.grader,
+        processing_class=policy.tokenizer,
+        run_log=RunLog(folder),
+    )
+    trainer.train()
+    episodes = json_lines(folder / "rollouts.jsonl")
+    for episode in episodes:
+        episode["actions"] = [(action["kind"], action["sql"]) for action in episode["actions"]]
+        del episode["flags"]  # one of them needs the rows that were seen, which only the server knows
+    return episodes
+
+
+def test_training_through_the_server_gives_the_episodes_of_training_in_process(
+    config: Config, bench: Workbench, audit_log: Path, tmp_path: Path
+) -> None:
+    here = train(open_workbench(config), tmp_path / "here")
+    there = train(bench, tmp_path / "there")
+
+    assert there == here
+    assert len(here) == 32
+    assert len({episode["reward"] for episode in here}) > 2
+    looks = [sql for episode in here for kind, sql in episode["actions"] if kind == "run_sql"]
+    logged = json_lines(audit_log)
+    assert sorted(line["sql"] for line in logged) == sorted(looks) != []
+    assert [line["session"].partition(":")[0] for line in logged] == ["stdio"] * len(looks)
+
+
+class Killing:
+    """A policy that kills a process before its second turn."""
+
+    def __init__(self, policy: Policy, pid: int) -> None:
+        self._policy, self._pid, self._turns = policy, pid, 0
+
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Any:
+        self._turns += 1
+        if self._turns == 2:
+            os.kill(self._pid, signal.SIGKILL)
+        return self._policy.generate(prompts, max_new_tokens=max_new_tokens)
+
+
+def test_a_server_killed_in_a_batch_masks_the_episode_that_noticed_and_is_started_anew(
+    bench: Workbench, audit_log: Path, tmp_path: Path
+) -> None:
+    chat = ChatFormat(write_tokenizer(tmp_path / "tokenizer"))
+    examples = bench.load(bench.config.data.train)[:3]
+    looking, also_looking, answering = (example.question for example in examples)
+    turns = {question: [LOOK, LOOK, ANSWER] for question in (looking, also_looking)}
+    sessions = [bench.environment.session(example) for example in examples]
+
+    def pid() -> int:
+        bench.environment.session(examples[0]).step(LOOK)
+        return int(json_lines(audit_log)[-1]["session"].removeprefix("stdio:"))
+
+    killed = pid()
+    policy = Killing(ScriptedPolicy(chat, {**turns, answering: [LOOK, ANSWER]}), killed)
+    dead, restarted, submitted = run(sessions, policy, chat, Budgets(200, 2_000, 4_000))
+
+    assert (dead.stop_reason, dead.is_masked, dead.final_sql) == ("error", True, None)
+    for episode in (restarted, submitted):
+        assert (episode.stop_reason, episode.is_masked) == ("submitted", False)
+    assert "LIS-02" in restarted.messages[-2]["content"]
+    database = bench.databases.path("shop")
+    verdict = bench.grader.grade(database, dead.example.gold_sql, dead.final_sql)
+    assert (
+        RewardMix(bench.config.rewards).score(dead, verdict, Results(bench.executor, database, dead)) is None
+    )
+    assert pid() != killed
+
+
+def test_the_command_line_serves_the_sdk_s_client(config: Config, tmp_path: Path, repo_root: Path) -> None:
+    database = tmp_path / "shop.sqlite"
+    database.write_bytes(open_workbench(config).databases.path("shop").read_bytes())
+    program, *words = server_words(repo_root, tmp_path / "audit.jsonl", str(database))
+
+    async def talk() -> list[tuple[bool, str]]:
+        async with Client(stdio_client(StdioServerParameters(command=program, args=words))) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == {
+                *("list_tables", "describe_table", "run_sql"),
+            }
+            results = [
+                await client.call_tool("list_tables"),
+                await client.call_tool("describe_table", {"table": "branch"}),
+                await client.call_tool("run_sql", {"sql": "SELECT city FROM branch ORDER BY code"}),
+                await client.call_tool("run_sql", {"sql": "DROP TABLE branch"}),
+            ]
+        return [(result.is_error, result.content[0].text) for result in results]  # type: ignore[union-attr]
+
+    tables, description, rows, drop = asyncio.run(talk())
+    assert tables == (False, "branch")
+    assert description == (
+        False,
+        "CREATE TABLE branch (\n  code TEXT PRIMARY KEY,\n  city TEXT,\n  staff INTEGER\n);",
+    )
+    assert rows == (False, "city\nNULL\nLisbon\nPorto")
+    assert drop[0] and drop[1].startswith("Error: not allowed: a change of the schema")
+    lines = json_lines(tmp_path / "audit.jsonl")
+    assert [(line["status"], line["rows"]) for line in lines] == [("ok", 3), ("denied", 0)]
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,166 @@
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
+
+from tests.scripted_policy import SHOP, ask
+from text2sql_grpo.config import MCPConfig
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.environment.episode import Message
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+from text2sql_grpo.sql import SQLExecutor
+
+NAMES = ["run_sql", "sleep", "fail", "refuse", "crash", "die", "pid", "submit_sql"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("databases")
+    (folder / "shop.sql").write_text(SHOP, "utf-8")
+    return folder
+
+
+def config(repo_root: Path, log: Path, **fields: Any) -> MCPConfig:
+    words = [sys.executable, str(repo_root / "tests" / "mcp_server.py"), str(log), "{name}", "{database}"]
+    return MCPConfig(command=shlex.join(words), connections=1, **fields)
+
+
+@pytest.fixture(scope="module")
+def environment(
+    folder: Path, repo_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MCPEnvironment]:
+    settings = EnvironmentSettings(
+        protocol="native", max_turns=4, observation=ObservationLimits(max_chars=100)
+    )
+    log = tmp_path_factory.mktemp("log") / "log"
+    made = MCPEnvironment(
+        Databases(folder), SQLExecutor(), settings, server=config(repo_root, log, timeout_s=1.0)
+    )
+    yield made
+    made.close()
+
+
+def call(name: str, arguments: Any) -> str:
+    said = json.dumps({"name": name, "arguments": arguments})
+    return f"<think>\nlook\n</think>\n\n<tool_call>\n{said}\n</tool_call>"
+
+
+def begin(environment: MCPEnvironment) -> SQLSession:
+    session = environment.session(ask("How many people work in Lisbon?"))
+    session.start()
+    return session
+
+
+def test_the_server_s_tools_and_submit_sql_are_the_actions(environment: MCPEnvironment) -> None:
+    assert [tool["function"]["name"] for tool in environment.tools] == NAMES
+    (system, _) = environment.session(ask("How many?")).start()
+    assert f"one tool call: {', '.join(NAMES[:-1])}, or submit_sql" in system["content"]
+
+
+def test_calls_are_answered_by_the_server_and_the_submission_by_us(environment: MCPEnvironment) -> None:
+    session = begin(environment)
+    replies = [
+        session.step(call("run_sql", {"sql": "SELECT 1"})),
+        session.step(call("fail", {})),
+        session.step(call("submit_sql", {"sql": "SELECT 2"})),
+    ]
+    assert replies == [
+        {"role": "tool", "content": "ran SELECT 1"},
+        {"role": "tool", "content": "Error: no such city"},
+        None,
+    ]
+    episode = session.episode
+    assert [(action.kind, action.sql) for action in episode.actions] == [
+        ("run_sql", "SELECT 1"),
+        ("call_tool", ""),
+        ("submit_sql", "SELECT 2"),
+    ]
+    assert (episode.final_sql, episode.stop_reason, episode.is_masked) == ("SELECT 2", "submitted", False)
+
+
+@pytest.mark.parametrize(
+    ("turn", "shown"),
+    [
+        (call("refuse", {}), "Error: not like this"),
+        (call("sleep", {"seconds": 9, "blocking": False}), "Error: stopped: no answer within 1 s"),
+        (call("run_sql", {"sql": "x" * 2_000}), "ran " + "x" * 96 + "…\n(100 of 2004 characters shown)"),
+        (call("run_sql", {"sql": "\ud800"}), "Error: the call cannot be sent: "),
+        (call("sleep", {"seconds": float("inf"), "blocking": False}), "Error: the call cannot be sent: "),
+        (call("drop", {}), 'Error: expected one tool call {"name": "run_sql" or "sleep" or '),
+        (
+            call("pid", {"of": 3}),
+            'Error: expected pid with its arguments (none), got the arguments {"of": 3}',
+        ),
+        (call("sleep", {"seconds": 3}), "Error: expected sleep with its arguments (seconds, blocking), got "),
+        (call("run_sql", {"sql": 3}), "Error: expected one tool call "),
+        (call("run_sql", "SELECT 1"), "Error: expected one tool call "),
+        (call("pid", {})[:-1], "Error: expected one tool call "),
+    ],
+)
+def test_what_goes_wrong_is_told_to_the_model(environment: MCPEnvironment, turn: str, shown: str) -> None:
+    session = begin(environment)
+    reply = session.step(turn)
+    assert reply is not None and reply["content"].startswith(shown)
+    assert not session.episode.is_masked
+
+
+def test_a_server_killed_among_sixty_four_sessions_masks_those_it_was_answering(
+    environment: MCPEnvironment,
+) -> None:
+    sessions = [begin(environment) for _ in range(64)]
+    turns = [call("sleep", {"seconds": 0.9, "blocking": False}) for _ in range(63)] + [call("die", {})]
+
+    def step(turn: tuple[SQLSession, str]) -> Message | None:
+        return turn[0].step(turn[1])
+
+    with ThreadPoolExecutor(64) as threads:
+        replies = list(threads.map(step, zip(sessions, turns, strict=True)))
+        again = [begin(environment) for _ in range(64)]
+        answers = list(threads.map(lambda session: session.step(call("run_sql", {"sql": "1"})), again))
+
+    lost = [session.episode for session in sessions if session.episode.stop_reason == "error"]
+    assert sessions[-1].episode in lost
+    assert len(lost) > 1
+    for session, reply in zip(sessions, replies, strict=True):
+        assert session.episode.is_masked == (reply is None) == (session.episode in lost)
+        assert session.episode.final_sql is None
+    assert [answer and answer["content"] for answer in answers] == ["ran 1"] * 64
+
+
+def test_tags_need_run_sql_and_offer_nothing_else(folder: Path, repo_root: Path, tmp_path: Path) -> None:
+    databases = Databases(folder)
+    made = MCPEnvironment(
+        databases, SQLExecutor(), EnvironmentSettings(), server=config(repo_root, tmp_path / "log")
+    )
+    session = begin(made)
+    reply = session.step("<sql>SELECT 1</sql>")
+    made.close()
+    assert reply == {"role": "user", "content": "ran SELECT 1"}
+
+
+def test_placeholders_and_tokens_reach_the_server(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    server = MCPConfig(
+        command=f"sh -c 'echo $KEY $0 $1 > {seen}; exit 1' {{name}} {{database}}", token_variable="KEY"
+    )
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.pool.BACK_OFF_S", ())
+    monkeypatch.setenv("KEY", "secret")
+    databases = Databases(folder)
+    with pytest.raises(Exception, match="expected an MCP server"):
+        MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)
+    assert seen.read_text().split() == ["secret", "shop", str(databases.path("shop"))]
+    monkeypatch.delenv("KEY")
+    with pytest.raises(ConfigError, match="environment variable KEY, got none"):
+        MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)

@@ -1,0 +1,269 @@
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
+
+import duckdb
+import httpx2
+import psycopg
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.postgres_server import PostgresServer
+from tests.scripted_policy import SHOP
+from tests.tiny_run import json_lines
+from text2sql_grpo.cli import main
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.integrations.mcp.audit_log import AuditLog
+from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
+from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
+
+Answers = list[tuple[bool, str]]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shop") / "shop.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(SHOP + 'CREATE VIEW "big cities" AS SELECT city FROM branch;')
+    return path
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[SQLExecutor]:
+    with SQLExecutor(Limits(timeout_s=0.3), workers=1) as executor:
+        yield executor
+
+
+@pytest.fixture
+def audit_log(tmp_path: Path) -> Iterator[AuditLog]:
+    log = AuditLog(tmp_path / "audit" / "log.jsonl")
+    yield log
+    log.close()
+
+
+async def ask(client: Client, *calls: tuple[str, dict[str, object]]) -> Answers:
+    results = [await client.call_tool(name, arguments) for name, arguments in calls]
+    return [(result.is_error, result.content[0].text) for result in results]  # type: ignore[union-attr]
+
+
+def answers(
+    database: Path | str, executor: SQLExecutor, audit_log: AuditLog, *calls: tuple[str, dict[str, object]]
+) -> Answers:
+    """What the server answers the SDK's client, without a transport between them."""
+    server = make_server(database, executor, audit_log, observation=ObservationLimits(max_rows=2))
+
+    async def talk() -> Answers:
+        async with Client(server) as client:
+            return await ask(client, *calls)
+
+    return asyncio.run(talk())
+
+
+def test_tables_are_listed_and_described(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    listed, upper, view, unknown = answers(
+        database,
+        executor,
+        audit_log,
+        ("list_tables", {}),
+        ("describe_table", {"table": "BRANCH"}),
+        ("describe_table", {"table": '"big cities"'}),
+        ("describe_table", {"table": "nope"}),
+    )
+    assert listed == (False, 'branch\n"big cities"')
+    assert upper[1].startswith("CREATE TABLE branch (\n  code TEXT PRIMARY KEY,")
+    assert view[1].startswith('-- VIEW "big cities" (')
+    assert unknown == (True, "Error: expected one of the names that list_tables shows, got 'nope'")
+    assert audit_log.path.read_text() == ""
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+def test_queries_run_under_the_limits_and_each_leaves_a_line(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    queries = ["SELECT code FROM branch", "DELETE FROM branch", "SELECT nope", ENDLESS]
+    told = answers(database, executor, audit_log, *(("run_sql", {"sql": sql}) for sql in queries))
+    rows, denied, wrong, endless = told
+    assert rows == (False, "code\nFAO-09\nLIS-02\n(2 of 3 rows shown)")
+    assert denied[0] and denied[1].startswith("Error: not allowed: DELETE")
+    assert wrong == (True, "Error: no such column: nope")
+    assert endless == (True, "Error: stopped: the query ran longer than 0.3 s")
+    lines = json_lines(audit_log.path)
+    assert [(line["sql"], line["status"], line["rows"]) for line in lines] == [
+        (queries[0], "ok", 3),
+        (queries[1], "denied", 0),
+        (queries[2], "error", 0),
+        (queries[3], "timeout", 0),
+    ]
+    assert lines[3]["elapsed_s"] > 0.2
+    assert all(line["time"].endswith("+00:00") and line["session"] for line in lines)
+    assert (audit_log.path.stat().st_mode & 0o777) == 0o600
+
+
+def test_duckdb(tmp_path: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    path = tmp_path / "shop.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE branch AS SELECT 'LIS-02' AS code")
+    told = answers(
+        f"duckdb:///{path}",
+        executor,
+        audit_log,
+        ("list_tables", {}),
+        ("run_sql", {"sql": "SELECT code FROM branch"}),
+    )
+    assert told == [(False, "branch"), (False, "code\nLIS-02")]
+
+
+def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE mcp_shop")
+    with psycopg.connect(postgres_server.admin_url("mcp_shop"), autocommit=True) as connection:
+        connection.execute(restricted_role_sql("mcp_reader", "secret", "mcp_shop"))
+    url = postgres_server.url("mcp_reader", "secret", "mcp_shop")
+    told = answers(url, executor, audit_log, ("run_sql", {"sql": "SELECT 1 AS n"}))
+    assert told == [(False, "n\n1")]
+
+
+def test_a_database_that_vanished_is_told_and_logged(
+    tmp_path: Path, database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    path = tmp_path / "gone.sqlite"
+    path.write_bytes(database.read_bytes())
+    server = make_server(path, executor, audit_log, observation=ObservationLimits())
+    path.unlink()
+
+    async def talk() -> Answers:
+        async with Client(server) as client:
+            return await ask(client, ("run_sql", {"sql": "SELECT 1"}))
+
+    ((is_error, text),) = asyncio.run(talk())
+    assert is_error and "gone.sqlite" in text
+    assert json_lines(audit_log.path)[0]["status"] == "failed"
+
+
+def test_a_query_that_cannot_be_logged_gets_no_answer(database: Path, executor: SQLExecutor) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    ((is_error, text),) = answers(
+        database, executor, AuditLog(full), ("run_sql", {"sql": "SELECT city FROM branch"})
+    )
+    assert is_error and "Lisbon" not in text and "No space left" in text
+
+
+def test_a_database_that_is_missing(tmp_path: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    with pytest.raises(DataError, match=r"none\.sqlite"):
+        make_server(tmp_path / "none.sqlite", executor, audit_log, observation=ObservationLimits())
+
+
+def serving(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog, talk: Callable[[str], Awaitable[None]]
+) -> None:
+    """Runs `talk` with the URL of a server that wants the token `open sesame`."""
+    token = "open sesame"
+    listener = listen("127.0.0.1", 0, token=token)
+    server = http_server(
+        make_server(database, executor, audit_log, observation=ObservationLimits(), token=token), "127.0.0.1"
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        asyncio.run(talk(url_of(listener)))  # type: ignore[arg-type]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_http_serves_the_sdk_s_client_that_has_the_token_and_nobody_else(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    call |= {"params": {"name": "run_sql", "arguments": {"sql": "SELECT 2"}}}
+    accept = {"Accept": "application/json, text/event-stream"}
+
+    async def talk(url: str) -> None:
+        headers = {"Authorization": "Bearer open sesame"}
+        async with (
+            httpx2.AsyncClient(headers=headers) as web,
+            Client(streamable_http_client(url, http_client=web)) as client,
+        ):
+            assert len((await client.list_tools()).tools) == 3
+            assert await ask(client, ("run_sql", {"sql": "SELECT 1 AS n"})) == [(False, "n\n1")]
+        async with httpx2.AsyncClient() as web:
+            for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "open sesame"}):
+                response = await web.post(url, json=call, headers=accept | wrong)
+                assert response.status_code == 401
+            foreign = headers | {"Host": "evil.example"}
+            assert (await web.post(url, json=call, headers=accept | foreign)).status_code == 421
+
+    serving(database, executor, audit_log, talk)
+    (line,) = json_lines(audit_log.path)
+    assert line["sql"] == "SELECT 1 AS n" and line["session"].startswith("http:127.0.0.1:")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1", "example.org", "::"])
+def test_other_machines_are_served_with_a_token_only(host: str) -> None:
+    with pytest.raises(ConfigError, match="expected a token for a server that other machines can reach"):
+        listen(host, 0, token=None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.9.9.9"])
+def test_this_machine_is_served_without(host: str) -> None:
+    with closing(listen(host, 0, token=None)) as listener:
+        assert url_of(listener).startswith("http://127.")
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"expected an address to listen on, got .*:{port}"):
+            listen(host, port, token=None)
+
+
+def test_all_addresses_with_a_token() -> None:
+    with closing(listen("0.0.0.0", 0, token="x")) as listener:
+        assert url_of(listener).startswith("http://0.0.0.0:")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--db", "none.sqlite"], "none.sqlite"),
+        (["--db", "mysql://x"], "got a URL with the scheme 'mysql'"),
+        (["--db", "{db}", "--transport", "http", "--host", "0.0.0.0"], "expected a token for a server"),
+        (["--db", "{db}", "--transport", "http", "--token", ""], "expected a token that is not empty"),
+        (["--db", "{db}", "--audit_log", "{db}/log"], "expected an audit log that can be written"),
+        (["--db", "{db}", "--environment.max_turns", "3"], "expected --config FILE with settings"),
+        (["--db", "{db}", "--config", "none.yaml"], "expected a readable config file"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    database: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["mcp", *(option.replace("{db}", str(database)) for option in options)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: expected ") and message in printed.err
+    assert printed.out == ""
+
+
+def test_audit_lines_hold_any_text_and_are_bounded(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "log.jsonl")
+    for sql in ("SELECT '\ud800\n\"'", "x" * 300_000):
+        log.write(session="s", sql=sql, status="error", rows=0, elapsed_s=0.5)
+    log.close()
+    first, second = (json.loads(line) for line in log.path.read_text().splitlines())
+    assert first["sql"] == "SELECT '\ud800\n\"'" and first["elapsed_s"] == 0.5
+    assert len(second["sql"]) == 100_000
