@@ -12,7 +12,6 @@ from trl import GRPOTrainer
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import Results, RewardMix, episode_flags
@@ -84,7 +83,7 @@ class SQLGRPOTrainer(GRPOTrainer):
         self._run_log = run_log
         self._chat = ChatFormat(
             processing_class,
-            tools=TOOLS if environment.settings.protocol == "native" else None,
+            tools=environment.tools if environment.settings.protocol == "native" else None,
             eos_token_ids=self.eos_token_ids,
         )
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
