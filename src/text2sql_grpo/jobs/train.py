@@ -88,13 +88,13 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
         RunError: Anything wrong with config, data, model or folder, said before work is lost.
     """
     config = replace(config, model=resolved(config.model, device_type()))
-    arguments = _arguments(config)
+    arguments = run_arguments(config)
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
-    _check_fills_a_batch(questions, arguments)
+    check_fills_a_batch(questions, arguments)
     run = _Run(bench, console)
     checkpoint = _checkpoint(config, resume)
-    _check_folder(run.folder)
+    check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
         soft_wrap=True,
@@ -176,7 +176,12 @@ def _tracking(arguments: SQLGRPOConfig) -> Iterator[None]:
             del os.environ[name]
 
 
-def _arguments(config: Config) -> SQLGRPOConfig:
+def run_arguments(config: Config) -> SQLGRPOConfig:
+    """The training arguments of a run.
+
+    Raises:
+        ConfigError: See `training_arguments`.
+    """
     environment = config.environment
     fields = {"report_to": "wandb", "run_name": config.run.output_dir.absolute().name, **config.grpo}
     return training_arguments(
@@ -191,7 +196,7 @@ def _arguments(config: Config) -> SQLGRPOConfig:
     )
 
 
-def _check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) -> None:
+def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) -> None:
     """TRL drops a batch that is not full, and with it a whole run on few questions."""
     needed = arguments.generation_batch_size // arguments.num_generations
     if len(questions) < needed:
@@ -240,7 +245,7 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / "trainer_state.json").is_file() and any(path.glob("*.safetensors"))
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """The run folder is tried before minutes of work; a folder that holds other things is left alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

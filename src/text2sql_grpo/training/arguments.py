@@ -62,6 +62,8 @@ class SQLGRPOConfig(GRPOConfig):
     logging_steps: float = 1
     save_total_limit: int | None = 2
     log_completions: bool = field(default=False)
+    # TRL's own, sequence_mask, can drop a long episode whole.
+    vllm_importance_sampling_mode: str = "token_truncate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +72,43 @@ class SQLGRPOConfig(GRPOConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        is_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        stage = self.deepspeed_plugin.zero_stage if self.deepspeed_plugin else 0
+        for reason in wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3):
+            raise ValueError(reason)
+
+
+def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
+    """Why these settings would train something else than they say, or never end; none if they are fine.
+
+    Args:
+        processes: That train, in all.
+        is_sharded: Whether each holds a part of the weights alone (FSDP, ZeRO-3).
+    """
+    reasons = []
+    if arguments.use_vllm and arguments.vllm_mode == "server" and processes > 1:
+        reasons.append(
+            f"vllm_mode server takes one training process, got {processes}: once they have different numbers "
+            "of episodes left, TRL hands one the completions of another; set vllm_mode: colocate, or train in one"
+        )
+    if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
+        reasons.append(
+            "use_transformers_continuous_batching needs bf16: false and fp16: false, since TRL casts the "
+            "trained weights themselves for it; the engine slots does not"
+        )
+    if is_sharded and processes > 1 and not arguments.use_vllm:
+        reasons.append(
+            "weights that are divided among processes (FSDP, ZeRO-3) need use_vllm: true, since generation "
+            "waits for all processes at each token, and their episodes have different numbers of turns"
+        )
+    if processes > 1 and arguments.use_vllm and arguments.vllm_tensor_parallel_size > 1:
+        reasons.append(
+            "vllm_tensor_parallel_size must be 1 where episodes have several turns, got "
+            f"{arguments.vllm_tensor_parallel_size}: its processes would wait for each other's last turns"
+        )
+    if arguments.sync_ref_model and arguments.beta == 0:
+        reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
+    return reasons
 
 
 def device_type() -> str:
