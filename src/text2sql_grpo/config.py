@@ -292,6 +292,44 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class AlertsConfig:
+    """When somebody is told that training goes wrong; the means are over the last `window` logged steps.
+
+    Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None is no limit.
+
+    Attributes:
+        webhook: Address that each alert is posted to as JSON (`text` is what Slack shows, `content` what
+            Discord does). `$NAME` stands for an environment variable; the config is kept in the run folder,
+            so a secret address belongs into one.
+        window: Logged steps.
+        min_reward: Below this mean reward.
+        min_entropy: Below this mean entropy of the policy, in nats a token.
+        max_kl: Above this mean KL to the reference; there is none without `grpo.beta`.
+        max_dead_groups: Above this share of episodes whose group has one reward alone, in [0, 1].
+        max_hack_rate: Above this share of answers that `hack/rate` counts, in [0, 1].
+        stalled_s: No step was finished for so many seconds.
+    """
+
+    webhook: str | None = None
+    window: int = 10
+    min_reward: float | None = None
+    min_entropy: float | None = 0.01
+    max_kl: float | None = 10.0
+    max_dead_groups: float | None = 0.95
+    max_hack_rate: float | None = 0.2
+    stalled_s: float | None = 1800.0
+
+    def __post_init__(self) -> None:
+        _at_least("window", self.window, 1)
+        for name in ("max_dead_groups", "max_hack_rate"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 <= limit <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {limit}")
+        if self.stalled_s is not None and not self.stalled_s > 0:
+            raise ValueError(f"stalled_s must be > 0, got {self.stalled_s}")
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run.
 
@@ -299,6 +337,7 @@ class Config:
         rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`); checked
             so that no wrong answer can out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
+        alerts: None for none.
     """
 
     model: ModelConfig
@@ -311,6 +350,7 @@ class Config:
     grpo: dict[str, Any] = field(default_factory=dict)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    alerts: AlertsConfig | None = None
 
     def __post_init__(self) -> None:
         environment = self.environment
@@ -344,6 +384,7 @@ _SECTIONS = (
     GradingConfig,
     RolloutConfig,
     EvaluationConfig,
+    AlertsConfig,
     MCPConfig,
     EnvironmentConfig,
     ObservationLimits,
@@ -436,7 +477,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     fields = {"config": Config, "model": ModelConfig, "tiny": TinyPolicyConfig, "lora": LoraSettings}
     fields |= {"run": RunConfig, "data": DataConfig, "warm_start": WarmStartConfig}
     fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentConfig, "mcp": MCPConfig}
-    fields |= {"rollout": RolloutConfig, "grading": GradingConfig}
+    fields |= {"rollout": RolloutConfig, "grading": GradingConfig, "alerts": AlertsConfig}
     fields |= {"observation": ObservationLimits, "limits": Limits}
     parent = str(location[-2]) if len(location) > 1 else "config"
     return [f.name for f in dataclasses.fields(fields[parent])]

@@ -1,10 +1,8 @@
 """The main job: warm start or load, evaluate, GRPO, evaluate again, merge; all into one run folder."""
 
-import itertools
 import json
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,47 +10,55 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, dump_config, load_config
+from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
+from text2sql_grpo.jobs.run_folder import (
+    check_folder,
+    find_checkpoint,
+    how_to_go_on,
+    prepare_folder,
+    write_record,
+)
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.alerts import Alerts
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
+from text2sql_grpo.training.checkpoints import is_finished
 from text2sql_grpo.training.demonstrations import looking_turns
 from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, resolved, tiny_policy
-from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar
+from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar, stop_on_sigterm
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 INTERRUPTED = 130
-_RUN_FILES = (
-    "config.yaml",
-    "metrics.jsonl",
-    "rollouts.jsonl",
-    "evaluation*.json",
-    "learning_curve.png",
-)
-_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
 
 
 @dataclass
 class _Run:
-    """One run of the job, from an open workbench to a merged model."""
+    """One run of the job, from an open workbench to a merged model.
+
+    Attributes:
+        alerts: One or none.
+    """
 
     bench: Workbench
     console: Console
+    alerts: list[Alerts]
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -82,18 +88,25 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
         resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C with a checkpoint saved.
+        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
 
     Raises:
         RunError: Anything wrong with config, data, model or folder, said before work is lost.
     """
+    with stop_on_sigterm():
+        return _train(config, console, resume)
+
+
+def _train(config: Config, console: Console, resume: str | None) -> int:
     config = replace(config, model=resolved(config.model, device_type()))
     arguments = run_arguments(config)
+    name = str(arguments.run_name)
+    alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     check_fills_a_batch(questions, arguments)
-    run = _Run(bench, console)
-    checkpoint = _checkpoint(config, resume)
+    run = _Run(bench, console, alerts)
+    checkpoint = find_checkpoint(config, resume, console)
     check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
@@ -105,12 +118,12 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: a warm start goes on where it was.")
         return INTERRUPTED
-    _prepare_folder(run, is_resumed=checkpoint is not None)
+    prepare_folder(config, checkpoint, console)
     try:
         with _tracking(arguments):
             return _improve(run, arguments, policy, questions, checkpoint)
     except KeyboardInterrupt:
-        console.print(f"Stopped. {_how_to_go_on(run.folder)}", soft_wrap=True)
+        console.print(f"Stopped. {how_to_go_on(run.folder)}", soft_wrap=True)
         return INTERRUPTED
 
 
@@ -119,21 +132,22 @@ def _improve(
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
     questions: Sequence[Example],
-    checkpoint: str | None,
+    checkpoint: Path | None,
 ) -> int:
     """Evaluation, GRPO, merge, evaluation, report."""
     before = _before(run, policy, is_resumed=checkpoint is not None)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
-    trainer = _trainer(run, arguments, policy, questions, [progress, stopper])
+    trainer = _trainer(run, arguments, policy, questions, [progress, stopper, *run.alerts])
     try:
         with run.stage("GRPO"), stopper.listening():
-            trainer.train(resume_from_checkpoint=checkpoint)
+            _learn(trainer, checkpoint)
     finally:
         progress.close()
+        for alerts in run.alerts:
+            alerts.close()
     if stopper.is_stopping:
         raise KeyboardInterrupt
-
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
     del trainer
@@ -143,12 +157,17 @@ def _improve(
     return 0
 
 
-def _how_to_go_on(folder: Path) -> str:
-    checkpoints = _checkpoints(folder)
-    if not checkpoints:
-        return "No checkpoint was due yet; the warm start is kept. Run the same command again."
-    config = shlex.quote(str(folder / "config.yaml"))
-    return f"Saved: {checkpoints[-1]}. Go on with:\n  python scripts/train.py --config {config} --resume auto"
+def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
+    if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
+        trl_compat.load_weights(trainer, checkpoint)
+        return
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"expected training to fit into memory, got {error}: lower grpo.per_device_train_batch_size or "
+            "environment.max_episode_tokens, or train with model.lora"
+        ) from error
 
 
 @contextmanager
@@ -207,83 +226,6 @@ def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) 
         )
 
 
-def _checkpoint(config: Config, resume: str | None) -> str | None:
-    """The folder to go on from, saved by a run of the same model; None to start afresh."""
-    if resume is None:
-        return None
-    checkpoint = _named_checkpoint(config.run.output_dir, resume)
-    saved = checkpoint.parent / "config.yaml"
-    if saved.is_file() and load_config(saved).model != config.model:
-        raise ConfigError(
-            f"expected the model settings with which {checkpoint} was saved, got others ({saved})"
-        )
-    return str(checkpoint)
-
-
-def _named_checkpoint(folder: Path, resume: str) -> Path:
-    if resume != "auto":
-        if not _is_checkpoint(Path(resume)):
-            raise RunError(
-                f"expected --resume to name a checkpoint (trainer_state.json and weights), got {resume}"
-            )
-        return Path(resume)
-    found = _checkpoints(folder)
-    if not found:
-        raise RunError(
-            f"expected a checkpoint to resume from, got none (in {folder}): start without --resume"
-        )
-    return found[-1]
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Complete ones, the newest last."""
-    found = [path for path in folder.glob("checkpoint-*") if _is_checkpoint(path)]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return (path / "trainer_state.json").is_file() and any(path.glob("*.safetensors"))
-
-
-def check_folder(folder: Path) -> None:
-    """The run folder is tried before minutes of work; a folder that holds other things is left alone."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        others = [path.name for path in folder.iterdir()] if not (folder / "config.yaml").exists() else []
-    except OSError as error:
-        raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
-    if others:
-        raise RunError(
-            f"expected a new run folder or that of an earlier run, got one with other files, such as "
-            f"{min(others)} ({folder}): choose another run.output_dir"
-        )
-
-
-def _prepare_folder(run: _Run, *, is_resumed: bool) -> None:
-    """Puts an earlier run aside: its logs are never appended to by another, and nothing of it is lost."""
-    try:
-        if not is_resumed:
-            _put_aside_earlier_run(run)
-        (run.folder / "config.yaml").write_text(dump_config(run.config), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"expected a run folder that can be written, got {error} ({run.folder})") from error
-
-
-def _put_aside_earlier_run(run: _Run) -> None:
-    folder = run.folder
-    earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
-    if [path.name for path in earlier] in ([], ["config.yaml"]):  # it had not begun
-        return
-    number = next(n for n in itertools.count(1) if not (folder / f"earlier-{n}").exists())
-    target = folder / f"earlier-{number}"
-    target.mkdir()
-    for path in earlier:
-        path.rename(target / path.name)
-    run.console.print(f"Put the earlier run of this folder aside: {target}", soft_wrap=True)
-
-
 def _policy(run: _Run) -> LoadedPolicy:
     config = run.config
     if config.model.path is not None:
@@ -339,6 +281,11 @@ def _trainer(
         )
     except ValueError as error:  # TRL's objections to how its fields go together
         raise ConfigError(f"grpo: {error}") from error
+    if arguments.sync_ref_model and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        raise ConfigError(
+            "grpo.sync_ref_model moves a reference that no checkpoint can hold where weights are sharded "
+            "(FSDP, DeepSpeed): set it to false, or train with plain data parallelism"
+        )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
@@ -394,7 +341,7 @@ def _before(run: _Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, A
         return record
     with run.stage("evaluation before"):
         record = {"before": {"sets": _evaluate(run, policy, "before")}, "lookup": _lookup_marks(run, policy)}
-    path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_record(path, record)
     return record
 
 
@@ -445,7 +392,7 @@ def _report(
 ) -> None:
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
-    (run.folder / "evaluation.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_record(run.folder / "evaluation.json", record)
     write_model_card(run.folder, merged)
     picture = plot_learning_curve(run.folder)
     run.console.print(_table(before, after))

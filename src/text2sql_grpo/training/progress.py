@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from accelerate.utils import gather_object
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -92,6 +93,24 @@ def _number(value: Any) -> str:
     return f"{value:.2f}" if is_known else "-"
 
 
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """SIGTERM, by which schedulers end a program, is like Ctrl-C; only a main thread can take it."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class StopOnInterrupt(TrainerCallback):
     """Ctrl-C or SIGTERM ends the run after the step it is in, with a checkpoint; a second one at once.
 
@@ -125,7 +144,9 @@ class StopOnInterrupt(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Asks the trainer for a checkpoint and its end."""
+        """Asks the trainer for a checkpoint and its end, after the same step in every process."""
+        if args.world_size > 1:
+            self.is_stopping = any(gather_object([self.is_stopping]))
         if self.is_stopping:
             control.should_save = True
             control.should_training_stop = True

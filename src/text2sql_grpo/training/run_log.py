@@ -36,6 +36,17 @@ class RunLog:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in file]
 
+    def cut_back(self, step: int) -> None:
+        """Takes out what was written after a checkpoint, and a line that a kill left half written.
+
+        Args:
+            step: Of the checkpoint. Metrics count steps done, episodes the steps done before them.
+        """
+        for name, last in (("metrics.jsonl", step), ("rollouts.jsonl", step - 1)):
+            path = self.folder / name
+            if path.exists() and (kept := _bytes_up_to(path, last)) < path.stat().st_size:
+                os.truncate(path, kept)
+
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records]
         path = self.folder / name
@@ -50,6 +61,20 @@ class RunLog:
                 raise
         except OSError as error:
             raise RunError(f"expected a run folder that can be written, got: {error} (at {path})") from error
+
+
+def _bytes_up_to(path: Path, last: int) -> int:
+    """Where the lines of later steps begin, or the first that is torn."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > last:
+                    break
+            except ValueError:
+                break
+            end += len(line)
+    return end
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """`SQLGRPOTrainer`: TRL's GRPO over multi-turn episodes in a SQL environment."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.bad_steps import BadSteps
+from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 
@@ -31,7 +34,9 @@ class SQLGRPOTrainer(GRPOTrainer):
 
     What changes: rollouts come from our engine through TRL's `rollout_func`, observations are
     masked out of the loss, each named reward is a TRL reward function of its own (so each is
-    logged), masked episodes weigh nothing, and every episode is written to the run log.
+    logged), masked episodes weigh nothing, and every episode is written to the run log. Checkpoints are
+    whole or not there, and a run that goes on from one ends as if it had never stopped; a step that
+    cannot be taken is skipped or halved, and counted.
 
     Args:
         model: The policy, or its folder or Hub id.
@@ -91,6 +96,10 @@ class SQLGRPOTrainer(GRPOTrainer):
         self._plays_by_slots = plays_by_slots(args.engine, reason)
         self._update = SharedPrefixUpdate(self, is_wanted=args.shared_prefix)
         self._batch: list[Example] = []
+        self._sampler: Any = None
+        self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
+        self.add_callback(self._checkpoints)
+        self.add_callback(self._bad_steps)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = [self._examples[row["example"]] for row in inputs]
@@ -98,10 +107,37 @@ class SQLGRPOTrainer(GRPOTrainer):
         self._update.sampled = None
         return output
 
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._checkpoints.partial or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self._checkpoints.writing():
+            super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            trl_compat.draw_orders(self, self._sampler)
+            self._checkpoints.restore(Path(checkpoint))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Learns from one micro-batch; in halves if it does not fit into memory."""
+        step = super().training_step
+        return self._bad_steps.learn(lambda: step(*args, **kwargs))
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's loss of a micro-batch, or the part that a half of it has in that."""
+        compute = super().compute_loss
+        return self._bad_steps.loss(lambda: compute(*args, **kwargs))
+
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        prepare = super()._prepare_inputs
         with self._update.splitting():
-            inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-            return inputs
+            return self._bad_steps.inputs(lambda: prepare(generation_batch))
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         with self._update.scoring(inputs) as inputs:

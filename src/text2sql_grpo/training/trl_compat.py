@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -190,3 +191,98 @@ def silence_masked_samples() -> None:
     logger = logging.getLogger("trl.trainer.grpo_trainer")
     if not any(isinstance(present, _WithoutMaskedSamples) for present in logger.filters):
         logger.addFilter(_WithoutMaskedSamples())
+
+
+def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
+    """What TRL and transformers keep between two steps and no checkpoint of theirs holds.
+
+    Episodes that later steps are still to learn from, where several steps share one generation; and the sums
+    of what is logged every few steps.
+    """
+    _, *counts = _batch_shape(trainer)
+    is_used_up = trainer._step % math.prod(counts) == 0
+    return {
+        "batch": _batch_shape(trainer),
+        "step": trainer._step,
+        "episodes": None if is_used_up else trainer._buffered_inputs,
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        "loss": trainer._tr_loss.item(),
+        "logged_step": trainer._globalstep_last_logged,
+    }
+
+
+def _batch_shape(trainer: GRPOTrainer) -> list[int]:
+    """Episodes of a micro-batch, micro-batches of a generation, and how often each is learned from."""
+    args = trainer.args
+    return [args.per_device_train_batch_size, args.steps_per_generation, trainer.num_iterations]
+
+
+def set_loop_state(trainer: GRPOTrainer, state: dict[str, Any]) -> None:
+    """Puts `loop_state` back, once transformers has begun to train.
+
+    Episodes of a batch of another shape, which the settings of a resumed run may ask for, are played anew.
+    """
+    if state["batch"] == _batch_shape(trainer):
+        trainer._step, trainer._buffered_inputs = state["step"], state["episodes"]
+    trainer._metrics["train"].update(state["metrics"])
+    trainer._tr_loss += state["loss"]
+    trainer._globalstep_last_logged = state["logged_step"]
+
+
+def draw_orders(trainer: GRPOTrainer, sampler: Any) -> None:
+    """Leaves a fresh sampler as it stood when the epoch of a resumed run began.
+
+    Each epoch draws the order of its questions from one generator; transformers skips steps, not orders.
+    """
+    for _ in range(int(trainer.state.epoch or 0)):
+        next(iter(sampler), None)
+
+
+def log_metric(trainer: GRPOTrainer, name: str, value: float) -> None:
+    """Adds to what the next line of metrics averages."""
+    trainer._metrics["train"][name].append(value)
+
+
+def loop_step(trainer: GRPOTrainer) -> int:
+    """How many micro-batches were learned from; it says which episodes come next."""
+    return int(trainer._step)
+
+
+def set_loop_step(trainer: GRPOTrainer, step: int) -> None:
+    """Sets `loop_step`."""
+    trainer._step = step
+
+
+def scaler(trainer: GRPOTrainer) -> Any:
+    """What scales the loss of a float16 run; None without it."""
+    return getattr(trainer.accelerator, "scaler", None)
+
+
+def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
+    """Takes the weights of a checkpoint, without the rest of its state."""
+    trainer._load_from_checkpoint(str(checkpoint))
+
+
+def halving_obstacle(trainer: GRPOTrainer) -> str | None:
+    """Why the loss of a micro-batch is not the sum of its halves' weighted losses; None if it is."""
+    if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return "other processes wait for one gradient of the whole micro-batch"
+    if trainer._entropy_bonus_enabled:
+        return "the entropy bonus is a mean over its tokens"
+    if trainer.top_entropy_quantile < 1.0:
+        return "top_entropy_quantile ranks its tokens"
+    if trainer.aux_loss_enabled:
+        return "the router's loss is a mean over its tokens"
+    return None
+
+
+def half_weights(trainer: GRPOTrainer, halves: Sequence[dict[str, Any]]) -> list[float]:
+    """By how much the loss of each half counts in the loss of the micro-batch that they make."""
+    if trainer.loss_type in ("cispo", "dapo", "vespo"):  # divided by the tokens of the generation
+        return [1.0 for _ in halves]
+    if trainer.loss_type == "bnpo":  # a mean over tokens
+        masks = [half["completion_mask"] * half.get("tool_mask", 1) for half in halves]
+        sizes = [float(mask.sum()) for mask in masks]
+    else:  # a mean over episodes
+        sizes = [float(len(half["completion_ids"])) for half in halves]
+    return [size / max(sum(sizes), 1.0) for size in sizes]

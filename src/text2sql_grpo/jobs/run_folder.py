@@ -1,0 +1,163 @@
+"""A training run's folder: tried before work, an earlier run put aside, and where to go on from."""
+
+import itertools
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from rich.console import Console
+
+from text2sql_grpo.config import Config, dump_config, load_config
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.training.checkpoints import PARTIAL, checkpoint_step, flaw, saved_checkpoints, steps_done
+from text2sql_grpo.training.run_log import RunLog
+
+_RUN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation*.json", "learning_curve.png")
+_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
+
+
+def check_folder(folder: Path) -> None:
+    """The run folder is tried before minutes of work; a folder that holds other things is left alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        names = [path.name for path in folder.iterdir() if not path.name.endswith(PARTIAL)]
+        others = [] if (folder / "config.yaml").exists() else names
+    except OSError as error:
+        raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+    if others:
+        raise RunError(
+            f"expected a new run folder or that of an earlier run, got one with other files, such as "
+            f"{min(others)} ({folder}): choose another run.output_dir"
+        )
+
+
+def find_checkpoint(config: Config, resume: str | None, console: Console) -> Path | None:
+    """The folder to go on from, saved whole by a run of the same model; None to start afresh.
+
+    Args:
+        resume: A checkpoint folder, or `auto` for the newest whole one of the run folder. Broken ones are
+            named and passed over.
+    """
+    if resume is None:
+        return None
+    state = PartialState()
+    # One process reads gigabytes for all.
+    found = [_find(config.run.output_dir, resume, console) if state.is_main_process else None]
+    if state.num_processes > 1:
+        found = broadcast_object_list(found)
+    (checkpoint,) = found
+    if isinstance(checkpoint, str):
+        raise RunError(checkpoint)
+    assert checkpoint is not None
+    saved = checkpoint.parent / "config.yaml"
+    if saved.is_file() and load_config(saved).model != config.model:
+        raise ConfigError(
+            f"expected the model settings with which {checkpoint} was saved, got others ({saved})"
+        )
+    return checkpoint
+
+
+def _find(folder: Path, resume: str, console: Console) -> Path | str:
+    """The checkpoint, or why there is none."""
+    if resume != "auto":
+        wrong = flaw(Path(resume))
+        if wrong is None:
+            return Path(resume)
+        expected = "expected --resume to name a checkpoint (trainer_state.json and weights)"
+        return f"{expected}, got {resume}: {wrong}"
+    n_broken = 0
+    for checkpoint in reversed(saved_checkpoints(folder)):
+        wrong = flaw(checkpoint)
+        if wrong is None:
+            return checkpoint
+        console.print(f"Passed over a broken checkpoint: {checkpoint} ({wrong})", soft_wrap=True)
+        n_broken += 1
+    broken = f"{n_broken} broken" if n_broken else "none"
+    return f"expected a checkpoint to resume from, got {broken} (in {folder}): start without --resume"
+
+
+def prepare_folder(config: Config, checkpoint: Path | None, console: Console) -> None:
+    """Readies the run folder for a run that starts afresh or goes on from a checkpoint; one process does it.
+
+    An earlier run is put aside: its logs are never appended to by another, and nothing of it is lost. The
+    logs of a run that goes on are cut back to its checkpoint.
+    """
+    state, folder = PartialState(), config.run.output_dir
+    is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
+    if state.is_main_process:
+        try:
+            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+            if checkpoint is not None and is_same_run:
+                step = steps_done(checkpoint)
+                _put_aside_later_steps(folder, step, console)
+                RunLog(folder).cut_back(step)
+            else:
+                _put_aside_earlier_run(folder, console)
+            write_whole(folder / "config.yaml", dump_config(config))
+        except OSError as error:
+            raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+    state.wait_for_everyone()
+
+
+def _put_aside_earlier_run(folder: Path, console: Console) -> None:
+    earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
+    if [path.name for path in earlier] in ([], ["config.yaml"]):  # it had not begun
+        return
+    target = _new_folder(folder)
+    for path in earlier:
+        path.rename(target / path.name)
+    console.print(f"Put the earlier run of this folder aside: {target}", soft_wrap=True)
+
+
+def _put_aside_later_steps(folder: Path, step: int, console: Console) -> None:
+    """Else later checkpoints than the one to go on from would be taken for this run's, and their logs."""
+    later = [path for path in saved_checkpoints(folder) if checkpoint_step(path) > step]
+    if not later:
+        return
+    target = _new_folder(folder)
+    for path in later:
+        path.rename(target / path.name)
+    for path in (folder / "metrics.jsonl", folder / "rollouts.jsonl"):
+        if path.exists():
+            shutil.copy2(path, target)
+    console.print(f"Put later checkpoints of this folder aside: {target}", soft_wrap=True)
+
+
+def _new_folder(folder: Path) -> Path:
+    number = next(n for n in itertools.count(1) if not (folder / f"earlier-{n}").exists())
+    target = folder / f"earlier-{number}"
+    target.mkdir()
+    return target
+
+
+def how_to_go_on(folder: Path) -> str:
+    """What a person is told after Ctrl-C."""
+    checkpoints = saved_checkpoints(folder)
+    if not checkpoints:
+        return "No checkpoint was due yet; the warm start is kept. Run the same command again."
+    config = shlex.quote(str(folder / "config.yaml"))
+    return f"Saved: {checkpoints[-1]}. Go on with:\n  python scripts/train.py --config {config} --resume auto"
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes JSON that a kill leaves whole: what was there before, or this."""
+    write_whole(path, json.dumps(record, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file beside its place and moves it there."""
+    draft = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,259 @@
+"""Checkpoints that are whole or not there: written aside, brought to the disk, read back, then renamed."""
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_model
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOTrainer
+
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.training import trl_compat
+
+PARTIAL = ".partial"  # in the run folder, while a checkpoint is written
+MANIFEST = "manifest.json"
+BEST_METRIC = "accuracy/strict"
+_REFERENCE = "reference.safetensors"
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """Folders `checkpoint-N`, the newest last; what is wrong with one, `flaw` says."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(found, key=checkpoint_step)
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def steps_done(checkpoint: Path) -> int:
+    """How many steps its run had done."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return int(state["global_step"])
+
+
+def is_finished(checkpoint: Path, max_steps: int) -> bool:
+    """Whether a run of so many steps has nothing left to do; transformers would do one more.
+
+    Args:
+        max_steps: -1 for whole epochs, which transformers counts right.
+    """
+    return 0 < max_steps <= steps_done(checkpoint)
+
+
+def flaw(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None for one to go on from.
+
+    Every byte is compared with the manifest. One without it, of an earlier version, must be readable.
+    """
+    if not (checkpoint / "trainer_state.json").is_file():
+        return "no trainer_state.json"
+    manifest = checkpoint / MANIFEST
+    try:
+        if not manifest.is_file():
+            _read_back(checkpoint)
+            return None if any(checkpoint.glob("*.safetensors")) else "no weights"
+        for name, entry in json.loads(manifest.read_text(encoding="utf-8"))["files"].items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"no {name}"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes of {entry['bytes']}"
+            if _sha256(path) != entry["sha256"]:
+                return f"{name} is not what was written"
+    except (OSError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
+        return f"not readable: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint of a run: the mean of a metric over the steps since the one before it."""
+
+    metric: str
+    value: float
+    step: int
+
+
+class Checkpoints(TrainerCallback):
+    """Saves a run's checkpoints and goes on from one, with all that TRL alone would lose.
+
+    Attributes:
+        partial: Where transformers is to save while a checkpoint is written; None at other times.
+        best: None before the first checkpoint.
+    """
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.partial: Path | None = None
+        self.best: Best | None = None
+        self._trainer = trainer
+        self._last_step = 0
+        self._loop_state: dict[str, Any] | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """What transformers saves inside the context becomes one checkpoint, or nothing.
+
+        Raises:
+            RunError: The run folder cannot be written.
+        """
+        trainer = self._trainer
+        folder, step = Path(trainer.args.output_dir), trainer.state.global_step
+        partial, writes = folder / PARTIAL, bool(trainer.args.should_save)
+        trainer.accelerator.wait_for_everyone()
+        try:
+            if writes:
+                shutil.rmtree(partial, ignore_errors=True)  # a killed process left it
+            trainer.accelerator.wait_for_everyone()
+            self.partial = partial
+            yield
+            saved = partial / f"checkpoint-{step}"
+            _save_more(trainer, saved)
+            trainer.accelerator.wait_for_everyone()
+            self._note_best()
+            if writes:
+                _seal(saved, self.best)
+                _put_in_place(saved, folder / saved.name)
+                self._remove_old(folder, trainer.args.save_total_limit)
+        except OSError as error:
+            kept = [str(path) for path in saved_checkpoints(folder)[-1:]] or ["none"]
+            raise RunError(
+                f"expected a run folder that can be written, got {error}; "
+                f"the newest checkpoint is {kept[0]} ({folder})"
+            ) from error
+        finally:
+            self.partial = None
+            if writes:
+                shutil.rmtree(partial, ignore_errors=True)
+        self._last_step = step
+        trainer.accelerator.wait_for_everyone()
+
+    def restore(self, checkpoint: Path) -> None:
+        """Puts back what `writing` saved beside the files of transformers.
+
+        Called once weights, optimizer and `trainer.state` are restored.
+        """
+        trainer = self._trainer
+        self._last_step = trainer.state.global_step
+        manifest = checkpoint / MANIFEST
+        if manifest.is_file():
+            best = json.loads(manifest.read_text(encoding="utf-8"))["best"]
+            self.best = Best(**best) if best else None
+        loop = checkpoint / _loop_name(trainer)
+        if loop.is_file():
+            self._loop_state = torch.load(loop, map_location=trainer.args.device)
+        if trainer.args.sync_ref_model:
+            if not (checkpoint / _REFERENCE).is_file():
+                raise RunError(f"expected the moving reference of the run, got no {checkpoint / _REFERENCE}")
+            load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Transformers has set its sums to zero by now."""
+        if self._loop_state is not None:
+            trl_compat.set_loop_state(self._trainer, self._loop_state)
+            self._loop_state = None
+
+    def _note_best(self) -> None:
+        args, state = self._trainer.args, self._trainer.state
+        metric = args.metric_for_best_model or BEST_METRIC
+        rows = [row for row in state.log_history if row["step"] > self._last_step]
+        values = [row[metric] for row in rows if row.get(metric) is not None]
+        if not values:
+            return
+        value, sign = sum(values) / len(values), -1 if args.greater_is_better is False else 1
+        if self.best is None or sign * value > sign * self.best.value:
+            self.best = Best(metric, value, state.global_step)
+
+    def _remove_old(self, folder: Path, keep: int | None) -> None:
+        """All but the newest `keep` and the best; None keeps all."""
+        old = saved_checkpoints(folder)[: -keep if keep else 0]
+        for checkpoint in old:
+            if self.best is None or checkpoint_step(checkpoint) != self.best.step:
+                shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _loop_name(trainer: GRPOTrainer) -> str:
+    index = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+    return f"loop_state{index}.pt"
+
+
+def _save_more(trainer: GRPOTrainer, folder: Path) -> None:
+    torch.save(trl_compat.loop_state(trainer), folder / _loop_name(trainer))
+    if trainer.args.sync_ref_model and trainer.args.should_save:
+        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
+
+
+def _seal(folder: Path, best: Best | None) -> None:
+    """Brings the files to the disk, reads them back, and writes their manifest."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for path in files.values():
+        _sync(path)
+    try:
+        _read_back(folder)
+    except (ValueError, SafetensorError, zipfile.BadZipFile) as error:
+        raise RunError(f"expected a checkpoint that can be read back, got {error} ({folder})") from error
+    sums = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+    record = {"best": asdict(best) if best else None, "files": sums}
+    (folder / MANIFEST).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    _sync(folder / MANIFEST)
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            _sync(path)
+
+
+def _put_in_place(saved: Path, target: Path) -> None:
+    """A broken checkpoint of the same step makes room."""
+    if target.exists():
+        target.rename(saved.with_name("replaced"))
+    saved.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk; the next read then takes it from there."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise") and not path.is_dir():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _read_back(folder: Path) -> None:
+    """Opens what can be torn: safetensors by their headers, torch's zips by their sums, JSON.
+
+    Raises:
+        ValueError, SafetensorError, zipfile.BadZipFile: One is not whole.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as tensors:
+                tensors.keys()
+        elif path.suffix in (".pt", ".pth"):
+            with zipfile.ZipFile(path) as archive:
+                torn = archive.testzip()
+            if torn is not None:
+                raise ValueError(f"{torn} in {path.name} is torn")
+        elif path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

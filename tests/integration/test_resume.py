@@ -1,0 +1,196 @@
+"""A run that is killed, and goes on: it ends as if nothing had happened."""
+
+import gc
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tiny_run import json_lines, write_config
+from text2sql_grpo.cli import main
+from text2sql_grpo.jobs import train as job
+from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+)
+# Four steps learn from one generation, and an epoch ends inside the run; the reference moves.
+GRPO = {
+    "per_device_train_batch_size": 4,
+    "bf16": False,
+    "num_generations": 2,
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 0.003,
+    "beta": 0.1,
+    "sync_ref_model": True,
+    "ref_model_sync_steps": 2,
+    "ref_model_mixup_alpha": 0.5,
+    "logging_steps": 2,
+    "save_steps": 1,
+    "report_to": "none",
+}
+TIMES = ("elapsed_s", "step_time")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a run that ends with its last step, unmerged and not evaluated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "_save_and_merge", lambda *_: Path())
+    monkeypatch.setattr(job, "_evaluate", lambda *_: {})
+    monkeypatch.setattr(job, "load_policy", lambda *_: None)
+    monkeypatch.setattr(job, "_report", lambda *_: None)
+    return write_config(tmp_path, grpo=GRPO, evaluation={"before_training": False})
+
+
+def start(config: Path, folder: Path, *options: str) -> int:
+    """The process id of a training run; it goes on from its newest checkpoint if there is one."""
+    if saved_checkpoints(folder):
+        options = (*options, "--resume", "auto")
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        gc.freeze()  # a run collects garbage twice, and all that was imported is none
+        try:
+            os.dup2(os.open(folder.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+            code = main(["train", "--config", str(config), "--run.output_dir", str(folder), *options])
+        except BaseException:
+            folder.with_suffix(".error").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    """How a process ended: its exit code, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed(pid: int, folder: Path, *, after_s: float) -> bool:
+    """Kills a run so long after it readied its folder; whether it was still running then."""
+    config = folder / "config.yaml"
+    before = config.stat().st_mtime_ns if config.exists() else 0
+    begun = None
+    while begun is None or time.monotonic() - begun < after_s:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            break
+        if begun is None and config.exists() and config.stat().st_mtime_ns != before:
+            begun = time.monotonic()
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    return ended(pid) == -signal.SIGKILL
+
+
+def finish(config: Path, folder: Path, *options: str) -> None:
+    code = ended(start(config, folder, *options))
+    error = folder.with_suffix(".error")
+    assert code == 0, error.read_text() if error.exists() else folder.with_suffix(".txt").read_text()
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What a run leaves, but for the times it took."""
+    newest = saved_checkpoints(folder)[-1]
+    episodes = json_lines(folder / "rollouts.jsonl")
+    for action in (action for episode in episodes for action in episode["actions"]):
+        action.get("outcome", {}).pop("elapsed_s", None)
+    return {
+        "name": newest.name,
+        "weights": load_file(newest / "model.safetensors"),
+        "reference": load_file(newest / "reference.safetensors"),
+        "optimizer": torch.load(newest / "optimizer.pt"),
+        "scheduler": torch.load(newest / "scheduler.pt"),
+        "metrics": [
+            {name: value for name, value in row.items() if name not in TIMES}
+            for row in json_lines(folder / "metrics.jsonl")
+        ],
+        "episodes": episodes,
+    }
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Bit for bit."""
+    for name, part in one.items():
+        if name in ("weights", "reference", "optimizer"):
+            torch.testing.assert_close(part, other[name], rtol=0, atol=0, equal_nan=True)
+        else:
+            assert part == other[name], name
+
+
+@pytest.mark.parametrize(
+    ("n_kills", "n_steps"), [(2, 6), pytest.param(10, 14, marks=pytest.mark.slow)], ids=["2", "10"]
+)
+def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
+    config: Path, tmp_path: Path, n_kills: int, n_steps: int
+) -> None:
+    options = ("--grpo.max_steps", str(n_steps))
+    one, other = tmp_path / "undisturbed", tmp_path / "killed"
+    finish(config, one, *options)
+    expected = content(one)
+    assert expected["name"] == f"checkpoint-{n_steps}"
+    seconds = (one / expected["name"]).stat().st_mtime - (one / "config.yaml").stat().st_mtime
+    moment, n_killed = random.Random(n_kills), 0
+    while n_killed < n_kills:
+        after_s = moment.uniform(0, 0.6 if n_kills < 10 else 0.35) * seconds
+        n_killed += killed(start(config, other, *options), other, after_s=after_s)
+    finish(config, other, *options)
+
+    assert_same(expected, content(other))
+    assert [flaw(path) for path in saved_checkpoints(other)] == [None] * 3
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(config: Path, tmp_path: Path) -> None:
+    """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
+    folder = tmp_path / "run"
+    options = ("--grpo.max_steps", "3", "--grpo.sync_ref_model", "false", "--model.lora", "{r: 4}")
+    finish(config, folder, *options)
+    assert [path.name for path in saved_checkpoints(folder)][-2:] == ["checkpoint-2", "checkpoint-3"]
+    weights = load_file(folder / "checkpoint-3" / "adapter_model.safetensors")
+    metrics = [row["loss"] for row in json_lines(folder / "metrics.jsonl")]
+    optimizer = folder / "checkpoint-3" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-100])
+
+    finish(config, folder, *options)
+
+    said = folder.with_suffix(".txt").read_text()
+    assert f"Passed over a broken checkpoint: {folder / 'checkpoint-3'} (optimizer.pt has " in said
+    assert f"Put later checkpoints of this folder aside: {folder / 'earlier-1'}" in said
+    assert (folder / "earlier-1" / "checkpoint-3" / "optimizer.pt").is_file()
+    again = load_file(folder / "checkpoint-3" / "adapter_model.safetensors")
+    torch.testing.assert_close(again, weights, rtol=0, atol=0)
+    assert [row["loss"] for row in json_lines(folder / "metrics.jsonl")] == metrics
+
+    before = (folder / "checkpoint-3" / "manifest.json").read_bytes()
+    finish(config, folder, *options)  # nothing is left to do, so nothing is done
+    assert (folder / "checkpoint-3" / "manifest.json").read_bytes() == before
+    assert [row["loss"] for row in json_lines(folder / "metrics.jsonl")] == metrics
+
+
+def test_sigterm_saves_and_ends_like_ctrl_c(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    pid = start(config, folder, "--grpo.max_steps", "500", "--grpo.save_steps", "500")
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGTERM)
+    assert ended(pid) == 130
+    (checkpoint,) = saved_checkpoints(folder)
+    assert flaw(checkpoint) is None
+    assert f"Stopped. Saved: {checkpoint}. Go on with:" in folder.with_suffix(".txt").read_text()

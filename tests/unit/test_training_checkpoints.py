@@ -1,0 +1,179 @@
+"""Checkpoints on disk: whole, or named as broken; the best kept; nothing half-written left behind."""
+
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.scripted_policy import ask, shop_environment
+from tests.tiny_model import write_model
+from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training import checkpoints
+from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """A run collects garbage twice, which takes long with so much imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTrainer:
+    """After five steps, each with a checkpoint."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = write_model(folder / "model", max_positions=2048)
+    fields: dict[str, Any] = {"save_steps": 1, "max_steps": 5, "report_to": "none"}
+    fields["metric_for_best_model"] = "score"
+    trainer = SQLGRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(model),
+        training_arguments(
+            {"per_device_train_batch_size": 2, "num_generations": 2, **fields},
+            output_dir=str(folder / "run"),
+            max_turn_tokens=2,
+            max_completion_length=300,
+            disable_tqdm=True,
+        ),
+        examples=[ask("Lisbon?")] * 5,
+        environment=shop_environment(folder, EnvironmentSettings(instructions=False, schema_text="compact")),
+        rewards=RewardMix({"execution": 1.0}),
+        grader=Grader(SQLExecutor()),
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+    log, scores = trainer.log, iter([0.25, 0.75, 0.5, 0.125, 0.25, 0.0])
+    trainer.log = lambda logs, *args: log(logs | {"score": next(scores)}, *args)  # type: ignore[method-assign]
+    trainer.train()
+    return trainer
+
+
+def test_the_newest_and_the_best_are_kept(trained: SQLGRPOTrainer) -> None:
+    folder = Path(trained.args.output_dir)
+    assert [path.name for path in saved_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 4, 5)]
+    assert [flaw(path) for path in saved_checkpoints(folder)] == [None] * 3
+    manifest = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())
+    assert manifest["best"] == {"metric": "score", "value": 0.75, "step": 2}
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "loop_state.pt"} <= set(
+        manifest["files"]
+    )
+    assert not (folder / ".partial").exists()
+    assert is_finished(folder / "checkpoint-5", 5)
+    assert not is_finished(folder / "checkpoint-4", 5)
+    assert not is_finished(folder / "checkpoint-5", -1)
+
+
+def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained: SQLGRPOTrainer) -> None:
+    if not hasattr(os, "seteuid"):
+        pytest.skip("needs users")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        trained_in, trained.args.output_dir = trained.args.output_dir, name
+        folder.chmod(0o555)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)  # nobody: root may write everywhere
+        try:
+            with pytest.raises(RunError, match=r"expected a run folder that can be written, got .*denied"):
+                trained._save_checkpoint(trained.model, None)
+        finally:
+            os.seteuid(user)
+            trained.args.output_dir = trained_in
+            folder.chmod(0o755)
+        assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_else(trained: SQLGRPOTrainer) -> None:
+    resource = pytest.importorskip("resource")
+    folder = Path(trained.args.output_dir)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(Exception, match=r"File too large|expected a run folder"):
+            trained._save_checkpoint(trained.model, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_file_that_cannot_be_read_back_makes_no_checkpoint(
+    trained: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(trained.args.output_dir)
+    names = {path.name for path in folder.iterdir()}
+    state = trained.state.global_step
+    save = checkpoints._save_more
+
+    def tear(trainer: Any, saved: Path) -> None:
+        save(trainer, saved)
+        weights = saved / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+
+    monkeypatch.setattr(checkpoints, "_save_more", tear)
+    trained.state.global_step = 6
+    try:
+        with pytest.raises(RunError, match=r"expected a checkpoint that can be read back, .*incomplete"):
+            trained._save_checkpoint(trained.model, None)
+    finally:
+        trained.state.global_step = state
+    assert {path.name for path in folder.iterdir()} == names
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Small and whole."""
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    save_file({"weight": torch.arange(64.0)}, folder / "model.safetensors")
+    torch.save({"step": torch.arange(64.0)}, folder / "optimizer.pt")
+    checkpoints._seal(folder, None)
+    return folder
+
+
+@pytest.mark.parametrize("has_manifest", [True, False], ids=["manifest", "without"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("harm", ["absent", "cut", "empty", "changed"])
+def test_what_is_broken_is_named(checkpoint: Path, name: str, harm: str, has_manifest: bool) -> None:
+    assert flaw(checkpoint) is None
+    if not has_manifest:
+        (checkpoint / "manifest.json").unlink()
+        assert flaw(checkpoint) is None
+    path = checkpoint / name
+    content = path.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    if harm == "absent":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": content[:-3], "empty": b"", "changed": changed}[harm])
+    found = flaw(checkpoint)
+    if has_manifest or (name == "trainer_state.json" and harm == "absent"):
+        assert found is not None
+        assert name in found
+    elif harm in ("cut", "empty") or (name, harm) == ("model.safetensors", "absent"):
+        assert found is not None
+
+
+def test_a_torn_manifest_and_a_folder_that_is_none(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "manifest.json").write_text('{"files": {"mod')
+    assert str(flaw(checkpoint)).startswith("not readable: ")
+    assert flaw(tmp_path / "checkpoint-4") == "no trainer_state.json"
+    (tmp_path / "checkpoint-x").mkdir()
+    (tmp_path / "checkpoint-12").mkdir()
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]
