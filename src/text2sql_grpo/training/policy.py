@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -77,7 +78,9 @@ def load_policy(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"expected a model that fits into memory, got {error} ({path})") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"expected a model folder or Hub id, got {str(error).splitlines()[0]} ({path})"
         ) from error
