@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,22 @@ def test_tool_calls_parsed_by_the_server_are_answered_one_by_one(tmp_path: Path)
     assert scores(trace)["format"] == pytest.approx(0.05 / 2)
 
 
+def test_a_shared_mcp_server_answers_where_it_is_wanted(tmp_path: Path, repo_root: Path) -> None:
+    server = [sys.executable, str(repo_root / "tests" / "mcp_server.py"), str(tmp_path / "log")]
+    mcp = {"command": shlex.join(server), "connections": 1}
+    tasks = taskset(tmp_path, environment=NATIVE | {"mcp": mcp})
+    first, second = tasks.take(2)
+    environment = first.config.bench().environment
+    requests: list[dict[str, Any]] = []
+    submit = calls(("submit_sql", json.dumps({"sql": GOLD})))
+    trace = play(first, [calls(("pid", "{}")), calls(("run_sql", '{"sql": "SELECT 1"}')), submit], requests)
+    assert trace.ok and scores(trace)["execution"] == 1.0 and scores(trace)["format"] == 0.05
+    assert requests[2]["messages"][-1]["content"] == "ran SELECT 1"
+    died = play(second, [calls(("die", "{}"))])
+    assert not died.ok and "it died" in died.last_error.message
+    environment.close()
+
+
 def test_text_in_the_native_protocol_is_answered_by_the_user(tmp_path: Path) -> None:
     (task,) = taskset(tmp_path, environment=NATIVE).take(1)
     requests: list[dict[str, Any]] = []
@@ -198,6 +216,7 @@ def test_a_failing_gold_neither_pays_nor_punishes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
+        ({"environment": {"max_turn": 3}}, "max_turn"),
         ({"environment": {"max_turns": 0}}, "max_turns must be >= 1, got 0"),
         ({"reward_mix": {"executes": 1.0}}, "expected every right answer to earn more"),
         ({"reward_mix": {"execution": 1.0, "turn_cst": 0.1}}, "did you mean turn_cost"),

@@ -12,6 +12,7 @@ from typing import Any
 from datasets import Dataset
 
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
@@ -52,10 +53,13 @@ def stock_trl(
         grader: Judges submitted queries.
 
     Raises:
-        ConfigError: Another protocol, or `length_cost`.
+        ConfigError: Another protocol, other tools (of an MCP server), or `length_cost`.
     """
     if environment.settings.protocol != "native":
         raise ConfigError(f"expected environment.protocol native, got {environment.settings.protocol}")
+    if environment.tools != TOOLS:
+        names = ", ".join(tool["function"]["name"] for tool in environment.tools)
+        raise ConfigError(f"expected an environment with the tools run_sql and submit_sql, got {names}")
     if "length_cost" in rewards.weights:
         raise ConfigError("expected rewards that need no token counts, got length_cost")
     rows = [

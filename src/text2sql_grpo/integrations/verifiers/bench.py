@@ -50,7 +50,16 @@ def open_bench(settings: str) -> Bench:
         folder = cache_folder("neighbours")
         neighbours = Neighbours(executor, folder, max_neighbours=config.grading.neighbours)
     return Bench(
-        environment=SQLEnvironment(Databases(config.data.databases), executor, config.environment),
+        environment=_open_environment(config, executor),
         grader=Grader(executor, neighbours=neighbours),
         rewards=RewardMix(config.rewards),
     )
+
+
+def _open_environment(config: Config, executor: SQLExecutor) -> SQLEnvironment:
+    databases, settings = Databases(config.data.databases), config.environment.settings()
+    if config.environment.mcp is None:
+        return SQLEnvironment(databases, executor, settings)
+    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+    return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)

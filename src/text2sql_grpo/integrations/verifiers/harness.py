@@ -6,7 +6,7 @@ from typing import Any
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
 
-from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
 
 
@@ -31,13 +31,18 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Turn by turn until the session or the token budget ends it; the stop condition says which."""
-        session, settings = trace.state.session, trace.state.settings
+        """Turn by turn until the session or the token budget ends it; the stop condition says which.
+
+        Raises:
+            RunError: An MCP server died; verifiers then marks the trace as not ok.
+        """
+        session, environment = trace.state.session, trace.state.environment
+        settings = environment.settings
         session.start()
         system, prompt = self.resolve_text_prompt(data)
         messages: list[Any] = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
-        tools = TOOLS if settings.protocol == "native" else omit
+        tools = environment.tools if settings.protocol == "native" else omit
         # The endpoint is verifiers' own server on this machine; reading certificates for it takes 25 ms.
         http = DefaultAsyncHttpxClient(verify=endpoint.startswith("https:"))
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, http_client=http) as client:
@@ -46,7 +51,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
                 completion = await client.chat.completions.create(
                     model=ctx.model,
                     messages=messages,
-                    tools=tools,  # type: ignore[arg-type, unused-ignore]
+                    tools=tools,
                     max_tokens=max(1, min(settings.max_turn_tokens, left)),
                 )
                 if is_cut(trace) or _written(trace) > settings.max_episode_tokens:
@@ -54,6 +59,8 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
                     break
                 turn = trace.assistant_messages[-1]
                 reply = await asyncio.to_thread(session.step, turn_text(turn))
+                if session.episode.stop_reason == "error":
+                    raise RunError(f"expected an answer of the MCP server, got none: it died ({data.name})")
                 if reply is None:
                     trace.stop(session.episode.stop_reason)
                     break

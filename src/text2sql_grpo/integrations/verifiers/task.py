@@ -10,10 +10,10 @@ from typing import Any
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from pydantic import ConfigDict, Field, model_validator
 
-from text2sql_grpo.config import GradingConfig
+from text2sql_grpo.config import EnvironmentConfig, GradingConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.grading import Verdict, official_verdicts
 from text2sql_grpo.integrations.verifiers.bench import Bench, open_bench, read_settings
@@ -26,13 +26,13 @@ class SQLTaskConfig(vf.TaskConfig):
 
     Attributes:
         databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
-        environment: As in our config.
+        environment: As in our config; with `mcp`, calls are answered by a server that all tasks share.
         reward_mix: The section `rewards` of our config.
         grading: As in our config.
     """
 
     databases: Path = Path("data/databases")
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict_neighbours"})
     grading: GradingConfig = GradingConfig()
 
@@ -69,14 +69,14 @@ class SQLState(vf.State):
     """What lives for one rollout.
 
     Attributes:
-        session: Of the rollout; None until the task is set up.
-        settings: How long the session may go on.
+        session: Of the rollout; None until the task is set up, as the next.
+        environment: That made it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     session: SQLSession | None = None
-    settings: EnvironmentSettings = EnvironmentSettings()
+    environment: SQLEnvironment | None = None
 
 
 class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
@@ -90,7 +90,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Opens the session that the harness drives."""
         environment = self.config.bench().environment
-        trace.state.settings = environment.settings
+        trace.state.environment = environment
         trace.state.session = environment.session(self.data.example)
 
     async def validate(self, runtime: vf.Runtime) -> bool:
@@ -125,7 +125,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     def _judged(self, trace: vf.Trace) -> tuple[Episode, Verdict, Path]:
         example, bench = self.data.example, self.config.bench()
-        episode = played_episode(trace, example, bench.environment.settings)
+        episode = played_episode(trace, example, bench.environment)
         database = bench.environment.databases.path(example.database)
         verdict = bench.grader.grade(
             database, example.gold_sql, episode.final_sql, other_golds=example.other_golds

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
-from text2sql_grpo.environment.protocols import MalformedTurn, parse_action
-from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.environment.protocols import MalformedTurn, ParsedCall, parse_call, parse_tags
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.integrations.tool_calls import call_text
 
 if TYPE_CHECKING:
@@ -28,21 +28,25 @@ def is_cut(trace: "vf.Trace") -> bool:
     return trace.stop_condition == OUT_OF_TOKENS or bool(answered and answered[-1].finish_reason == "length")
 
 
-def played_episode(trace: "vf.Trace", example: Example, settings: EnvironmentSettings) -> Episode:
+def played_episode(trace: "vf.Trace", example: Example, environment: SQLEnvironment) -> Episode:
     """The episode with its actions (without outcomes) and its final SQL, as the session saw them.
 
     Turns after the submission or the turn limit do not count. An episode that ran out of tokens is one
     that submitted nothing: that it was cut, `trace.is_truncated` says.
     """
+    settings = environment.settings
     turns = [turn_text(message) for message in trace.assistant_messages]
     episode = Episode(example, max_turns=settings.max_turns)
     episode.completion_mask = [1] * trace.num_output_tokens
     for text in (turns[:-1] if is_cut(trace) else turns)[: settings.max_turns]:
         episode.messages.append({"role": "assistant", "content": text})
         try:
-            parsed = parse_action(text, settings.protocol)
+            parsed = parse_tags(text) if settings.protocol == "tags" else parse_call(text, environment.tools)
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
+            continue
+        if isinstance(parsed, ParsedCall):
+            episode.actions.append(Action("call_tool"))
             continue
         episode.actions.append(Action(parsed.kind, parsed.sql))
         if parsed.kind == "submit_sql":
