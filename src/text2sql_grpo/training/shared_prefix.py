@@ -126,7 +126,7 @@ def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list
     """Rows with equal prompts, in the order in which those come first; both of shape (B, P)."""
     rows_of = defaultdict(list)
     for row, (ids, mask) in enumerate(zip(prompt_ids.cpu(), prompt_mask.bool().cpu(), strict=True)):
-        rows_of[tuple(ids[mask].tolist())].append(row)
+        rows_of[ids[mask].numpy().tobytes()].append(row)
     return list(rows_of.values())
 
 

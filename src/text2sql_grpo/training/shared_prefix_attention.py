@@ -22,10 +22,11 @@ _FAR = -1e30  # finite, so that it can be added and taken off
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some queries and what they see: all of `prefix`, and of `own` as far as the mask lets them.
+    """Some queries and what they see: all of `prefix` and `own`, but for the queries' own place at its end.
 
     Attributes:
-        mask: Added to the scores of `own`; shape (queries, own).
+        own: Ends with the queries.
+        mask: Added to the scores of the queries among themselves; shape (queries, queries).
     """
 
     queries: slice
@@ -64,9 +65,10 @@ def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.
     ids: list[int] = []
     positions: list[int] = []
     tiles = []
+    causal = torch.full((_TILE, _TILE), _FAR, device=device).triu_(1)
     for prefix, continuations in groups:
         start, end = len(ids), len(ids) + len(prefix)
-        tiles += _tiles([(start, end)], slice(start, start), device)
+        tiles += _tiles([(start, end)], slice(start, start), causal)
         ids += prefix
         positions += range(len(prefix))
         spans = []
@@ -74,47 +76,37 @@ def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.
             spans.append((len(ids), len(ids) + len(continuation)))
             ids += continuation
             positions += range(len(prefix), len(prefix) + len(continuation))
-        tiles += _tiles(spans, slice(start, end), device)
+        tiles += _tiles(spans, slice(start, end), causal)
     return PackedTokens(torch.tensor(ids, device=device), torch.tensor(positions, device=device), tiles)
 
 
-def _tiles(spans: Sequence[tuple[int, int]], prefix: slice, device: torch.device) -> list[_Tile]:
+def _tiles(spans: Sequence[tuple[int, int]], prefix: slice, causal: torch.Tensor) -> list[_Tile]:
     """Tiles of neighbouring sequences: several short ones in one, a long one in several."""
     tiles = []
-    together: list[tuple[int, int]] = []
-    for span in spans:
-        if together and span[1] - together[0][0] > _TILE:
-            tiles.append(_tile(together, prefix, device))
-            together = []
-        start, end = span
-        while end - start > _TILE:
-            tiles.append(_tile([span], prefix, device, queries=(start, start + _TILE)))
-            start += _TILE
-        if start > span[0]:
-            tiles.append(_tile([span], prefix, device, queries=(start, end)))
-        elif end > start:
-            together.append(span)
-    if together:
-        tiles.append(_tile(together, prefix, device))
-    return tiles
+    short: list[tuple[int, int]] = []
+    for start, end in spans:
+        if short and end - short[0][0] > _TILE:
+            tiles.append(_tile_of_short(short, prefix, causal))
+            short = []
+        if 0 < end - start <= _TILE:
+            short.append((start, end))
+            continue
+        for first in range(start, end, _TILE):
+            queries = slice(first, min(first + _TILE, end))
+            size = queries.stop - first
+            tiles.append(_Tile(queries, prefix, slice(start, queries.stop), causal[:size, :size]))
+    return [*tiles, _tile_of_short(short, prefix, causal)] if short else tiles
 
 
-def _tile(
-    spans: Sequence[tuple[int, int]],
-    prefix: slice,
-    device: torch.device,
-    *,
-    queries: tuple[int, int] | None = None,
-) -> _Tile:
-    first = spans[0][0]
-    start, end = queries or (first, spans[-1][1])
-    query, key = torch.arange(start, end)[:, None], torch.arange(first, end)
-    starts = torch.repeat_interleave(
-        torch.tensor([s for s, _ in spans]), torch.tensor([min(e, end) - s for s, e in spans])
-    )
-    sees = (key <= query) & (starts == starts[start - first :, None])
-    mask = torch.where(sees, 0.0, _FAR).to(device)
-    return _Tile(slice(start, end), prefix, slice(first, end), mask)
+def _tile_of_short(spans: Sequence[tuple[int, int]], prefix: slice, causal: torch.Tensor) -> _Tile:
+    queries = slice(spans[0][0], spans[-1][1])
+    size = queries.stop - queries.start
+    mask = causal[:size, :size]
+    if len(spans) > 1:
+        lengths = torch.tensor([end - start for start, end in spans], device=mask.device)
+        number = torch.arange(len(spans), device=mask.device).repeat_interleave(lengths, output_size=size)
+        mask = mask.masked_fill(number[:, None] != number, _FAR)
+    return _Tile(queries, prefix, queries, mask)
 
 
 class _SharedPrefixAttention(torch.autograd.Function):
@@ -167,8 +159,8 @@ def _weights(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tenso
     ):  # Else scores are rounded to bfloat16, which sdpa's are not: a third more error.
         queries, keys = queries.float(), keys.float()
     scores = queries @ keys.mT
-    own = scores.unflatten(1, (query.shape[1], -1))[..., tile.prefix.stop - tile.prefix.start :]
-    own += tile.mask.to(scores.dtype)
+    among = scores.unflatten(1, (query.shape[1], -1))[..., -len(tile.mask) :]
+    among += tile.mask.to(scores.dtype)
     return scores.softmax(-1, dtype=torch.float32)
 
 
