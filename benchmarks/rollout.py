@@ -7,10 +7,12 @@ TRL's last turn is a plain text of the same length, since its loop would go on a
 
 Timed is what lies between messages and finished episodes: on TRL's side `GRPOTrainer._generate`, on ours
 `rollout.engine.run`. Each side first plays a small case. The last line is JSON; `ratio` is TRL's time
-over ours at prompt 1,000, 8 episodes a prompt, 3 turns, tools of 20 ms.
+over ours at prompt 1,000, 8 episodes a prompt, 3 turns, tools of 20 ms; `cpu_ratio` is the same of processor
+time, which other work on the machine changes less, and in which a tool that sleeps costs nothing.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/rollout.py --quick      (the goal's point; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/rollout.py --table      (one dimension at a time; many minutes)
+     OMP_NUM_THREADS=1 python benchmarks/rollout.py --turns 6    (a point of one's own)
 """
 
 import argparse
@@ -21,7 +23,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,11 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 CALL = '<tool_call>\n{"name": "%s_sql", "arguments": {"sql": "'
 END = '"}}\n</tool_call>'
+# One token each, so that a prompt of 300 tokens has room for the tools.
+BOILERPLATE = [
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "You may call one or more functions to assist with the user query.",
+]
 RUN, SUBMIT = CALL % "run", CALL % "submit"
 ROWS = ExecutionOutcome(
     "ok", ("code", "city", "staff"), tuple((f"LIS-{i}", f"Lisbon {i}", i) for i in range(6))
@@ -66,6 +73,15 @@ class Case:
     tool_ms: float = 20.0
     size: str = "2M"
     prompts: int = 4
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one round took: wall time, processor time, sampled tokens."""
+
+    seconds: float
+    cpu_s: float
+    sampled: int
 
 
 class SlowTool:
@@ -97,7 +113,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
     )
-    tokenizer.add_tokens([RUN, SUBMIT, END])
+    tokenizer.add_tokens([RUN, SUBMIT, END, *BOILERPLATE])
     tokenizer.chat_template = template
     return tokenizer
 
@@ -284,26 +300,25 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
         turns.begin(input_ids)
         return generate(input_ids, **arguments, logits_processor=[turns])
 
-    seconds: list[float] = []
-    sampled: list[int] = []
+    played: list[Played] = []
     inner = trainer._generate
 
     def timed(prompts: Any) -> Any:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         output = inner(prompts)
-        seconds.append(time.perf_counter() - started)
-        sampled.append(sum(sum(mask) for mask in output[2]))
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        played.append(Played(seconds, cpu_s, sum(sum(mask) for mask in output[2])))
         return output
 
     trainer._generate = timed
 
-    def play() -> tuple[float, int]:
+    def play() -> Played:
         model.generate = forced_generate  # type: ignore[method-assign]
         try:
             trainer._generate_and_score_completions(inputs)
         finally:
             model.generate = generate  # type: ignore[method-assign]
-        return seconds[-1], sampled[-1]
+        return played[-1]
 
     return play
 
@@ -323,18 +338,18 @@ def ours(case: Case, script: Script, model: LlamaForCausalLM) -> "Side":
     policy = SlotPolicy(model, ForcedSampling(script=said))
     budgets = Budgets(200, case.turns * 200, 16_384)
 
-    def play() -> tuple[float, int]:
+    def play() -> Played:
         sessions = [session(text) for text in texts for _ in range(case.generations)]
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         episodes = run(sessions, policy, chat, budgets)
-        seconds = time.perf_counter() - started
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
         assert all(episode.stop_reason == "submitted" for episode in episodes)
-        return seconds, sum(sum(episode.completion_mask) for episode in episodes)
+        return Played(seconds, cpu_s, sum(sum(episode.completion_mask) for episode in episodes))
 
     return play
 
 
-Side = Any  # () -> (seconds, sampled tokens)
+Side = Callable[[], Played]
 
 
 def sides_of(case: Case, folder: str) -> tuple[dict[str, Side], Script]:
@@ -353,29 +368,33 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         for side in sides_of(small, folder)[0].values():
             side()
         sides, script = sides_of(case, folder)
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        rounds: dict[str, list[Played]] = {name: [] for name in sides}
         for _ in range(repeats):
             for name, side in sides.items():
                 gc.collect()
-                taken, sampled = side()
+                rounds[name].append(side())
+                sampled = rounds[name][-1].sampled
                 assert sampled == script.tokens, (
                     f"{name} sampled {sampled} tokens, the script has {script.tokens}"
                 )
-                seconds[name].append(taken)
-    best = {name: min(times) for name, times in seconds.items()}
+    best = {name: min(played.seconds for played in rounds[name]) for name in rounds}
+    cpu = {name: min(played.cpu_s for played in rounds[name]) for name in rounds}
     return {
         **dataclasses.asdict(case),
         "sampled_tokens": script.tokens,
         "trl_s": round(best["trl"], 3),
         "ours_s": round(best["ours"], 3),
         "ratio": round(best["trl"] / best["ours"], 2),
+        "trl_cpu_s": round(cpu["trl"], 3),
+        "ours_cpu_s": round(cpu["ours"], 3),
+        "cpu_ratio": round(cpu["trl"] / cpu["ours"], 2),
     }
 
 
 def table_cases() -> list[Case]:
     goal = Case()
     others = [
-        *[{"prompt": prompt} for prompt in (400, 3_000)],
+        *[{"prompt": prompt} for prompt in (300, 3_000)],
         *[{"generations": generations} for generations in (4, 16)],
         *[{"turns": turns} for turns in (1, 6)],
         *[{"tool_ms": tool_ms} for tool_ms in (0.0, 200.0)],
@@ -397,15 +416,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
     cases = [Case()] if options.quick else table_cases() if options.table else [own]
     warnings.filterwarnings("ignore", category=FutureWarning)
-    table = Table(
-        "prompt", "G", "turns", "tool ms", "model", "prompts", "sampled", "TRL s", "ours s", "ratio"
-    )
+    columns = ["prompt", "G", "turns", "tool ms", "model", "prompts", "sampled"]
+    columns += ["TRL s", "ours s", "ratio", "TRL cpu s", "ours cpu s", "cpu ratio"]
+    table = Table(*columns)
     results = []
     for case in cases:
         results.append(measure(case, options.repeats))
         table.add_row(*(str(value) for value in results[-1].values()))
         print(json.dumps(results[-1]), flush=True)
-    Console(width=100).print(table)
+    Console(width=130).print(table)
     print(json.dumps({"benchmark": "rollout", "threads": torch.get_num_threads(), **results[0]}))
 
 

@@ -16,6 +16,7 @@ import gc
 import json
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -138,20 +139,28 @@ def alive() -> dict[str, int]:
     }
 
 
+def size_of(row: dict[str, float]) -> int:
+    return sys.getsizeof(row) + sum(map(sys.getsizeof, row.values()))
+
+
 class Watch(TrainerCallback):
     """Looks at the process between steps."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self.seen: list[dict[str, Any]] = []
-        self.started = time.monotonic()
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.every == 0:
+            ms = 1_000 * (time.process_time() - self.cpu_started) / self.every
             seen = {"step": state.global_step, "elapsed_s": round(time.monotonic() - self.started, 1)}
-            seen |= {"memory_mb": round(memory_mb(), 1), **alive()}
+            seen |= {"memory_mb": round(memory_mb(), 1), "cpu_ms_per_step": round(ms), **alive()}
+            # The trainer of transformers keeps every line that was logged; it goes into each checkpoint.
+            seen["log_history_mb"] = round(sum(map(size_of, state.log_history)) / 1e6, 2)
             self.seen.append(seen)
             print(json.dumps(seen), flush=True)
+            self.cpu_started = time.process_time()
 
 
 def growth(seen: list[dict[str, Any]], name: str) -> dict[str, float]:
@@ -207,9 +216,9 @@ def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
     )
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
-    started, cpu_started = time.monotonic(), time.process_time()
+    started = time.monotonic()
     trainer.train()
-    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
+    seconds = time.monotonic() - started
     log = (config.run.output_dir / "rollouts.jsonl").read_text("utf-8").splitlines()
     episodes = [json.loads(line) for line in log]
     bench.executor.close()
@@ -222,7 +231,6 @@ def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
         "right": sum(row["strict"] for row in episodes),
         "load_questions": loading,
         "ms_per_step": round(1_000 * seconds / steps),
-        "cpu_ms_per_step": round(1_000 * cpu_seconds / steps),
         "memory_mb_most": max(row["memory_mb"] for row in watch.seen),
         **{name: growth(watch.seen, name) for name in watch.seen[0] if name not in ("step", "elapsed_s")},
         "rollouts_jsonl_mb": round(sum(len(line) for line in log) / 1e6, 1),
