@@ -1,5 +1,6 @@
 """What an attack may have touched: files, threads, processes, memory. Without /proc, less is seen."""
 
+import glob
 import os
 import re
 import threading
@@ -13,7 +14,6 @@ from typing import Self
 
 SAMPLED_S = 0.02
 MB = 1_000_000
-SCANNED_EVERY = 5  # samples: new children are looked for, which takes some milliseconds
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -25,9 +25,11 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def child_pids() -> set[int]:
     """Processes that this one started, and that are not waited for yet."""
-    own = str(os.getpid()).encode()
-    names = os.listdir("/proc") if os.path.isdir("/proc") else []
-    return {int(name) for name in names if name.isdecimal() and _parent_of(name) == own}
+    found: set[int] = set()
+    for path in glob.glob("/proc/self/task/*/children"):
+        with suppress(OSError), open(path) as file:  # of a thread that has ended
+            found.update(map(int, file.read().split()))
+    return found
 
 
 def living_children() -> set[int]:
@@ -59,13 +61,11 @@ class PeakMemory:
     def __init__(self) -> None:
         self.own_bytes = 0
         self.child_bytes = 0
-        self._children: set[int] = set()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._sample_often)
 
     def __enter__(self) -> Self:
-        self._children = child_pids()
-        for pid in (os.getpid(), *self._children):
+        for pid in (os.getpid(), *child_pids()):
             with suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak becomes what there is now
         self._thread.start()
@@ -79,16 +79,12 @@ class PeakMemory:
         self._sample()
 
     def _sample_often(self) -> None:
-        n_samples = 0
         while not self._is_over.wait(SAMPLED_S):
-            n_samples += 1
-            if n_samples % SCANNED_EVERY == 0:
-                self._children = child_pids()
             self._sample()
 
     def _sample(self) -> None:
         self.own_bytes = max(self.own_bytes, _peak_bytes(os.getpid()))
-        self.child_bytes = max([self.child_bytes, *map(_peak_bytes, self._children)])
+        self.child_bytes = max([self.child_bytes, *map(_peak_bytes, child_pids())])
 
 
 @dataclass(frozen=True)
@@ -110,14 +106,6 @@ def _peak_bytes(pid: int) -> int:
 
 def _kilobytes(field: str) -> int:
     return int(field.split()[0]) * 1024
-
-
-def _parent_of(pid: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return file.read().rpartition(b")")[2].split(None, 2)[1]
-    except OSError:  # it has ended
-        return b""
 
 
 def _status(pid: int | str) -> dict[str, str]:
