@@ -1,6 +1,6 @@
 """A small MCP server of another make, with tools that misbehave: `python mcp_server.py LOG`, over stdio.
 
-It appends a line to LOG for each start and each handshake.
+It appends a line to LOG for each start, handshake and call, with its process id.
 """
 
 import json
@@ -84,6 +84,7 @@ def main(log: Path) -> None:
         elif request["params"].get("arguments", {}).get("blocking"):
             handle(request)
         else:
+            note("call")
             threading.Thread(target=handle, args=(request,), daemon=True).start()
 
 

@@ -95,6 +95,20 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "environment: {observation: {max_rows: 0}}",
             "environment.observation.max_rows must be > 0, got 0",
         ),
+        ("environment: {mcp: {comand: x}}", "unknown key environment.mcp.comand: did you mean command?"),
+        (
+            "environment: {mcp: {command: x, url: 'http://y'}}",
+            "environment.mcp: expected exactly one of command and url, got command=x url=http://y",
+        ),
+        ("environment: {mcp: {}}", "environment.mcp: expected exactly one of command and url"),
+        (
+            "environment: {mcp: {command: x, timeout_s: 0}}",
+            "environment.mcp: timeout_s must be a number > 0, got 0.0",
+        ),
+        (
+            "environment: {mcp: {command: x, connections: 0}}",
+            "environment.mcp: connections must be >= 1, got 0",
+        ),
         ("rewards: {execution: high}", "rewards: execution must be a finite number, got 'high'"),
         (
             "rewards: {exectuion: 1}",

@@ -1,8 +1,12 @@
 import json
+import os
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +40,16 @@ def config(repo_root: Path, log: Path, **fields: Any) -> MCPConfig:
 
 
 @pytest.fixture(scope="module")
-def environment(
-    folder: Path, repo_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MCPEnvironment]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path, repo_root: Path, log: Path) -> Iterator[MCPEnvironment]:
     settings = EnvironmentSettings(
         protocol="native", max_turns=4, observation=ObservationLimits(max_chars=100)
     )
-    log = tmp_path_factory.mktemp("log") / "log"
-    made = MCPEnvironment(
-        Databases(folder), SQLExecutor(), settings, server=config(repo_root, log, timeout_s=1.0)
-    )
+    made = MCPEnvironment(Databases(folder), SQLExecutor(), settings, server=config(repo_root, log))
     yield made
     made.close()
 
@@ -92,7 +96,6 @@ def test_calls_are_answered_by_the_server_and_the_submission_by_us(environment: 
     ("turn", "shown"),
     [
         (call("refuse", {}), "Error: not like this"),
-        (call("sleep", {"seconds": 9, "blocking": False}), "Error: stopped: no answer within 1 s"),
         (call("run_sql", {"sql": "x" * 2_000}), "ran " + "x" * 96 + "…\n(100 of 2004 characters shown)"),
         (call("run_sql", {"sql": "\ud800"}), "Error: the call cannot be sent: "),
         (call("sleep", {"seconds": float("inf"), "blocking": False}), "Error: the call cannot be sent: "),
@@ -114,27 +117,41 @@ def test_what_goes_wrong_is_told_to_the_model(environment: MCPEnvironment, turn:
     assert not session.episode.is_masked
 
 
+def test_a_slow_call_is_told_to_the_model(folder: Path, repo_root: Path, tmp_path: Path) -> None:
+    settings = EnvironmentSettings(protocol="native")
+    server = config(repo_root, tmp_path / "log", timeout_s=0.5)
+    made = MCPEnvironment(Databases(folder), SQLExecutor(), settings, server=server)
+    session = begin(made)
+    reply = session.step(call("sleep", {"seconds": 60, "blocking": False}))
+    made.close()
+    assert reply is not None and reply["content"] == "Error: stopped: no answer within 0.5 s"
+    assert not session.episode.is_masked
+
+
 def test_a_server_killed_among_sixty_four_sessions_masks_those_it_was_answering(
-    environment: MCPEnvironment,
+    environment: MCPEnvironment, log: Path
 ) -> None:
     sessions = [begin(environment) for _ in range(64)]
-    turns = [call("sleep", {"seconds": 0.9, "blocking": False}) for _ in range(63)] + [call("die", {})]
+    before = len(log.read_text().splitlines())
 
-    def step(turn: tuple[SQLSession, str]) -> Message | None:
-        return turn[0].step(turn[1])
+    def step(session: SQLSession, *, turn: str) -> Message | None:
+        return session.step(turn)
 
     with ThreadPoolExecutor(64) as threads:
-        replies = list(threads.map(step, zip(sessions, turns, strict=True)))
-        again = [begin(environment) for _ in range(64)]
-        answers = list(threads.map(lambda session: session.step(call("run_sql", {"sql": "1"})), again))
+        sleeping = partial(step, turn=call("sleep", {"seconds": 60, "blocking": False}))
+        replies = threads.map(sleeping, sessions)
+        while len(lines := log.read_text().splitlines()) < before + 64:
+            time.sleep(0.01)
+        os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
+        assert list(replies) == [None] * 64
+        others = [begin(environment) for _ in range(64)]
+        answers = list(threads.map(partial(step, turn=call("run_sql", {"sql": "1"})), others))
 
-    lost = [session.episode for session in sessions if session.episode.stop_reason == "error"]
-    assert sessions[-1].episode in lost
-    assert len(lost) > 1
-    for session, reply in zip(sessions, replies, strict=True):
-        assert session.episode.is_masked == (reply is None) == (session.episode in lost)
-        assert session.episode.final_sql is None
-    assert [answer and answer["content"] for answer in answers] == ["ran 1"] * 64
+    for session in sessions:
+        episode = session.episode
+        assert (episode.stop_reason, episode.is_masked, episode.final_sql) == ("error", True, None)
+    assert answers == [{"role": "tool", "content": "ran 1"}] * 64
+    assert [line.split()[0] for line in log.read_text().splitlines()].count("start") == 2
 
 
 def test_tags_need_run_sql_and_offer_nothing_else(folder: Path, repo_root: Path, tmp_path: Path) -> None:
@@ -155,7 +172,7 @@ def test_placeholders_and_tokens_reach_the_server(
     server = MCPConfig(
         command=f"sh -c 'echo $KEY $0 $1 > {seen}; exit 1' {{name}} {{database}}", token_variable="KEY"
     )
-    monkeypatch.setattr("text2sql_grpo.integrations.mcp.pool.BACK_OFF_S", ())
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
     monkeypatch.setenv("KEY", "secret")
     databases = Databases(folder)
     with pytest.raises(Exception, match="expected an MCP server"):

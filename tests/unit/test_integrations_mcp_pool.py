@@ -17,7 +17,9 @@ from mcp import MCPError
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.mcp import pool as pool_module
-from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, Server, ServerDied
+from text2sql_grpo.integrations.mcp import transport
+from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
+from text2sql_grpo.integrations.mcp.transport import Server
 
 Start = Callable[..., ConnectionPool]
 
@@ -51,7 +53,7 @@ def said(pool: ConnectionPool, server: Server, name: str, **arguments: Any) -> s
 
 
 def events(log: Path) -> Counter[str]:
-    return Counter(line.split()[0] for line in log.read_text().splitlines())
+    return Counter(line.split()[0] for line in log.read_text().splitlines()) if log.exists() else Counter()
 
 
 def test_sixty_four_calls_at_once_share_one_connection(start: Start, server: Server, log: Path) -> None:
@@ -63,7 +65,7 @@ def test_sixty_four_calls_at_once_share_one_connection(start: Start, server: Ser
     assert answers == [f"ran {i}" for i in range(64)]
     assert slept == ["slept"] * 64
     assert time.perf_counter() - started < 16  # 32 s one after the other
-    assert events(log) == {"start": 1, "initialize": 1}
+    assert events(log) == {"start": 1, "initialize": 1, "call": 128}
 
 
 def test_no_more_connections_than_allowed_and_the_idle_one_makes_room(
@@ -96,7 +98,8 @@ def test_a_server_that_died_with_a_call_is_not_asked_again_and_is_replaced(
     pool = start()
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(said, pool, server, "sleep", seconds=20) for _ in range(3)]
-        time.sleep(0.3)
+        while events(log)["call"] < 3:
+            time.sleep(0.01)
         with pytest.raises(ServerDied):
             pool.call(server, how, {})
         for call in waiting:
@@ -108,7 +111,6 @@ def test_a_server_that_died_with_a_call_is_not_asked_again_and_is_replaced(
 
 def test_a_slow_call_is_given_up_and_the_server_kept(start: Start, server: Server, log: Path) -> None:
     pool = start(timeout_s=0.2)
-    assert said(pool, server, "run_sql", sql="1") == "ran 1"
     with pytest.raises(CallTimedOut):
         said(pool, server, "sleep", seconds=10)
     assert events(log)["start"] == 1
@@ -126,7 +128,7 @@ def test_a_server_that_answers_nobody_is_lost(
 def test_a_server_that_starts_at_last_is_waited_for(
     start: Start, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "BACK_OFF_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01, 0.01, 0.01))
     script, tries = tmp_path / "late.sh", tmp_path / "tries"
     script.write_text(f'echo x >> {tries}; [ $(wc -l < {tries}) -lt 3 ] && exit 1; exec "$@"')
     late = Server(command=("sh", str(script), *server.command))
@@ -147,7 +149,7 @@ def test_a_server_that_starts_at_last_is_waited_for(
 def test_a_server_that_cannot_be_started(
     start: Start, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(pool_module, "BACK_OFF_S", (0.01,))
+    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01,))
     pool = start()
     for _ in range(2):
         with pytest.raises(RunError, match=message):
@@ -184,14 +186,14 @@ def http_answers(*statuses: int) -> Iterator[tuple[str, list[int]]]:
 def test_what_a_busy_web_server_turned_away_is_sent_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "BACK_OFF_S", (0.01, 0.01))
+    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01, 0.01))
     with http_answers(503, 429, 401) as (url, given), pytest.raises(RunError, match="401 Unauthorized"):
         start().list_tools(Server(url=url, token="secret"))
     assert given == [503, 429, 401]
 
 
 def test_a_web_server_that_is_not_there(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "BACK_OFF_S", (0.01,))
+    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01,))
     with http_answers(200) as (url, _):
         pass
     with pytest.raises(RunError, match=r"ConnectError: .* \(http://127"):

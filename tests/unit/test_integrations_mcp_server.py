@@ -40,7 +40,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[SQLExecutor]:
-    with SQLExecutor(Limits(timeout_s=0.3), workers=1) as executor:
+    with SQLExecutor(Limits(timeout_s=1), workers=1) as executor:
         yield executor
 
 
@@ -98,7 +98,7 @@ def test_queries_run_under_the_limits_and_each_leaves_a_line(
     assert rows == (False, "code\nFAO-09\nLIS-02\n(2 of 3 rows shown)")
     assert denied[0] and denied[1].startswith("Error: not allowed: DELETE")
     assert wrong == (True, "Error: no such column: nope")
-    assert endless == (True, "Error: stopped: the query ran longer than 0.3 s")
+    assert endless == (True, "Error: stopped: the query ran longer than 1 s")
     lines = json_lines(audit_log.path)
     assert [(line["sql"], line["status"], line["rows"]) for line in lines] == [
         (queries[0], "ok", 3),
@@ -106,7 +106,7 @@ def test_queries_run_under_the_limits_and_each_leaves_a_line(
         (queries[2], "error", 0),
         (queries[3], "timeout", 0),
     ]
-    assert lines[3]["elapsed_s"] > 0.2
+    assert lines[3]["elapsed_s"] > 0.9
     assert all(line["time"].endswith("+00:00") and line["session"] for line in lines)
     assert (audit_log.path.stat().st_mode & 0o777) == 0o600
 

@@ -18,7 +18,8 @@ from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, Server, ServerDied
+from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
+from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.schema import estimated_tokens
 

@@ -15,23 +15,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
+from mcp import Client, MCPError
 from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
 
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.integrations.mcp import transport
+from text2sql_grpo.integrations.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 
-OPEN_TIMEOUT_S = 60.0
-BACK_OFF_S = (0.2, 1.0, 3.0)
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _LAST_WORDS_CHARS = 500
-_TURNED_AWAY = (429, 503)
-_NOT_LET_IN = (401, 403)
 _PROTOCOL_CODES = range(-32768, -31999)  # JSON-RPC keeps these for itself; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
@@ -49,24 +46,6 @@ class ServerDied(Exception):
 
 class CallTimedOut(Exception):
     """A call took too long, and its server is well."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """What to connect to: the words of a command, or a URL.
-
-    Attributes:
-        token: Sent to the URL; empty for none.
-        environment: Variables of the command's own, by name.
-    """
-
-    command: tuple[str, ...] = ()
-    url: str = ""
-    token: str = field(default="", repr=False)
-    environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-    def __str__(self) -> str:
-        return self.url or " ".join(self.command)
 
 
 class ConnectionPool:
@@ -233,7 +212,7 @@ class _Connections:
             self._changed.notify_all()
 
     async def _open_patiently(self, server: Server) -> _Connection:
-        for pause_s in (*BACK_OFF_S, None):
+        for pause_s in (*transport.BACK_OFF_S, None):
             try:
                 return await self._open_once(server)
             except _FAILURES as error:
@@ -265,9 +244,9 @@ class _Connections:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as last_words:
             try:
                 async with AsyncExitStack() as stack:
-                    transport = await _transport(server, stack, last_words)
+                    streams = await open_transport(server, stack, last_words)
                     client = await stack.enter_async_context(
-                        Client(transport, read_timeout_seconds=OPEN_TIMEOUT_S)
+                        Client(streams, read_timeout_seconds=OPEN_TIMEOUT_S)
                     )
                     connection = _Connection(server, client)
                     ready.set_result(connection)
@@ -296,44 +275,6 @@ class _Connections:
     def _end(self, connection: _Connection) -> None:
         self._open.remove(connection)
         connection.closing.set()
-
-
-async def _transport(server: Server, stack: AsyncExitStack, last_words: TextIO) -> Any:
-    if server.url:
-        client = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
-            timeout=httpx2.Timeout(OPEN_TIMEOUT_S, read=None),  # each call has its own limit
-            transport=_Patient(),
-            follow_redirects=True,
-        )
-        await stack.enter_async_context(client)
-        return streamable_http_client(server.url, http_client=client)
-    program, *arguments = server.command
-    parameters = StdioServerParameters(command=program, args=arguments, env=dict(server.environment))
-    return stdio_client(parameters, errlog=last_words)
-
-
-class _Patient(httpx2.AsyncHTTPTransport):
-    """Asks again, later, where nobody can have handled the request."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        for pause_s in (*BACK_OFF_S, None):
-            try:
-                response = await super().handle_async_request(request)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout):
-                if pause_s is None:
-                    raise
-            else:
-                is_turned_away = response.status_code in _TURNED_AWAY
-                if response.status_code not in _NOT_LET_IN and not (is_turned_away and pause_s):
-                    return response
-                await response.aclose()
-                if not is_turned_away:
-                    status = f"{response.status_code} {response.reason_phrase}"
-                    raise httpx2.HTTPStatusError(status, request=request, response=response)
-            assert pause_s is not None
-            await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
 
 
 def _first(error: BaseException) -> BaseException:
