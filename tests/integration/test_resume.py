@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def start(config: Path, folder: Path, *options: str) -> int:
         code = 70
         gc.freeze()  # a run collects garbage twice, and all that was imported is none
         try:
-            os.dup2(os.open(folder.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+            sys.stdout = folder.with_suffix(".txt").open("a", buffering=1)
             code = main(["train", "--config", str(config), "--run.output_dir", str(folder), *options])
         except BaseException:
             folder.with_suffix(".error").write_text(traceback.format_exc())
