@@ -156,6 +156,8 @@ def test_penalty_instead_of_a_mask() -> None:
 
     cases = ((make_episode(), GOLD_FAILED), (masked, RIGHT), (make_episode(), RIGHT), (make_episode(), WRONG))
     assert totals(rewards, *cases) == [-1, -1, 1, 0]
+    lost = replace(masked, stop_reason="error")
+    assert rewards.score(lost, WRONG, NO_RESULTS) is None, "a server that died is not the model's fault"
     assert RewardMix({"execution": 1.0, "on_error": "mask"}).weights == {"execution": 1.0}
 
 

@@ -68,6 +68,8 @@ class RewardMix:
         Raises:
             RunError: A score outside its function's declared range.
         """
+        if episode.stop_reason == "error":  # ours, not the model's
+            return None
         if episode.is_masked or verdict.reason == "gold_failed":
             return dict.fromkeys(self._functions, 0.0) | {ADJUSTMENT: PENALTY} if self._penalises else None
         scores = {}

@@ -5,9 +5,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.environment.episode import Action, Episode, StopReason
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS
@@ -163,11 +163,8 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "hack/rate": float("official_only" in flags or "no_table" in flags),
         **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
         "episode/turns": float(len(kinds)),
-        "episode/looks": float(kinds.count("run_sql")),
+        "episode/looks": float(kinds.count("run_sql") + kinds.count("call_tool")),
         "episode/malformed": float(kinds.count("malformed")),
         "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
-        **{
-            f"stop/{reason}": float(episode.stop_reason == reason)
-            for reason in ("submitted", "max_turns", "budget", "context")
-        },
+        **{f"stop/{reason}": float(episode.stop_reason == reason) for reason in get_args(StopReason)},
     }
