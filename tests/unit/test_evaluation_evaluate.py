@@ -11,8 +11,8 @@ from tests.scripted_slots import scripted_slots
 from tests.tiny_model import write_tokenizer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, SlotPolicy
