@@ -1,0 +1,285 @@
+"""The update of GRPO: each prompt forwarded once beside stock TRL, in one process, same weights and batch.
+
+A batch holds groups of equal size; every prompt and every completion has the same length, so that no padding
+helps us. Timed is what lies between a scored batch and its gradient: `compute_loss` and backward of
+`GRPOTrainer`, and of the same trainer with `SharedPrefixUpdate` before it, as `SQLGRPOTrainer` has it. Both
+first take a small batch; then they take turns, and the best round of each counts. Loss and gradient of both
+are compared. Memory is the growth of resident memory up to its peak over one update, gradients included, each
+side in a forked child of its own, forked before anything was run (on CUDA: of allocated memory, in turn).
+
+The last line is JSON: `ratio` is TRL's time over ours, `token_ratio` the tokens that TRL forwards over ours,
+`memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8 completions a prompt.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/update.py --quick      (the goal's point; under a minute)
+     OMP_NUM_THREADS=1 python benchmarks/update.py --table      (one dimension at a time; minutes)
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+from trl.kernels import chunked_logprob
+
+from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
+
+VOCAB = 4_000
+LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
+SIZES = {  # layers, width, heads, key-value heads
+    "2M": (4, 192, 6, 6),
+    "25M": (8, 512, 8, 8),
+    "0.5B": (24, 896, 14, 2),  # Qwen2.5's shapes
+    "1.5B": (28, 1_536, 12, 2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point: prompt and completion tokens, completions of each prompt, model, prompts of a batch."""
+
+    prompt: int = 1_000
+    completion: int = 100
+    generations: int = 8
+    size: str = "2M"
+    prompts: int = 1
+    bf16: bool = False
+
+
+class SharedGRPOTrainer(GRPOTrainer):
+    """TRL's trainer with the update of `SQLGRPOTrainer`, which is off until `share` was called."""
+
+    update: SharedPrefixUpdate | None = None
+
+    def share(self) -> None:
+        self.update = SharedPrefixUpdate(self, is_wanted=True)
+        assert self.update.is_on
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        if self.update is None:
+            return super()._compute_loss(model, inputs)
+        with self.update.scoring(inputs) as inputs:
+            return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> LogProbs:
+        plain = super()._get_per_token_logps_and_entropies
+        return (
+            plain(*args, **kwargs) if self.update is None else self.update.log_probs(plain, *args, **kwargs)
+        )
+
+
+def make_trainer(case: Case, folder: str) -> SharedGRPOTrainer:
+    torch.manual_seed(0)
+    layers, width, heads, kv_heads = SIZES[case.size]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<end>",
+    )
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=width,
+        intermediate_size=int(2.75 * width),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=16_384,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    trainer = SharedGRPOTrainer(
+        LlamaForCausalLM(config),
+        reward_funcs=[lambda **_: []],
+        args=GRPOConfig(
+            output_dir=str(Path(folder) / "run"),
+            per_device_train_batch_size=case.generations,
+            num_generations=case.generations,
+            gradient_checkpointing=False,
+            bf16=case.bf16,
+            use_cpu=not torch.cuda.is_available(),
+            loss_type="dapo",
+            beta=0.0,
+            report_to="none",
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["?"]}),
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+def make_batch(case: Case, device: torch.device) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    rows = case.prompts * case.generations
+    prompts = torch.randint(2, VOCAB, (case.prompts, case.prompt), generator=generator)
+    batch = {
+        "prompt_ids": prompts.repeat_interleave(case.generations, 0),
+        "prompt_mask": torch.ones(rows, case.prompt, dtype=torch.long),
+        "completion_ids": torch.randint(2, VOCAB, (rows, case.completion), generator=generator),
+        "completion_mask": torch.ones(rows, case.completion, dtype=torch.long),
+        "advantages": torch.randn(rows, generator=generator),
+        "num_items_in_batch": torch.tensor(rows * case.completion),
+    }
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+class Side:
+    """One update of one side.
+
+    Attributes:
+        tokens: Forwarded in the last one.
+    """
+
+    def __init__(self, case: Case, folder: str, *, is_ours: bool) -> None:
+        self.trainer = make_trainer(case, folder)
+        self.batch = make_batch(case, self.trainer.accelerator.device)
+        self.tokens = 0
+        self._is_ours = is_ours
+        self.trainer.model.get_input_embeddings().register_forward_hook(self._count)
+        if is_ours:
+            self.trainer.share()
+        self._logit_tile = chunked_logprob.TOKEN_CHUNK_SIZE if is_ours else LOGIT_TILE
+
+    def _count(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        self.tokens += output.shape[:-1].numel()
+
+    def update(self) -> tuple[float, float]:
+        """Seconds and the loss; gradients are left in the model."""
+        chunked_logprob.TOKEN_CHUNK_SIZE = self._logit_tile
+        self.tokens = 0
+        self.trainer.model.zero_grad(set_to_none=True)
+        gc.collect()
+        _wait()
+        started = time.perf_counter()
+        loss = self.trainer.compute_loss(self.trainer.model, self.batch)
+        self.trainer.accelerator.backward(loss)
+        _wait()
+        return time.perf_counter() - started, loss.item()
+
+    def gradient(self) -> torch.Tensor:
+        return torch.cat([p.grad.flatten() for p in self.trainer.model.parameters()])
+
+    def peak_bytes(self) -> int:
+        """Growth of memory up to its peak over one update; on a CPU in a forked child."""
+        if torch.cuda.is_available():
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.update()
+            return torch.cuda.max_memory_allocated() - before
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+            before = _resident("VmRSS")
+            self.update()
+            os.write(write, str(_resident("VmHWM") - before).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            grown = int(pipe.read())
+        os.waitpid(child, 0)
+        return grown
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _resident(field: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def measure(case: Case, repeats: int) -> dict[str, Any]:
+    """Best times, peaks and tokens of both sides, and how they compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {name: Side(case, folder, is_ours=name == "ours") for name in ("trl", "ours")}
+        peak = {name: side.peak_bytes() for name, side in sides.items()}
+        small = make_batch(
+            dataclasses.replace(case, prompt=50, completion=20), sides["trl"].batch["prompt_ids"].device
+        )
+        for side in sides.values():
+            side.batch, whole = small, side.batch
+            side.update()
+            side.batch = whole
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        losses = {}
+        for _ in range(repeats):
+            for name, side in sides.items():
+                taken, losses[name] = side.update()
+                seconds[name].append(taken)
+        expected, found = sides["trl"].gradient(), sides["ours"].gradient()
+        error = ((found - expected).norm() / expected.norm()).item()
+    assert abs(losses["trl"] - losses["ours"]) < (1e-2 if case.bf16 else 1e-5), losses
+    assert error < (0.2 if case.bf16 else 1e-4), error
+    best = {name: min(times) for name, times in seconds.items()}
+    tokens = {name: side.tokens for name, side in sides.items()}
+    return {
+        **dataclasses.asdict(case),
+        "trl_s": round(best["trl"], 3),
+        "ours_s": round(best["ours"], 3),
+        "ratio": round(best["trl"] / best["ours"], 2),
+        "token_ratio": round(tokens["trl"] / tokens["ours"], 2),
+        "trl_mb": round(peak["trl"] / 1e6),
+        "ours_mb": round(peak["ours"] / 1e6),
+        "memory_ratio": round(peak["trl"] / peak["ours"], 2),
+        "gradient_error": float(f"{error:.1e}"),
+    }
+
+
+def table_cases(own: Case) -> list[Case]:
+    others: list[dict[str, Any]] = [
+        *[{"prompt": prompt} for prompt in (300, 3_000)],
+        *[{"generations": generations} for generations in (4, 16)],
+        {"size": "25M"},
+    ]
+    return [own, *[dataclasses.replace(own, **other) for other in others]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="the goal's point only")
+    parser.add_argument("--table", action="store_true", help="each dimension around the point")
+    parser.add_argument("--repeats", type=int, default=2)
+    for field in dataclasses.fields(Case):
+        action = {"action": "store_true"} if field.type is bool else {"type": type(field.default)}
+        parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
+    options = parser.parse_args(arguments)
+    own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
+    cases = [Case()] if options.quick else table_cases(own) if options.table else [own]
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    results = []
+    table = Table()
+    for case in cases:
+        results.append(measure(case, options.repeats))
+        print(json.dumps(results[-1]), flush=True)
+        if not table.columns:
+            for name in results[-1]:
+                table.add_column(name)
+        table.add_row(*(str(value) for value in results[-1].values()))
+    Console(width=160).print(table)
+    print(json.dumps({"benchmark": "update", "threads": torch.get_num_threads(), **results[0]}))
+
+
+if __name__ == "__main__":
+    main()
