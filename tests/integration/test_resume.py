@@ -79,6 +79,10 @@ def start(config: Path, folder: Path, *options: str) -> int:
     return pid
 
 
+def has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def ended(pid: int) -> int:
     """How a process ended: its exit code, or minus the signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -90,7 +94,7 @@ def killed(pid: int, folder: Path, *, after_s: float) -> bool:
     before = config.stat().st_mtime_ns if config.exists() else 0
     begun = None
     while begun is None or time.monotonic() - begun < after_s:
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if has_ended(pid):
             break
         if begun is None and config.exists() and config.stat().st_mtime_ns != before:
             begun = time.monotonic()
@@ -189,6 +193,7 @@ def test_sigterm_saves_and_ends_like_ctrl_c(config: Path, tmp_path: Path) -> Non
     pid = start(config, folder, "--grpo.max_steps", "500", "--grpo.save_steps", "500")
     metrics = folder / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
+        assert not has_ended(pid)
         time.sleep(0.01)
     os.kill(pid, signal.SIGTERM)
     assert ended(pid) == 130
