@@ -147,6 +147,12 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder to write; default: 'merged' beside the adapter")
     parser.add_argument("--base", help="folder or Hub id of the base; default: the one the adapter names")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument(
+        "--quantization",
+        default="auto",
+        choices=["auto", "none", "4bit"],
+        help="of the base in training; default: as the config.yaml beside the adapter says",
+    )
 
 
 def run_merge(options: argparse.Namespace) -> int:
@@ -155,7 +161,10 @@ def run_merge(options: argparse.Namespace) -> int:
     from text2sql_grpo.publishing.merge import merge_adapter
 
     out = options.writes_to = options.out or options.adapter.parent / "merged"
-    print(merge_adapter(options.adapter, out, base=options.base, dtype=options.dtype))
+    report = merge_adapter(
+        options.adapter, out, base=options.base, dtype=options.dtype, quantization=options.quantization
+    )
+    print(report)
     return 0
 
 
@@ -265,6 +274,38 @@ def run_audit_reward(options: argparse.Namespace) -> int:
     return audit_reward(config, golds=options.golds, seed=options.seed, as_json=options.json)
 
 
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `doctor`."""
+    parser.add_argument("--config", type=Path, default=Path("config/quickstart.yaml"), help="YAML of the run")
+    parser.add_argument(
+        "--accelerate", type=Path, metavar="FILE", help="accelerate config that will start it"
+    )
+    parser.add_argument("--no-dry-run", action="store_true", help="do not load the model to play one step")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
+    _take_settings(parser)
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Says whether a run would work here, what it takes, and what to do about it."""
+    from text2sql_grpo.config import load_config
+
+    config = load_config(options.config, options.settings)
+    options.writes_to = config.run.output_dir
+
+    _quiet_libraries()
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.doctor import doctor
+
+    return doctor(
+        config,
+        console=Console(),
+        launch=options.accelerate,
+        dry_run=not options.no_dry_run,
+        as_json=options.json,
+    )
+
+
 def add_mcp_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mcp`."""
     parser.add_argument(
@@ -346,6 +387,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add_evaluate_arguments(
         _add_verb(verbs, "evaluate", "answer held-out questions with a model", run_evaluate)
     )
+    add_doctor_arguments(_add_verb(verbs, "doctor", "say whether a run would work here", run_doctor))
     add_merge_arguments(_add_verb(verbs, "merge", "merge a LoRA adapter into its base, checked", run_merge))
     add_push_arguments(_add_verb(verbs, "push", "push a merged model to the Hugging Face Hub", run_push))
     data = verbs.add_parser("data", help="make questions, compare question files", allow_abbrev=False)

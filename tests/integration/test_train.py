@@ -22,6 +22,7 @@ from tests.tiny_model import logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.cli import main
 from text2sql_grpo.config import load_config
+from text2sql_grpo.training.policy import load_policy
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
@@ -185,17 +186,23 @@ def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_a_model_is_trained_in_4_bit_and_merged_into_the_full_one(
+def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_on(
     qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = {"path": str(qwen), "quantization": "4bit", "lora": {"r": 4}}
     environment = {"schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}
     config = write_config(tmp_path, model=model, warm_start=None, environment=environment)
-    assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
+    assert main(["train", "--config", str(config), "--grpo.max_steps", "2"]) == 0
     assert capsys.readouterr().err == ""
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged")
+    run = tmp_path / "run"
+    merged = AutoModelForCausalLM.from_pretrained(run / "merged")
     assert getattr(merged.config, "quantization_config", None) is None
     assert {parameter.dtype for parameter in merged.parameters()} == {torch.bfloat16}
+    four_bit = load_policy(str(qwen), dtype="float32", quantization="4bit").model
+    trained = logits_of(PeftModel.from_pretrained(four_bit, run / "adapter"))
+    plain = logits_of(AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32))
+    rounding = (logits_of(merged.float()) - trained).abs().max()  # to bfloat16, when it was written
+    assert rounding < 0.2 * (plain - trained).abs().max()
 
 
 # What a person reads, line by line; a bar draws many of the first kind.

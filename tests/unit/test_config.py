@@ -9,7 +9,7 @@ from text2sql_grpo.config import Config, dump_config, load_config, parse_config
 from text2sql_grpo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "config").rglob("*.y*ml"))
+CONFIGS = sorted((ROOT / "config").glob("*.y*ml"))  # accelerate's own lie in a folder
 SMALLEST = "model: {path: some/model}\ndata: {databases: d, train: t.jsonl}\n"
 TINY = "model: {tiny: {}}\ndata: {databases: d, train: t.jsonl, demonstrations: s.jsonl}\n"
 

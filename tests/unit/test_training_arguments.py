@@ -1,5 +1,6 @@
 """The `grpo` section of a config: TRL's own fields, checked, and its refusals as messages."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,12 @@ import pytest
 import torch
 
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
+from text2sql_grpo.training.arguments import (
+    SQLGRPOConfig,
+    device_type,
+    training_arguments,
+    wrong_combinations,
+)
 
 
 def made(folder: Path, **fields: Any) -> SQLGRPOConfig:
@@ -22,6 +28,43 @@ def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> No
         "cosine",
         str(tmp_path),
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "processes", "is_sharded", "reason"),
+    [
+        (
+            {"use_vllm": True, "vllm_mode": "server"},
+            2,
+            False,
+            "vllm_mode server takes one training process, got 2",
+        ),
+        ({"use_transformers_continuous_batching": True, "bf16": False}, 1, False, None),
+        ({}, 2, True, r"need use_vllm: true, since generation waits for all processes"),
+        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, 2, False, "vllm_tensor_parallel_size must be 1"),
+        ({"use_vllm": True, "vllm_mode": "server"}, 1, False, None),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, 2, True, None),
+        ({}, 8, False, None),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    tmp_path: Path, fields: dict[str, Any], processes: int, is_sharded: bool, reason: str | None
+) -> None:
+    reasons = wrong_combinations(made(tmp_path, **fields), processes, is_sharded=is_sharded)
+    assert len(reasons) == (reason is not None)
+    assert reason is None or re.search(reason, reasons[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"use_transformers_continuous_batching": True}, r"needs bf16: false and fp16: false"),
+        ({"sync_ref_model": True}, r"sync_ref_model needs beta > 0"),
+    ],
+)
+def test_refused_when_the_config_is_read(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        made(tmp_path, **fields)
 
 
 def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:

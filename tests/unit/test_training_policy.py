@@ -6,16 +6,25 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen3MoeConfig
 
+from tests.tiny_model import write_model
 from tests.tiny_run import write_config
-from text2sql_grpo.config import Config, WarmStartConfig, load_config
+from text2sql_grpo.config import (
+    Config,
+    LoraSettings,
+    ModelConfig,
+    TinyPolicyConfig,
+    WarmStartConfig,
+    load_config,
+)
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.policy import LoadedPolicy, tiny_policy
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, resolved, tiny_policy
 
 WARM_START = WarmStartConfig(
     steps=2, practice_steps=1, renamed_copies=0, copy_questions=20, rows_per_step=1, demonstrations_per_row=2
@@ -122,3 +131,59 @@ def test_databases_too_small_to_ask_about(config: Config) -> None:
 def test_only_a_config_with_a_tiny_policy(config: Config) -> None:
     with pytest.raises(ModelError, match=r"expected model\.tiny and warm_start"):
         make(replace(config, warm_start=None))
+
+
+LORA = LoraSettings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (ModelConfig(path="m"), ("float32", "none")),
+        (ModelConfig(path="m", lora=LORA), ("float32", "none")),
+        (ModelConfig(path="m", lora=LORA, dtype="float16"), ("float16", "none")),
+        (ModelConfig(path="m", lora=LORA, quantization="4bit"), ("float32", "4bit")),
+        (ModelConfig(path="m", lora=LORA, quantization="auto"), ("float32", "4bit")),
+        (ModelConfig(tiny=TinyPolicyConfig()), ("auto", "none")),
+    ],
+)
+def test_what_auto_means_on_a_cpu(settings: ModelConfig, expected: tuple[str, str]) -> None:
+    pytest.importorskip("bitsandbytes")
+    decided = resolved(settings, "cpu")
+    assert (decided.dtype, decided.quantization) == expected
+    assert resolved(decided, "cpu") == decided
+
+
+def test_auto_trains_lora_where_weights_cannot_be_packed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
+    settings = ModelConfig(path="m", lora=LORA, quantization="auto")
+    assert resolved(settings, "cpu").quantization == "none"
+    assert "LoRA on float32 weights, not on 4-bit ones: DISABLE_BITSANDBYTES=1 is set" in caplog.text
+
+
+def test_adapters_by_family() -> None:
+    settings = ModelConfig(path="m", lora=LORA)
+    narrow, wide = Qwen2Config(hidden_size=896), Qwen2Config(hidden_size=3584)
+    experts = Qwen3MoeConfig(hidden_size=2048)
+
+    assert lora_config(ModelConfig(path="m"), narrow) is None
+    made = [lora_config(settings, config) for config in (narrow, wide, experts)]
+    assert [(one.r, one.lora_alpha, one.target_modules) for one in made if one] == [
+        (32, 64, "all-linear"),
+        (16, 32, "all-linear"),
+        (16, 32, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+    ]
+    own = lora_config(replace(settings, lora=LoraSettings(r=4, target_modules=["q_proj"])), wide)
+    assert own is not None and (own.r, own.lora_alpha, own.target_modules) == (4, 8, {"q_proj"})
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, 10_000])
+def test_torn_weights_are_said_in_one_line(tmp_path: Path, kept_bytes: int) -> None:
+    folder = write_model(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    with pytest.raises(ModelError, match=r"^expected a model folder or Hub id, got [^\n]+$") as error:
+        load_policy(str(folder))
+    assert str(folder) in str(error.value)

@@ -89,7 +89,7 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
     if arguments.use_vllm and arguments.vllm_mode == "server" and processes > 1:
         reasons.append(
             f"vllm_mode server takes one training process, got {processes}: once they have different numbers "
-            "of episodes left, TRL hands one the completions of another; set vllm_mode: colocate, or train in one"
+            "of episodes left, TRL hands one the completions of another; set vllm_mode: colocate"
         )
     if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
         reasons.append(

@@ -196,15 +196,33 @@ def tiny_policy(
         environment: The run's; demonstrations are played in one like it that leaves room for a look.
         on_step: See `warm_start`; not called if the policy is taken from the cache.
     """
+    making = _making(config, examples, environment)
+    folder = making.folder()
+    if not folder.exists():
+        making.make(folder, on_step)
+    return load_policy(str(folder))
+
+
+def made_tiny_policy(
+    config: Config, load: Callable[[Path], Sequence[Example]], environment: SQLEnvironment
+) -> str | None:
+    """Where the policy that `tiny_policy` would return lies; None if it is still to be made.
+
+    Args:
+        load: Reads the demonstrations.
+    """
+    if config.data.demonstrations is None:
+        return None
+    folder = _making(config, load(config.data.demonstrations), environment).folder()
+    return str(folder) if folder.exists() else None
+
+
+def _making(config: Config, examples: Sequence[Example], environment: SQLEnvironment) -> "_Making":
     if config.model.tiny is None or config.warm_start is None:
         raise ModelError("expected model.tiny and warm_start in the config")
     settings = dataclasses.replace(environment.settings, max_turns=_DEMONSTRATED_TURNS)
     environment = SQLEnvironment(environment.databases, environment.executor, settings)
-    making = _Making(config.model.tiny, config.warm_start, config.run.seed, examples, environment)
-    folder = cache_folder("warm_starts") / making.fingerprint()
-    if not folder.exists():
-        making.make(folder, on_step)
-    return load_policy(str(folder))
+    return _Making(config.model.tiny, config.warm_start, config.run.seed, examples, environment)
 
 
 _DEMONSTRATED_TURNS = 3
@@ -224,7 +242,11 @@ class _Making:
     examples: Sequence[Example]
     environment: SQLEnvironment
 
-    def fingerprint(self) -> str:
+    def folder(self) -> Path:
+        """Where the policy is kept, under a hash of all this."""
+        return cache_folder("warm_starts") / self._fingerprint()
+
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         settings = (self.tiny, self.warm_start, self.environment.settings)
         digest.update(json.dumps([dataclasses.asdict(part) for part in settings]).encode())

@@ -136,10 +136,10 @@ def shrink_logit_tiles(trainer: GRPOTrainer) -> None:
     An update on episodes of the quickstart took 1.4 s instead of 1.9 s.
     """
     if trainer.accelerator.device.type == "cpu":
-        chunked_logprob.TOKEN_CHUNK_SIZE = _LOGIT_TILE
+        chunked_logprob.TOKEN_CHUNK_SIZE = LOGIT_TILE
 
 
-_LOGIT_TILE = 256
+LOGIT_TILE = 256
 
 
 @contextmanager

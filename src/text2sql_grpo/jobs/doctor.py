@@ -1,0 +1,197 @@
+"""Whether a config would run here, found out before a long run does."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedConfig
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.jobs import doctor_checks, doctor_model
+from text2sql_grpo.jobs.doctor_checks import Finding, Launch, guarded
+from text2sql_grpo.jobs.run_folder import check_folder
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.jobs.train import check_fills_a_batch, run_arguments
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
+from text2sql_grpo.training.memory import MemoryEstimate
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, made_tiny_policy, resolved
+
+_MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
+
+
+def doctor(
+    config: Config,
+    *,
+    console: Console,
+    launch: Path | None = None,
+    dry_run: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Looks at everything that a run needs and says what to do.
+
+    Args:
+        config: The run.
+        console: Where a person reads along.
+        launch: The accelerate config that will start it; None for one process.
+        dry_run: Whether to load the model and play one small step.
+        as_json: One JSON object instead of a report.
+
+    Returns:
+        The exit code: 1 if a run would fail, else 0.
+    """
+    findings = []
+    for finding in _findings(config, launch, dry_run):
+        findings.append(finding)
+        if not as_json:
+            _show(finding, console)
+    fails = doctor_checks.failing(findings)
+    if as_json:
+        record = {f.name: {"status": f.status, "text": f.text, **f.facts} for f in findings}
+        print(json.dumps({"would_run": not fails, "findings": record}))
+    else:
+        console.print("This run would fail: see what is marked as a problem." if fails else "This can run.")
+    return int(fails)
+
+
+def _show(finding: Finding, console: Console) -> None:
+    mark = (f"{finding.status:>8}", _MARKS[finding.status])
+    line = Text.assemble(mark, f"  {finding.name}: {finding.text}")
+    console.print(line, soft_wrap=True)
+    if finding.shown is not None:
+        console.print(finding.shown, soft_wrap=True)
+
+
+def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterator[Finding]:
+    yield doctor_checks.versions()
+    yield from guarded("device", iter([doctor_checks.device()]))
+    try:
+        launch = doctor_checks.read_launch(launch_file)
+        config = dataclasses.replace(config, model=resolved(config.model, device_type()))
+        arguments = run_arguments(config)
+    except RunError as error:
+        yield Finding("settings", "problem", str(error))
+        return
+    yield doctor_checks.settings(config, arguments, launch)
+    yield doctor_checks.tokens(config, arguments)
+    yield from guarded("databases", doctor_checks.databases(config))
+    try:
+        check_folder(config.run.output_dir)
+        bench = open_workbench(config)
+        questions = bench.load(config.data.train, limit=config.data.train_samples)
+        check_fills_a_batch(questions, arguments)
+    except RunError as error:
+        yield Finding("data", "problem", str(error))
+        return
+    sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
+    yield Finding("data", "ok", f"{len(questions)} questions for training; held out: {sets or 'none'}")
+    yield from guarded("model", _with_model(bench, arguments, questions, launch, dry_run))
+
+
+def _with_model(
+    bench: Workbench,
+    arguments: SQLGRPOConfig,
+    questions: Sequence[Example],
+    launch: Launch,
+    dry_run: bool,
+) -> Iterator[Finding]:
+    config = bench.config
+    made = config.model.path or made_tiny_policy(config, bench.load, bench.environment)
+    if made is None:
+        yield doctor_checks.disk(config, None)
+        yield Finding("model", "skipped", "its warm start is made by the first run, some minutes of work")
+        return
+    path: str = made
+    try:
+        tokenizer = doctor_model.read_tokenizer(path)
+        model = doctor_model.read_model_config(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        yield doctor_checks.disk(config, None)
+        yield Finding("model", "skipped", f"{path} cannot be read here: {reason}")
+        return
+    chat = doctor_model.chat_format(bench, tokenizer)
+    yield doctor_model.chat_template(bench, chat, questions)
+    steps, episodes_per_step = _size_of_run(arguments, questions, launch)
+    longest = doctor_model.longest_prompt(bench, chat, questions)
+    yield _context(config, model, longest)
+    estimate = doctor_model.memory_of(
+        config, arguments, model, launch, prompt_tokens=longest, episodes_per_step=episodes_per_step
+    )
+    fits = doctor_model.memory(estimate, launch)
+    yield fits
+    yield doctor_checks.disk(config, _disk_needed(estimate, arguments))
+    reasons = {
+        "--no-dry-run was given": not dry_run,
+        "the model would not fit": fits.status == "problem",
+        "vLLM needs the whole run around it": arguments.use_vllm,
+        "its weights are divided among processes": launch.sharding.stage == 3,
+    }
+    holding = [reason for reason, holds in reasons.items() if holds]
+    if holding:
+        yield Finding("dry run", "skipped", holding[0])
+        return
+    yield from _dry_run(bench, arguments, questions, path, steps=steps, episodes_per_step=episodes_per_step)
+
+
+def _dry_run(
+    bench: Workbench,
+    arguments: SQLGRPOConfig,
+    questions: Sequence[Example],
+    path: str,
+    *,
+    steps: int,
+    episodes_per_step: int,
+) -> Iterator[Finding]:
+    settings = bench.config.model
+    try:
+        policy: LoadedPolicy = load_policy(
+            path,
+            dtype="auto" if settings.path is None else settings.dtype,
+            quantization=settings.quantization,
+            attn_implementation=settings.attn_implementation,
+        )
+    except RunError as error:
+        yield Finding("dry run", "skipped", f"the weights cannot be loaded: {error}")
+        return
+    yield from doctor_model.dry_run(
+        bench, arguments, policy, questions, steps=steps, episodes_per_step=episodes_per_step
+    )
+
+
+def _size_of_run(arguments: SQLGRPOConfig, questions: Sequence[Example], launch: Launch) -> tuple[int, int]:
+    """Optimiser steps, and episodes of each."""
+    episodes = (
+        arguments.per_device_train_batch_size
+        * arguments.gradient_accumulation_steps
+        * launch.sharding.processes
+    )
+    if arguments.max_steps > 0:
+        return arguments.max_steps, episodes
+    all_episodes = len(questions) * arguments.num_generations * arguments.num_iterations
+    return max(1, round(all_episodes * arguments.num_train_epochs / episodes)), episodes
+
+
+def _context(config: Config, model: PreTrainedConfig, longest: int) -> Finding:
+    """Whether prompt and episode fit into the model's context."""
+    most = int(getattr(model.get_text_config(), "max_position_embeddings", 0) or 0)
+    wanted = longest + config.environment.max_episode_tokens
+    facts = {"longest_prompt": longest, "context": most}
+    text = f"longest prompt {longest} tokens, with its episode up to {wanted} of {most or 'any number'}"
+    if most and longest >= most:
+        text += ": set environment.max_schema_tokens or schema_text: compact"
+        return Finding("context", "problem", text, facts)
+    if most and wanted > most:
+        text += ": long episodes are cut; lower environment.max_episode_tokens"
+        return Finding("context", "note", text, facts)
+    return Finding("context", "ok", text, facts)
+
+
+def _disk_needed(estimate: MemoryEstimate, arguments: SQLGRPOConfig) -> int:
+    """Bytes of checkpoints and of the merged model; each checkpoint has trained weights and states."""
+    states = estimate.optimizer + estimate.gradients + estimate.host
+    return states * (arguments.save_total_limit or 10) + 2 * estimate.parameters

@@ -1,0 +1,247 @@
+"""What `doctor` can say about a run before any model is read: machine, files, keys, databases, executor."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from huggingface_hub import get_token
+from packaging.requirements import Requirement
+from rich.text import Text
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.databases import Databases, cache_folder
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, wrong_combinations
+from text2sql_grpo.training.memory import Sharding
+from text2sql_grpo.training.policy import four_bit_obstacle
+
+Status = Literal["ok", "note", "skipped", "problem"]
+GIB = 1 << 30
+_PACKAGES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
+    *("bitsandbytes", "vllm", "deepspeed"),
+)
+_ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+_WRITE = "CREATE TABLE doctor_was_here (a INTEGER)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        status: `problem` if a run would fail.
+        text: What was found, and what to do about it where something is.
+        facts: The same for machines.
+        shown: To be printed below, for people alone.
+    """
+
+    name: str
+    status: Status
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    shown: Text | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a run is started, as an accelerate config says.
+
+    Attributes:
+        file: The accelerate config; None for one process.
+    """
+
+    file: Path | None = None
+    sharding: Sharding = field(default_factory=Sharding)
+
+
+def read_launch(file: Path | None) -> Launch:
+    """The processes of an accelerate config.
+
+    Raises:
+        ConfigError: No such file, or not one of accelerate's.
+    """
+    if file is None:
+        return Launch()
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        processes = int(tree["num_processes"])
+        kind = tree["distributed_type"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"expected a config of accelerate, got {error!r} ({file})") from error
+    deepspeed = tree.get("deepspeed_config") or {}
+    stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
+    return Launch(
+        file,
+        Sharding(
+            processes,
+            stage,
+            offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
+            offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
+        ),
+    )
+
+
+def versions() -> Finding:
+    """Installed versions against those that this package asks for."""
+    found = {name: metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    wrong = []
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("text2sql-grpo") or []]
+    except metadata.PackageNotFoundError:  # run from a checkout
+        wanted = []
+    for requirement in wanted:
+        version = found.get(requirement.name)
+        if version and not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} (expected {requirement.specifier})")
+    text = f"Python {platform.python_version()}, " + ", ".join(f"{n} {v}" for n, v in found.items())
+    if wrong:
+        text = f"expected other versions of {', '.join(wrong)}: pip install -r requirements_pinned.txt"
+    facts = {"python": platform.python_version(), **found}
+    return Finding("versions", "problem" if wrong else "ok", text, facts)
+
+
+def device() -> Finding:
+    """The accelerator of the run, its memory, and what it can do."""
+    kind = device_type()
+    facts: dict[str, Any] = {"type": kind, "cpu_cores": os.cpu_count(), "memory_bytes": device_memory(kind)}
+    text = f"{kind}, {(facts['memory_bytes'] or 0) / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
+    if kind == "cuda":
+        facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
+        facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
+        text = f"{facts['devices']} x {facts['name']}, {text}"
+    obstacle = four_bit_obstacle(kind)
+    facts["four_bit"] = obstacle is None
+    text += "; 4-bit weights: " + ("yes" if obstacle is None else f"no, {obstacle}")
+    return Finding("device", "ok", text, facts)
+
+
+def device_memory(kind: str) -> int | None:
+    """Bytes of the device that a run would use; None where nobody says."""
+    if kind == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return host_memory()
+
+
+def host_memory() -> int | None:
+    """Bytes of this machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Finding:
+    """Settings that do not go together, with the processes of the launch."""
+    sharding = launch.sharding
+    reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
+    if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
+        reasons.append("grpo.use_vllm needs the package vllm, which is not installed")
+    if config.model.quantization == "4bit" and sharding.stage == 3:
+        reasons.append("4-bit weights cannot be divided among processes here: take DDP or ZeRO-2")
+    mode = "full" if config.model.lora is None else "LoRA"
+    mode = "QLoRA" if config.model.quantization == "4bit" else mode
+    text = f"{mode}, {config.model.dtype} weights, {sharding.processes} process(es)"
+    return Finding("settings", "problem" if reasons else "ok", "; ".join(reasons) or text, {"mode": mode})
+
+
+def disk(config: Config, needed_bytes: int | None) -> Finding:
+    """Space where the run and its caches are written.
+
+    Args:
+        needed_bytes: By checkpoints and the merged model; None if the model is not known.
+    """
+    folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
+    free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
+    text = ", ".join(f"{size / GIB:.0f} GiB free for the {name}" for name, size in free.items())
+    facts = {"free_bytes": free, "needed_bytes": needed_bytes}
+    if needed_bytes is None:
+        return Finding("disk", "ok", text, facts)
+    text += f"; checkpoints and the merged model take about {needed_bytes / GIB:.1f} GiB"
+    if needed_bytes > free["run folder"]:
+        text += ": set run.output_dir to a larger disk or lower grpo.save_total_limit"
+        return Finding("disk", "problem", text, facts)
+    return Finding("disk", "ok", text, facts)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
+    """Keys of the Hub and of W&B; a run needs neither."""
+    has_hub, has_wandb = get_token() is not None, bool(os.environ.get("WANDB_API_KEY"))
+    parts = ["HF token found" if has_hub else "no HF token: pushing and gated models need HF_TOKEN in .env"]
+    if "wandb" in arguments.report_to:
+        parts.append(
+            "W&B key found" if has_wandb else "no WANDB_API_KEY: W&B stays offline, in the run folder"
+        )
+    status: Status = "ok" if has_hub and (has_wandb or "wandb" not in arguments.report_to) else "note"
+    return Finding("tokens", status, "; ".join(parts), {"hub": has_hub, "wandb": has_wandb})
+
+
+def databases(config: Config) -> Iterator[Finding]:
+    """Whether each can be read and none can be written, and how the executor's limits hold here."""
+    opened = Databases(config.data.databases)
+    names = opened.names()
+    if not names:
+        yield Finding("databases", "problem", f"expected databases, got none (in {opened.folder})")
+        return
+    limits = Limits(timeout_s=min(0.5, config.environment.limits.timeout_s))
+    with SQLExecutor(config.environment.limits, workers=2, cache_entries=0) as executor:
+        files = [opened.path(name) for name in names]
+        read = executor.execute_many([(file, "SELECT COUNT(*) FROM sqlite_master") for file in files])
+        write = [executor.execute(file, _WRITE) for file in files[:1]]
+        failed = [name for name, outcome in zip(names, read, strict=True) if not outcome.is_ok]
+        if failed or write[0].is_ok:
+            text = f"could not be read: {failed[:3]}" if failed else f"a write was not refused: {files[0]}"
+            yield Finding("databases", "problem", text)
+            return
+        yield Finding(
+            "databases",
+            "ok",
+            f"{len(names)} can be read, and a write was refused: {write[0].error}",
+            {"databases": len(names), "write": write[0].status},
+        )
+        started = time.monotonic()
+        rounds = 20
+        for number in range(rounds):
+            executor.execute(files[0], f"SELECT {number}")
+        call_ms = (time.monotonic() - started) / rounds * 1000
+        started = time.monotonic()
+        endless = executor.execute(files[0], _ENDLESS, limits=limits)
+        late_s = time.monotonic() - started - limits.timeout_s
+    facts = {"call_ms": round(call_ms, 2), "late_s": round(late_s, 3), "endless": endless.status}
+    is_stopped = endless.status == "timeout" and late_s < 2
+    yield Finding(
+        "executor",
+        "ok" if is_stopped else "problem",
+        f"a query takes {call_ms:.1f} ms; one without end was stopped {late_s:.2f} s after its limit"
+        if is_stopped
+        else f"expected a query without end to be stopped, got {endless.status}, {late_s:.1f} s late",
+        facts,
+    )
+
+
+def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a check; what stops a run is one of them."""
+    try:
+        yield from found
+    except RunError as error:
+        yield Finding(name, "problem", str(error))
+
+
+def failing(findings: Sequence[Finding]) -> bool:
+    """Whether a run would fail."""
+    return any(finding.status == "problem" for finding in findings)

@@ -1,0 +1,293 @@
+"""What `doctor` says with the model at hand: its chat template, memory, and a dry run of real episodes."""
+
+import dataclasses
+import itertools
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.jobs.doctor_checks import GIB, Finding, Launch, device_memory, host_memory
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
+from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
+from text2sql_grpo.training.demonstrations import play
+from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
+from text2sql_grpo.training.policy import LoadedPolicy, lora_config
+from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.update_memory import Update
+
+EPISODES = 32
+_TOO_FULL = 0.95
+_PROMPTS_MEASURED = 50
+_LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
+
+
+def read_tokenizer(path: str) -> Any:
+    """The tokenizer of a model folder or Hub id.
+
+    Raises:
+        OSError: It cannot be read or downloaded.
+    """
+    return AutoTokenizer.from_pretrained(path)
+
+
+def read_model_config(path: str) -> PreTrainedConfig:
+    """The config of a model folder or Hub id.
+
+    Raises:
+        OSError: It cannot be read or downloaded.
+    """
+    return AutoConfig.from_pretrained(path)
+
+
+def chat_format(bench: Workbench, tokenizer: Any) -> ChatFormat:
+    """How the run writes and reads with this tokenizer.
+
+    Raises:
+        ModelError: Its chat template cannot be used.
+    """
+    is_native = bench.config.environment.protocol == "native"
+    return ChatFormat(tokenizer, tools=bench.environment.tools if is_native else None)
+
+
+def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
+    """Whether the template takes tools and keeps what it wrote, and one episode's trained tokens."""
+    is_native, tokenizer = chat.tools is not None, chat.tokenizer
+    episode = _scripted(questions[0], bench, chat, is_native=is_native)
+    prompt = tokenizer.decode(episode.prompt_ids)
+    shows_tools = not is_native or "submit_sql" in prompt
+    is_stable = _is_prefix_stable(tokenizer)
+    trained = sum(episode.completion_mask)
+    facts = {
+        "shows_tools": shows_tools,
+        "is_prefix_stable": is_stable,
+        "prompt_tokens": len(episode.prompt_ids),
+        "trained_tokens": trained,
+        "observed_tokens": len(episode.completion_ids) - trained,
+    }
+    text = f"{len(episode.prompt_ids)} prompt tokens, {trained} trained, {facts['observed_tokens']} read"
+    if not is_stable:
+        text += (
+            "; earlier turns change when later ones are rendered, so the model reads its own tokens instead"
+        )
+    if not shows_tools:
+        text = (
+            "expected a chat template that shows tools, got one that does not: set environment.protocol: tags"
+        )
+    return Finding(
+        "chat template", "ok" if shows_tools else "problem", text, facts, _coloured(episode, tokenizer)
+    )
+
+
+def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native: bool) -> Episode:
+    """An episode that looks at the tables, then submits the gold query."""
+    calls = (("run_sql", example.look_sql or _LOOK), ("submit_sql", example.gold_sql))
+    wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
+    turns = [_turn(name, sql, is_native=is_native) for name, sql in wanted]
+    return play(example, turns, bench.environment, chat)
+
+
+def _turn(name: str, sql: str, *, is_native: bool) -> str:
+    if is_native:
+        call = json.dumps({"name": name, "arguments": {"sql": sql}})
+        return f"<tool_call>\n{call}\n</tool_call>"
+    tag = "sql" if name == "run_sql" else "answer"
+    return f"<{tag}>{sql}</{tag}>"
+
+
+def _is_prefix_stable(tokenizer: Any) -> bool:
+    """Whether a chat rendered with one more turn begins as it was rendered without."""
+
+    def rendered(messages: Any) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+
+    question = [{"role": "user", "content": "question"}]
+    answered = [*question, {"role": "assistant", "content": "<think>a</think>b"}]
+    return rendered([*answered, *question]).startswith(rendered(answered))
+
+
+def _coloured(episode: Episode, tokenizer: Any) -> Text:
+    """What the policy writes in green, what it reads dimmed."""
+    shown = Text.assemble(("... " + tokenizer.decode(episode.prompt_ids[-40:]), "dim"))
+    flagged = zip(episode.completion_ids, episode.completion_mask, strict=True)
+    for is_trained, span in itertools.groupby(flagged, key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in span])
+        shown.append(text, style="bold green" if is_trained else "dim")
+    return shown
+
+
+def longest_prompt(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> int:
+    """Tokens of the longest prompt among some evenly spaced questions."""
+    chosen = evenly_spaced(questions, _PROMPTS_MEASURED)
+    return max(len(chat.prompt_ids(bench.environment.session(example).start())) for example in chosen)
+
+
+def memory_of(
+    config: Config,
+    arguments: SQLGRPOConfig,
+    model: PreTrainedConfig,
+    launch: Launch,
+    *,
+    prompt_tokens: int,
+    episodes_per_step: int,
+) -> MemoryEstimate:
+    """The estimate of a run with its longest episodes."""
+    settings, kind = config.model, device_type()
+    length = config.environment.max_episode_tokens
+    autocast = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
+    sessions = episodes_per_step // launch.sharding.processes
+    plays = 0 if arguments.use_vllm else min(arguments.max_slots or sessions, sessions)
+    is_colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
+    total = device_memory(kind) or 0
+    return estimate_memory(
+        model,
+        settings,
+        Update(
+            rows=arguments.per_device_train_batch_size,
+            num_generations=arguments.num_generations,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=length,
+            sampled_tokens=min(length, config.environment.max_turns * config.environment.max_turn_tokens),
+            shares_prompts=arguments.shared_prefix and launch.sharding.stage < 2,
+            gradient_checkpointing=arguments.gradient_checkpointing,
+            autocast=autocast,
+        ),
+        Rollouts(
+            plays,
+            -(-plays // arguments.num_generations),
+            prompt_tokens,
+            length,
+            autocast or getattr(torch, settings.dtype),
+        ),
+        device=kind,
+        optimizer=str(arguments.optim),
+        has_reference=arguments.beta != 0,
+        sharding=launch.sharding,
+        engine_bytes=round(arguments.vllm_gpu_memory_utilization * total) if is_colocated else 0,
+    )
+
+
+def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
+    """Whether the estimate fits into this machine."""
+    kind = device_type()
+    total, host = device_memory(kind), host_memory()
+    parts = {
+        name: size
+        for name, size in dataclasses.asdict(estimate).items()
+        if name not in ("parameters", "trained_parameters") and size
+    }
+    said = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+    text = f"peak {estimate.peak / GIB:.1f} GiB a process, longest episodes assumed (GiB: {said})"
+    facts = dataclasses.asdict(estimate) | {"peak": estimate.peak, "device_bytes": total}
+    processes = launch.sharding.processes
+    on_host = estimate.host * processes + (estimate.peak * processes if kind == "cpu" else 0)
+    if total and kind != "cpu" and estimate.peak > _TOO_FULL * total:
+        return Finding("memory", "problem", f"{text}, but the device has {total / GIB:.0f}: {_LESS}", facts)
+    if host and on_host > _TOO_FULL * host:
+        return Finding("memory", "problem", f"{text}, but the host has {host / GIB:.0f}: {_LESS}", facts)
+    return Finding("memory", "ok", text, facts)
+
+
+_LESS = (
+    "lower grpo.per_device_train_batch_size (with more gradient_accumulation_steps), rollout.max_slots or "
+    "environment.max_episode_tokens, set grpo.gradient_checkpointing, or take model.quantization: 4bit"
+)
+
+
+def dry_run(
+    bench: Workbench,
+    arguments: SQLGRPOConfig,
+    policy: LoadedPolicy,
+    questions: Sequence[Example],
+    *,
+    steps: int,
+    episodes_per_step: int,
+) -> Iterator[Finding]:
+    """One real step of at most `EPISODES` episodes, thrown away: dead groups, time, measured memory."""
+    group = arguments.num_generations
+    most = min(EPISODES, len(questions) * group)  # TRL drops a batch that is not full
+    rows = min(arguments.per_device_train_batch_size, most // group * group or group)
+    whole = math.lcm(rows, group)
+    episodes = max(whole, most // whole * whole)
+    with tempfile.TemporaryDirectory() as folder:
+        short = dataclasses.replace(
+            bench.config,
+            run=dataclasses.replace(bench.config.run, output_dir=Path(folder)),
+            grpo=bench.config.grpo
+            | {
+                "max_steps": 1,
+                "per_device_train_batch_size": rows,
+                "gradient_accumulation_steps": episodes // rows,
+                "generation_batch_size": episodes,
+                "steps_per_generation": None,
+                "save_strategy": "no",
+                "report_to": "none",
+            },
+        )
+        log = RunLog(Path(folder))
+        started = time.monotonic()
+        trainer = SQLGRPOTrainer(
+            policy.model,
+            run_arguments(short),
+            examples=questions,
+            environment=bench.environment,
+            rewards=RewardMix(bench.config.rewards),
+            grader=bench.grader,
+            processing_class=policy.tokenizer,
+            peft_config=lora_config(bench.config.model, policy.model.config),
+            run_log=log,
+        )
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+        try:
+            trainer.train()
+        except (torch.OutOfMemoryError, RunError, ValueError) as error:
+            yield Finding("dry run", "problem", f"expected one step to run, got {error}")
+            return
+        seconds = time.monotonic() - started
+        written = Path(folder) / "rollouts.jsonl"
+        played = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+    yield _groups(played, group)
+    step_s = seconds / episodes * episodes_per_step
+    facts: dict[str, Any] = {"episodes": episodes, "seconds": round(seconds, 2), "step_s": round(step_s, 1)}
+    facts |= {"steps": steps, "run_s": round(step_s * steps)}
+    text = f"{episodes} episodes in {seconds:.0f} s; a step of {episodes_per_step} about {step_s:.0f} s"
+    text += f", {steps} steps about {step_s * steps / 3600:.1f} h, evaluations not counted"
+    if torch.cuda.is_available():
+        facts["peak_bytes"] = torch.cuda.max_memory_allocated()
+        text += f"; measured peak {facts['peak_bytes'] / GIB:.1f} GiB"
+    yield Finding("time", "ok", text, facts)
+
+
+def _groups(played: Sequence[dict[str, Any]], size: int) -> Finding:
+    """Groups in which all earned the same, so that none teaches anything."""
+    rewards: dict[str, list[float | None]] = {}
+    for record in played:
+        rewards.setdefault(record["example"], []).append(record["reward"])
+    groups = [values[i : i + size] for values in rewards.values() for i in range(0, len(values), size)]
+    alike = [group for group in groups if len({round(r, 6) for r in group if r is not None}) < 2]
+    share = len(alike) / len(groups)
+    best = max((r for group in groups for r in group if r is not None), default=None)
+    facts = {"groups": len(groups), "dead": len(alike), "share": share, "best_reward": best}
+    text = f"{len(alike)} of {len(groups)} groups teach nothing (all their episodes earn the same)"
+    if share == 1:
+        text += (
+            ": easier questions, a warm start, more grpo.num_generations or a higher temperature would help"
+        )
+    return Finding("dead groups", "note" if share > 0.5 else "ok", text, facts)

@@ -1,0 +1,218 @@
+"""How much memory a run takes, from the shapes of its model, before anything is loaded.
+
+Weights, gradients and optimiser states are counted. Activations are not derived from a formula: the update
+itself (the model's own code, adapter, checkpointing, autocast, TRL's fused head) runs once on tensors without
+content, and every allocation is followed. `benchmarks/memory_estimate.py` compares it with measured peaks.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.quantizers.base import get_keys_to_not_convert
+
+from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.training.update_memory import Update, follow_update
+
+_FOUR_BIT_BYTES = (
+    0.5 + 1 / 64 + 4 / (64 * 256)
+)  # NF4 in blocks of 64, their scales in 8 bits in blocks of 256
+_CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve, not measured
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Episodes played side by side by one process.
+
+    Attributes:
+        sessions: At the same time.
+        prompts: Distinct ones among them.
+        cache_dtype: Of keys and values.
+    """
+
+    sessions: int
+    prompts: int
+    prompt_tokens: int
+    completion_tokens: int
+    cache_dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is divided among processes.
+
+    Attributes:
+        processes: In all.
+        stage: 0 for copies (DDP where `processes` > 1), 2 for divided gradients and states, 3 for divided
+            weights too (ZeRO's numbers; FSDP2 is 3).
+        offloads_states: Whether optimiser states lie in the memory of the host.
+        offloads_weights: Whether weights do.
+    """
+
+    processes: int = 1
+    stage: int = 0
+    offloads_states: bool = False
+    offloads_weights: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one process on its device; on the host where a field says so.
+
+    Attributes:
+        weights: All of them, with the adapter.
+        reference: A second copy for the KL term.
+        gradients: Of trained weights.
+        optimizer: Its states.
+        update: What the update's passes add.
+        rollouts: What playing episodes adds; it is over when the update starts.
+        engine: What vLLM keeps for itself on the same device.
+        context: Reserve for what no tensor holds.
+        host: Offloaded to the host by this process.
+        trained_parameters: How many weights are trained.
+        parameters: How many there are.
+    """
+
+    weights: int
+    reference: int
+    gradients: int
+    optimizer: int
+    update: int
+    rollouts: int
+    engine: int
+    context: int
+    host: int
+    trained_parameters: int
+    parameters: int
+
+    @property
+    def peak(self) -> int:
+        """The larger of both phases."""
+        kept = self.weights + self.reference + self.optimizer + self.engine + self.context
+        return kept + max(self.gradients + self.update, self.rollouts)
+
+
+def estimate_memory(
+    model_config: PreTrainedConfig,
+    settings: ModelConfig,
+    update: Update,
+    rollouts: Rollouts,
+    *,
+    device: str,
+    optimizer: str = "adamw_torch_fused",
+    has_reference: bool = False,
+    sharding: Sharding = Sharding(),
+    engine_bytes: int = 0,
+) -> MemoryEstimate:
+    """What each process of a run takes at its peak.
+
+    Args:
+        model_config: Of the base.
+        settings: With dtype and quantization `resolved`.
+        device: Kind of device, such as `cuda`.
+        optimizer: As `TrainingArguments.optim` names it.
+        has_reference: Whether KL is taken to a copy of the model; an adapter is only switched off for it.
+        engine_bytes: What vLLM takes on the same device.
+    """
+    is_divided = sharding.stage >= 2
+    if (
+        is_divided
+    ):  # DeepSpeed and FSDP2 hold weights and gradients in 2 bytes, and a master copy with the states
+        settings = dataclasses.replace(settings, dtype="bfloat16")
+        update = dataclasses.replace(update, shares_prompts=False, autocast=None)
+    model, passes = follow_update(model_config, settings, update, device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    weights = _weight_bytes(model, settings)
+    reference = weights if has_reference and settings.lora is None else 0
+    gradients = sum(p.nbytes for p in trained)
+    count = sum(p.numel() for p in trained)
+    states = _state_bytes(optimizer, trained)
+    host = 0
+    if is_divided:
+        gradients, states = gradients // sharding.processes, (2 * 4 + 4) * count // sharding.processes
+    elif sharding.processes > 1:
+        gradients *= 2  # the buckets in which they are sent
+    if sharding.stage == 3:
+        gathered = 2 * _largest_layer(model) * 2  # the layer at work and the next one, in 2 bytes
+        weights, reference = weights // sharding.processes, reference // sharding.processes
+        if sharding.offloads_weights:
+            host, weights = host + weights, 0
+        weights += gathered
+    if sharding.offloads_states:
+        host, states = host + states, 0
+    return MemoryEstimate(
+        weights=weights,
+        reference=reference,
+        gradients=gradients,
+        optimizer=states,
+        update=passes + _dequantised_bytes(model, settings),
+        rollouts=_rollout_bytes(model, rollouts, update.autocast),
+        engine=engine_bytes,
+        context=_CONTEXT_BYTES.get(device, 0),
+        host=host,
+        trained_parameters=count,
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def _linear_weights(model: Any) -> list[torch.Tensor]:
+    """Weights that 4-bit loading packs: of linear layers, but for the head and the adapter."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kept = get_keys_to_not_convert(base)
+    return [
+        module.weight
+        for name, module in base.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and "lora_" not in name
+        and not any(key in name for key in kept)
+    ]
+
+
+def _weight_bytes(model: Any, settings: ModelConfig) -> int:
+    total = sum(p.nbytes for p in model.parameters())
+    if settings.quantization == "4bit":
+        linear = _linear_weights(model)
+        total += round(sum(w.numel() * _FOUR_BIT_BYTES - w.nbytes for w in linear))
+    return int(total)
+
+
+def _dequantised_bytes(model: Any, settings: ModelConfig) -> int:
+    """4-bit weights are unpacked one layer at a time."""
+    if settings.quantization != "4bit":
+        return 0
+    return max(w.nbytes for w in _linear_weights(model))
+
+
+def _largest_layer(model: Any) -> int:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in base.base_model.layers]
+    return int(max(*layers, base.get_input_embeddings().weight.numel()))
+
+
+def _state_bytes(optimizer: str, trained: list[torch.Tensor]) -> int:
+    """AdamW keeps two values a weight, in the weight's type; in 8 bits with `8bit`."""
+    for name, size in (("8bit", 2), ("sgd", 0), ("adafactor", 0)):
+        if name in optimizer:
+            return size * sum(p.numel() for p in trained)
+    return 2 * sum(p.nbytes for p in trained)
+
+
+def _rollout_bytes(model: Any, rollouts: Rollouts, autocast: torch.dtype | None) -> int:
+    """Keys and values, the passes over them, and the weights cast for them."""
+    if rollouts.sessions == 0:
+        return 0
+    config = model.config.get_text_config()
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = rollouts.cache_dtype.itemsize
+    per_token = 2 * layers * config.num_key_value_heads * dim * size
+    stored = rollouts.prompts * rollouts.prompt_tokens + rollouts.sessions * rollouts.completion_tokens
+    seen = rollouts.prompt_tokens + rollouts.completion_tokens
+    scores = rollouts.sessions * heads * seen * (size + 4)
+    logits = 3 * 4 * rollouts.sessions * config.vocab_size
+    is_cast = autocast is not None and autocast.itemsize < model.dtype.itemsize
+    cast = autocast.itemsize * sum(p.numel() for p in model.parameters()) if is_cast and autocast else 0
+    # Twice: the cache is copied when it grows.
+    return int(2 * per_token * stored + scores + logits + cast)

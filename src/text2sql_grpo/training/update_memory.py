@@ -1,0 +1,205 @@
+"""One update of a model without content, with every allocation followed."""
+
+import copy
+import dataclasses
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from peft import get_peft_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
+
+from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.rollout.policy import obstacle
+from text2sql_grpo.training.policy import lora_config
+from text2sql_grpo.training.shared_prefix import keep_hidden_states
+from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
+from text2sql_grpo.training.trl_compat import LOGIT_TILE
+
+
+@dataclass(frozen=True)
+class Update:
+    """One forward and backward pass of a process.
+
+    Attributes:
+        rows: Completions, `per_device_train_batch_size`.
+        num_generations: Completions of a prompt; those in the same pass share it.
+        prompt_tokens: Of each prompt.
+        completion_tokens: Of each episode after its prompt.
+        sampled_tokens: Of those, the policy's own, which get log-probs.
+        shares_prompts: Whether each distinct prompt is forwarded once.
+        gradient_checkpointing: Whether activations inside layers are computed again.
+        autocast: The type of the passes; None for that of the weights.
+    """
+
+    rows: int
+    num_generations: int
+    prompt_tokens: int
+    completion_tokens: int
+    sampled_tokens: int
+    shares_prompts: bool = True
+    gradient_checkpointing: bool = True
+    autocast: torch.dtype | None = torch.bfloat16
+
+    @property
+    def prompts(self) -> int:
+        """Distinct prompts."""
+        return -(-self.rows // self.num_generations)
+
+    @property
+    def forwarded_tokens(self) -> int:
+        """Tokens of the pass, padding included."""
+        prompts = self.prompts if self.shares_prompts else self.rows
+        return prompts * self.prompt_tokens + self.rows * self.completion_tokens
+
+
+def follow_update(
+    config: PreTrainedConfig, settings: ModelConfig, update: Update, device: str
+) -> tuple[Any, int]:
+    """The model without content, and the bytes that one update adds to its weights and gradients."""
+    model, causal_lm = _model_without_content(config, settings)
+    shares_prompts = update.shares_prompts and obstacle(causal_lm) is None
+    if update.gradient_checkpointing:
+        causal_lm.activation_checkpointing_enable()
+        if settings.lora is not None:
+            causal_lm.enable_input_require_grads()
+    packed = _packed_inputs(causal_lm, update) if shares_prompts else None
+    # TRL makes a tile of logits wider than a small vocabulary; on a CPU, what is not used takes nothing.
+    width = min(_CHUNKED_LOGPROB_CHUNK_SIZE, config.get_text_config().vocab_size)
+    tile = LOGIT_TILE if shares_prompts else TOKEN_CHUNK_SIZE
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", width),
+        patch("trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE", tile),
+    ):
+        _fill_with_fakes(model)
+        parameters = list(model.parameters())
+        live = LiveBytes([*parameters, *model.buffers(), *(p.grad for p in parameters if p.grad is not None)])
+        with live:
+            inputs = packed or _plain_inputs(update)
+            sources = inputs.pop("sources", None)
+            with (
+                torch.autocast("cpu", update.autocast) if update.autocast else nullcontext(),
+                nullcontext() if sources is None else keep_hidden_states(causal_lm.base_model, sources),
+            ):
+                if device == "cpu":
+                    output = model(**inputs, fused_lm_head=True).log_probs
+                else:
+                    inputs = {name: value for name, value in inputs.items() if "labels" not in name}
+                    output = causal_lm.base_model(**inputs, use_cache=False).last_hidden_state
+            after_forward = live.now
+            output.sum().backward()
+    head = 0 if device == "cpu" else _head_bytes(causal_lm, update)
+    return model, max(live.peak, after_forward + head)
+
+
+def _model_without_content(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, PreTrainedModel]:
+    """The model with its adapter, on the device `meta`, and the same below what PEFT wraps around it."""
+    with torch.device("meta"):
+        causal_lm = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=getattr(torch, settings.dtype)
+        )
+        add_fused_lm_head(causal_lm, outputs=("log_probs", "entropy"))
+        adapter = lora_config(settings, config)
+        model = get_peft_model(causal_lm, adapter) if adapter else causal_lm
+    if settings.quantization == "4bit":
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # TRL trains adapters of 4-bit models in this type.
+                parameter.data = parameter.data.to(torch.bfloat16)
+    model.train()
+    return model, causal_lm
+
+
+def _fill_with_fakes(model: torch.nn.Module) -> None:
+    """Puts tensors of a fake CPU in the place of those on `meta`, with gradients where there will be some."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in made:
+                fake = torch.nn.Parameter(torch.empty(old.shape, dtype=old.dtype), old.requires_grad)
+                if fake.requires_grad:
+                    fake.grad = torch.empty_like(fake)
+                made[id(old)] = fake
+            module.register_parameter(name, made[id(old)])
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
+
+
+def _packed_inputs(model: PreTrainedModel, update: Update) -> dict[str, Any]:
+    """A pass that forwards each distinct prompt once, as `trl_compat.packed_log_probs` makes it."""
+    attend_to_packed(model)
+    rows = [update.num_generations] * (update.rows // update.num_generations)
+    rows += [update.rows % update.num_generations] * (update.rows % update.num_generations > 0)
+    groups = [([0] * update.prompt_tokens, [[0] * update.completion_tokens] * n) for n in rows]
+    tokens = pack(groups, torch.device("cpu"))
+    # Tiles come one after another: the largest alone takes as much memory as all of them.
+    largest = max(
+        tokens.tiles, key=lambda tile: tile.mask.numel() + tile.mask.shape[0] * _length(tile.prefix)
+    )
+    tokens = dataclasses.replace(tokens, tiles=[largest])
+    scored = update.rows * update.sampled_tokens
+    return {
+        **tokens.inputs,
+        "shift_labels": torch.zeros(1, scored, dtype=torch.long),
+        "sources": torch.zeros(scored, dtype=torch.long),
+    }
+
+
+def _plain_inputs(update: Update) -> dict[str, Any]:
+    """A pass of padded rows, as TRL makes it."""
+    shape = (update.rows, update.prompt_tokens + update.completion_tokens)
+    return {
+        "input_ids": torch.zeros(shape, dtype=torch.long),
+        "position_ids": torch.zeros(shape, dtype=torch.long),
+        # What transformers makes of a mask of padding.
+        "attention_mask": torch.ones(shape[0], 1, shape[1], shape[1], dtype=torch.bool),
+        "labels": torch.zeros(shape, dtype=torch.long),
+    }
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
+
+
+def _head_bytes(model: PreTrainedModel, update: Update) -> int:
+    """What TRL's fused head takes on a GPU: a tile of logits, gradients in float32."""
+    head = model.get_output_embeddings().weight
+    scored = update.rows * (update.sampled_tokens if update.shares_prompts else update.completion_tokens)
+    size = (update.autocast or head.dtype).itemsize
+    tile = min(scored, TOKEN_CHUNK_SIZE) * _CHUNKED_LOGPROB_CHUNK_SIZE * size
+    return int(tile + 4 * scored * head.shape[1] + (4 * head.numel() if head.requires_grad else 0))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Follows the bytes of all storages that operations make; those of `known` tensors do not count."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._seen: Any = WeakIdKeyDictionary()
+        for tensor in known:
+            self._seen[tensor.untyped_storage()] = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self._seen:
+                    self._seen[storage] = True
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._forget, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _forget(self, size: int) -> None:
+        self.now -= size

@@ -1,0 +1,157 @@
+"""What `doctor` finds: a run that works, one that would fail, and every config of this repository."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from accelerate.commands.config.config_args import load_config_from_file
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from tests.tiny_model import write_model
+from tests.tiny_run import write_config
+from text2sql_grpo.cli import main
+from text2sql_grpo.config import load_config
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.jobs.doctor import doctor
+from text2sql_grpo.jobs.doctor_checks import read_launch
+from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.training.arguments import wrong_combinations
+from text2sql_grpo.training.memory import Sharding
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "config").glob("*.yaml"))
+LAUNCHES = sorted((ROOT / "config" / "accelerate").glob("*.yaml"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny random Qwen2 with Qwen2.5's own chat template."""
+    folder = write_model(tmp_path / "model", architecture="qwen2", max_positions=8_192)
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+    shutil.copy(template, folder / "chat_template.jinja")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model: Path) -> Path:
+    environment = {"protocol": "native", "schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}
+    policy = {"path": str(model), "lora": {"r": 4}}
+    return write_config(tmp_path, model=policy, warm_start=None, environment=environment)
+
+
+def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    code = main(["doctor", "--config", str(config), "--json", *options])
+    record = json.loads(capsys.readouterr().out)
+    assert record["would_run"] == (code == 0)
+    return code, record["findings"]
+
+
+def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = findings(config, capsys)
+
+    assert code == 0
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["settings"]["mode"] == "LoRA"
+    assert found["databases"]["status"] == "ok" and "change of the schema" in found["databases"]["text"]
+    assert found["executor"]["endless"] == "timeout"
+    template = found["chat template"]
+    assert template["shows_tools"] and template["is_prefix_stable"] and template["trained_tokens"] > 50
+    memory = found["memory"]
+    kept = memory["weights"] + memory["optimizer"] + memory["reference"]
+    assert memory["peak"] >= kept + memory["gradients"] + memory["update"]
+    assert (found["dead groups"]["groups"], found["dead groups"]["dead"]) == (4, 4)  # it only babbles
+    assert found["time"]["episodes"] == 16 and found["time"]["steps"] == 2
+    assert not list(tmp_path.glob("run/*")), "a dry run left something"
+
+
+def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
+    console = Console(record=True, width=200, force_terminal=True, color_system="standard")
+
+    assert doctor(load_config(config), console=console, dry_run=False) == 0
+
+    text = console.export_text(styles=True)
+    assert "skipped" in text and "--no-dry-run was given" in text
+    trained = text.split("\x1b[1;32m")[1:]  # bold green: what the policy is trained on
+    written = "".join(part.split("\x1b[0m")[0] for part in trained)
+    assert '{"name": "submit_sql", "arguments": {"sql":' in written
+    assert "tool_response" in text and "tool_response" not in written
+    assert AutoTokenizer.from_pretrained(model).eos_token in written
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "text"),
+    [
+        (["--data.databases", "nowhere"], "databases", "expected a folder of databases"),
+        (
+            ["--grpo.per_device_train_batch_size", "64"],
+            "data",
+            "expected at least 16 questions for one batch",
+        ),
+        (["--grpo.sync_ref_model", "true"], "settings", "sync_ref_model needs beta > 0"),
+        (["--accelerate", str(ROOT / "config/accelerate/fsdp2.yaml")], "settings", "need use_vllm: true"),
+        (["--environment.schema_text", "ddl", "--model.path", "SHORT"], "context", "longest prompt"),
+    ],
+)
+def test_a_run_that_would_fail(
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    name: str,
+    text: str,
+) -> None:
+    if "SHORT" in options:
+        short = write_model(tmp_path / "short", architecture="qwen2", max_positions=64)
+        options = [word.replace("SHORT", str(short)) for word in options]
+
+    code, found = findings(config, capsys, "--no-dry-run", *options)
+
+    assert code == 1
+    assert found[name]["status"] == "problem"
+    assert text in found[name]["text"]
+
+
+def test_a_model_that_is_not_here_is_skipped(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = findings(config, capsys, "--model.path", "nobody/no-model")
+
+    assert code == 0
+    assert (
+        found["model"]["status"] == "skipped" and "nobody/no-model cannot be read" in found["model"]["text"]
+    )
+    assert "memory" not in found
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_settings_of_every_config_go_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the processes of the command that it opens with."""
+    monkeypatch.chdir(ROOT)
+    comment = path.read_text("utf-8")
+    launch = next((one for one in LAUNCHES if one.name in comment), None)
+    sharding = read_launch(launch).sharding
+
+    arguments = run_arguments(load_config(path))
+
+    assert wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3) == []
+
+
+def test_every_accelerate_config_is_read_by_accelerate_and_by_us(tmp_path: Path) -> None:
+    sharding = {}
+    for path in LAUNCHES:
+        accelerate = load_config_from_file(str(path))
+        sharding[path.stem] = read_launch(path).sharding
+        assert accelerate.num_processes == sharding[path.stem].processes
+    assert sharding == {
+        "single": Sharding(1),
+        "ddp": Sharding(8),
+        "fsdp2": Sharding(8, 3),
+        "deepspeed_zero2": Sharding(8, 2),
+        "deepspeed_zero3": Sharding(2, 3, offloads_states=True),
+    }
+    (tmp_path / "other.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match=r"expected a config of accelerate, got .*other\.yaml"):
+        read_launch(tmp_path / "other.yaml")

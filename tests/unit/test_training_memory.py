@@ -1,0 +1,164 @@
+"""The memory estimate against what the trainer's own update allocates, and how it divides."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
+
+from tests.scripted_policy import ask, shop_environment
+from tests.tiny_model import write_model
+from text2sql_grpo.config import LoraSettings, ModelConfig
+from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.training.policy import lora_config
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.update_memory import LiveBytes, Update
+
+ROWS, PROMPT, COMPLETION = 8, 120, 40
+NO_ROLLOUTS = Rollouts(0, 0, 0, 0)
+
+
+def settings(mode: str) -> ModelConfig:
+    return ModelConfig(
+        path="m",
+        dtype="float32",
+        quantization="4bit" if mode == "qlora" else "none",
+        lora=None if mode == "full" else LoraSettings(r=8),
+    )
+
+
+def update(*, shares_prompts: bool = True, gradient_checkpointing: bool = False) -> Update:
+    return Update(
+        rows=ROWS,
+        num_generations=ROWS,
+        prompt_tokens=PROMPT,
+        completion_tokens=COMPLETION,
+        sampled_tokens=COMPLETION,
+        shares_prompts=shares_prompts,
+        gradient_checkpointing=gradient_checkpointing,
+        autocast=None,
+    )
+
+
+def allocated(folder: Path, mode: str, wanted: Update) -> int:
+    """Bytes that the loss and its gradient add at most, in a real trainer on real tensors."""
+    environment = shop_environment(folder, EnvironmentSettings())
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    trainer = SQLGRPOTrainer(
+        model,
+        training_arguments(
+            {
+                "per_device_train_batch_size": ROWS,
+                "num_generations": ROWS,
+                "max_steps": 1,
+                "report_to": "none",
+                "bf16": False,
+                "shared_prefix": wanted.shares_prompts,
+            },
+            output_dir=str(folder / "run"),
+        ),
+        examples=[ask("Lisbon?")],
+        environment=environment,
+        rewards=RewardMix({"execution": 1.0}),
+        grader=Grader(SQLExecutor()),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        peft_config=lora_config(settings(mode), model.config),
+    )
+    if wanted.gradient_checkpointing:
+        trainer.model.activation_checkpointing_enable()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    torch.manual_seed(0)
+    prompt = torch.randint(200, (1, PROMPT)).expand(ROWS, -1)
+    completion = torch.randint(200, (ROWS, COMPLETION))
+    inputs = {
+        "prompt_ids": prompt,
+        "prompt_mask": torch.ones_like(prompt),
+        "completion_ids": completion,
+        "completion_mask": torch.ones_like(completion),
+        "advantages": torch.randn(ROWS),
+        "num_items_in_batch": torch.tensor(completion.numel()),
+    }
+    parameters = list(trainer.model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    with LiveBytes([*parameters, *gradients, *trainer.model.buffers()]) as live:
+        trainer.compute_loss(trainer.model, inputs).backward()
+    return live.peak
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("full", update()),
+        ("full", update(shares_prompts=False)),
+        ("lora", update(gradient_checkpointing=True)),
+    ],
+    ids=["full", "prompts not shared", "LoRA, checkpointing"],
+)
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_the_update_takes_what_was_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, wanted: Update
+) -> None:
+    write_model(tmp_path / "model", architecture="qwen2", hidden_size=64, max_positions=512)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+
+    estimate = estimate_memory(config, settings(mode), wanted, NO_ROLLOUTS, device="cpu")
+
+    # TRL allocates tiles for a larger vocabulary than this, and leaves the rest of them untouched.
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", config.vocab_size)
+    monkeypatch.setattr("trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE", TOKEN_CHUNK_SIZE)  # a trainer sets it
+    assert estimate.update == pytest.approx(allocated(tmp_path, mode, wanted), rel=0.15)
+    assert getattr(config, "_attn_implementation", None) != "shared_prefix"  # the caller's is left alone
+
+
+def qwen(mode: str, **options: object) -> MemoryEstimate:
+    """The estimate of a small Qwen2 on a GPU."""
+    config = AutoConfig.for_model(
+        "qwen2", vocab_size=5000, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    return estimate_memory(config, settings(mode), update(), NO_ROLLOUTS, device="cuda", **options)  # type: ignore[arg-type]
+
+
+def test_modes_and_optimizers() -> None:
+    full, lora, qlora = qwen("full"), qwen("lora"), qwen("qlora")
+
+    assert full.weights == full.gradients == 4 * full.parameters
+    assert full.optimizer == 8 * full.parameters
+    assert lora.trained_parameters < 0.1 * full.parameters
+    assert lora.optimizer == 8 * lora.trained_parameters
+    linear = full.parameters - 2 * 5000 * 256  # all but embeddings, head (and norms, biases)
+    assert qlora.weights == pytest.approx(full.weights - linear * (4 - 0.516), rel=0.05)
+    assert qlora.gradients == 2 * qlora.trained_parameters
+    assert qwen("full", optimizer="adamw_8bit").optimizer == 2 * full.parameters
+    assert qwen("full", has_reference=True).reference == full.weights
+    assert qwen("lora", has_reference=True).reference == 0
+
+
+def test_divided_among_processes() -> None:
+    whole = qwen("full").parameters
+    copies = qwen("full", sharding=Sharding(4))
+    two = qwen("full", sharding=Sharding(4, 2))
+    three = qwen("full", sharding=Sharding(4, 3, offloads_states=True))
+
+    assert copies.weights == 4 * whole and copies.optimizer == 8 * whole
+    assert (two.weights, two.gradients, two.optimizer) == (2 * whole, 2 * whole // 4, 12 * whole // 4)
+    assert 2 * whole // 4 < three.weights < 2 * whole // 4 + 4 * 5000 * 256 + 1
+    assert (three.optimizer, three.host) == (0, 12 * whole // 4)
+
+
+def test_the_peak_is_that_of_the_larger_phase() -> None:
+    estimate = qwen("lora")
+    rollouts = estimate.update + estimate.gradients + 10
+    kept = estimate.peak - estimate.update - estimate.gradients
+
+    assert replace(estimate, rollouts=rollouts).peak == kept + rollouts
