@@ -24,7 +24,14 @@ from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, resolved, tiny_policy
+from text2sql_grpo.training.policy import (
+    LoadedPolicy,
+    load_policy,
+    lora_config,
+    made_tiny_policy,
+    resolved,
+    tiny_policy,
+)
 
 WARM_START = WarmStartConfig(
     steps=2, practice_steps=1, renamed_copies=0, copy_questions=20, rows_per_step=1, demonstrations_per_row=2
@@ -82,6 +89,17 @@ def test_what_makes_another_policy(config: Config) -> None:
 
     assert len({policy.folder for policy, _ in made}) == len(others)
     assert [steps for _, steps in made] == [2] * len(others)
+
+
+def test_whether_a_policy_is_already_made(config: Config) -> None:
+    bench = SQLEnvironment(Databases(config.data.databases), SQLExecutor(), config.environment)
+
+    def load(path: Path) -> list[Example]:
+        return load_examples(path, bench.databases, bench.executor)
+
+    assert made_tiny_policy(config, load, bench) is None
+    policy, _ = make(config)
+    assert made_tiny_policy(config, load, bench) == policy.folder
 
 
 def test_a_warm_start_leaves_only_the_policy(config: Config, cache: Path) -> None:
