@@ -84,7 +84,9 @@ class PeakMemory:
 
     def _sample(self) -> None:
         self.own_bytes = max(self.own_bytes, _peak_bytes(os.getpid()))
-        self.child_bytes = max([self.child_bytes, *map(_peak_bytes, child_pids())])
+        # Until it runs its own program, a new child is seen with the memory of this process.
+        started = [pid for pid in child_pids() if _command(pid) != _command("self")]
+        self.child_bytes = max([self.child_bytes, *map(_peak_bytes, started)])
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,13 @@ class Surroundings:
 
 def _peak_bytes(pid: int) -> int:
     return _kilobytes(_status(pid).get("VmHWM", "0"))
+
+
+def _command(pid: int | str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _kilobytes(field: str) -> int:

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from tests.tiny_model import write_model
 from text2sql_grpo.cli import main
-from text2sql_grpo.config import Config, DataConfig, ModelConfig, dump_config
-from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.evaluation.evaluate import Answer, summary
 from text2sql_grpo.jobs.evaluate import accuracy_table, evaluate, show
@@ -62,7 +61,7 @@ def config(tmp_path: Path) -> Config:
             train=tmp_path / "train.jsonl",
             test={name: tmp_path / f"{name}.jsonl" for name in ("test_values", "test_databases")},
         ),
-        environment=EnvironmentSettings(max_turns=3, max_turn_tokens=8, max_episode_tokens=64),
+        environment=EnvironmentConfig(max_turns=3, max_turn_tokens=8, max_episode_tokens=64),
     )
     (tmp_path / "run" / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     return config
