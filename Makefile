@@ -35,7 +35,7 @@ $(READY): requirements_pinned.txt pyproject.toml
 	  { echo "Python >= 3.11 expected, got '$$($(PYTHON) --version 2>&1)' from PYTHON=$(PYTHON); name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing the pinned packages (about 2 minutes) ..."
+	@echo "Installing the pinned packages (two to three minutes) ..."
 	@$(BIN)/python $(PIP_INSTALL) -r requirements_pinned.txt
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
