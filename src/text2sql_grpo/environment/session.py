@@ -202,4 +202,9 @@ class SQLEnvironment:
             schema_text=self.schema_text(example.database),
             executor=self.executor,
             settings=self.settings,
+            tool_server=self._tool_server(example),
         )
+
+    def _tool_server(self, example: Example) -> ToolServer | None:
+        """Who answers the model's calls; None for the executor."""
+        return None

@@ -16,7 +16,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, ToolServer
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
 from text2sql_grpo.integrations.mcp.transport import Server
@@ -57,16 +57,8 @@ class MCPEnvironment(SQLEnvironment):
         offered = self._pool.list_tools(self._server(some_database))
         self.tools = [*_schemas(offered, settings.protocol), _SUBMIT]
 
-    def session(self, example: Example) -> SQLSession:
-        """A fresh session for one question."""
-        return SQLSession(
-            example,
-            database=self.databases.path(example.database),
-            schema_text=self.schema_text(example.database),
-            executor=self.executor,
-            settings=self.settings,
-            tool_server=_Answers(self, self._server(example.database)),
-        )
+    def _tool_server(self, example: Example) -> ToolServer:
+        return _Answers(self, self._server(example.database))
 
     def call(self, server: Server, name: str, arguments: dict[str, Any]) -> str | None:
         """See `ToolServer.call`."""
