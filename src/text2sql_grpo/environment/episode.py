@@ -29,19 +29,15 @@ class Action:
     error: str = ""
 
 
-@dataclass
-class Episode:
-    """One question answered once: messages, actions, tokens, and why it stopped.
+@dataclass(kw_only=True)
+class Rollout:
+    """One whole interaction of any kind: messages, tokens, and why it stopped.
 
     Token lists cover the completion: all tokens after the prompt, environment tokens included.
 
     Attributes:
-        example: The question.
         messages: The whole chat, prompt first.
-        actions: One per assistant turn, K in all.
-        max_turns: The turn limit it ran under, >= 1; `len(actions)` never exceeds it.
-        final_sql: The submitted query; None if nothing was submitted.
-        stop_reason: None while the episode runs.
+        stop_reason: None while it runs.
         prompt_ids: Token ids of the prompt.
         completion_ids: T token ids, sampled and environment tokens in order.
         completion_mask: T flags: 1 sampled by the policy, 0 written by the environment.
@@ -50,14 +46,27 @@ class Episode:
         is_masked: True if it must not be trained on (truncated, or failed on our side).
     """
 
-    example: Example
     messages: list[Message] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    max_turns: int = 1
-    final_sql: str | None = None
     stop_reason: StopReason | None = None
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     completion_mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     is_masked: bool = False
+
+
+@dataclass
+class Episode(Rollout):
+    """One question answered once: a rollout and what was done in it.
+
+    Attributes:
+        example: The question.
+        actions: One per assistant turn, K in all.
+        max_turns: The turn limit it ran under, >= 1; `len(actions)` never exceeds it.
+        final_sql: The submitted query; None if nothing was submitted.
+    """
+
+    example: Example
+    actions: list[Action] = field(default_factory=list)
+    max_turns: int = 1
+    final_sql: str | None = None

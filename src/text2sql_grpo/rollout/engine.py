@@ -8,14 +8,12 @@ token ids: TRL's own generation, and vLLM through it.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.rollout import slots
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import SlotPolicy
-from text2sql_grpo.rollout.turns import Budgets, Continuations, start_all, take_turn
+from text2sql_grpo.rollout.turns import Budgets, Continuations, R, Session, start_all, take_turn
 
-__all__ = ["Budgets", "Continuations", "Policy", "SlotPolicy", "run"]
+__all__ = ["Budgets", "Continuations", "Policy", "Session", "SlotPolicy", "run"]
 
 
 class Policy(Protocol):
@@ -26,14 +24,14 @@ class Policy(Protocol):
 
 
 def run(
-    sessions: Sequence[SQLSession],
+    sessions: Sequence[Session[R]],
     policy: Policy | SlotPolicy,
     chat: ChatFormat,
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    on_end: Callable[[Episode], None] = lambda episode: None,
-) -> list[Episode]:
+    on_end: Callable[[R], None] = lambda episode: None,
+) -> list[R]:
     """Plays every session to its end, side by side: by slots a `SlotPolicy`, else turn by turn.
 
     Episodes that ran out of tokens stop with `budget` (the turn's or the episode's limit) or
@@ -60,17 +58,17 @@ def run(
 
 
 def _play_turn_by_turn(
-    sessions: Sequence[SQLSession],
+    sessions: Sequence[Session[R]],
     policy: Policy,
     chat: ChatFormat,
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None,
-    on_end: Callable[[Episode], None],
+    on_end: Callable[[R], None],
 ) -> None:
     """The `generation` engine: everybody's turn is generated in one call, then everybody's reply made."""
 
-    def take(session: SQLSession, turn: list[int], log_probs: list[float] | None) -> None:
+    def take(session: Session[R], turn: list[int], log_probs: list[float] | None) -> None:
         take_turn(session, turn, chat, budgets, log_probs=log_probs)
         if session.episode.stop_reason is not None:
             on_end(session.episode)

@@ -9,15 +9,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, StepPass
-from text2sql_grpo.rollout.turns import Budgets, take_turn
+from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 
 _PASS_TOKENS = 4_096  # of prompts or replies read in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
@@ -33,12 +32,12 @@ class _Family:
     """
 
     prefix: list[int]
-    waiting: deque[SQLSession]
+    waiting: deque[Session[Any]]
     number: int | None = None
     active: int = 0
 
 
-def _families(sessions: Sequence[SQLSession]) -> list[_Family]:
+def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
     """Equal prompts share all but their last token; others what they begin with, if it is half or more."""
     by_prompt = defaultdict(list)
     for session in sessions:
@@ -79,7 +78,7 @@ class _Row:
         reply: The environment at work on its turn; None while the policy reads or speaks.
     """
 
-    session: SQLSession
+    session: Session[Any]
     family: _Family
     number: int
     stored: int
@@ -89,13 +88,13 @@ class _Row:
 
 
 def play(
-    sessions: Sequence[SQLSession],
+    sessions: Sequence[Session[R]],
     policy: SlotPolicy,
     chat: ChatFormat,
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    on_end: Callable[[Episode], None] = lambda episode: None,
+    on_end: Callable[[R], None] = lambda episode: None,
 ) -> None:
     """Plays sessions that were started to their end; see `engine.run`."""
     given = dict(zip(map(id, sessions), first_turns or [], strict=first_turns is not None))
@@ -119,13 +118,13 @@ class _Table:
 
     def __init__(
         self,
-        sessions: Sequence[SQLSession],
+        sessions: Sequence[Session[Any]],
         policy: SlotPolicy,
         chat: ChatFormat,
         budgets: Budgets,
         given: dict[int, str],
         tools: ThreadPoolExecutor,
-        on_end: Callable[[Episode], None],
+        on_end: Callable[[Any], None],
     ) -> None:
         self._policy, self._chat, self._budgets = policy, chat, budgets
         self._given, self._tools, self._on_end = given, tools, on_end
@@ -173,7 +172,7 @@ class _Table:
             self._read_prefixes(new)
             self._speakers = None
 
-    def _seat(self, session: SQLSession, family: _Family) -> None:
+    def _seat(self, session: Session[Any], family: _Family) -> None:
         assert family.number is not None
         row = _Row(session, family, self._cache.add_row(family.number), len(family.prefix))
         self._rows.append(row)

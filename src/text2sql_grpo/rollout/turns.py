@@ -2,10 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from text2sql_grpo.environment.episode import Episode, StopReason
-from text2sql_grpo.environment.session import SQLSession
+from text2sql_grpo.environment.episode import Message, Rollout, StopReason
 from text2sql_grpo.rollout.chat_format import ChatFormat
+
+R = TypeVar("R", bound=Rollout)
+R_co = TypeVar("R_co", bound=Rollout, covariant=True)
+
+
+class Session(Protocol[R_co]):
+    """What engines play: `SQLSession`, or anything else that answers a policy's turns.
+
+    Attributes:
+        episode: The record; engines fill in its tokens.
+    """
+
+    @property
+    def episode(self) -> R_co: ...
+
+    def start(self) -> list[Message]:
+        """The prompt."""
+
+    def step(self, assistant_text: str) -> Message | None:
+        """The reply to one assistant turn; None if the episode is over, its stop reason set."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +42,7 @@ class Budgets:
     max_episode_tokens: int
     max_context: int
 
-    def left(self, episode: Episode) -> int:
+    def left(self, episode: Rollout) -> int:
         """Tokens that the episode may still grow by."""
         written = len(episode.completion_ids)
         return min(
@@ -30,7 +50,7 @@ class Budgets:
             self.max_context - len(episode.prompt_ids) - written,
         )
 
-    def turn(self, episode: Episode) -> int:
+    def turn(self, episode: Rollout) -> int:
         """Tokens that its next turn may take."""
         return min(self.max_turn_tokens, self.left(episode))
 
@@ -49,7 +69,7 @@ class Continuations:
     log_probs: list[list[float]] | None = None
 
 
-def start_all(sessions: Sequence[SQLSession], chat: ChatFormat, budgets: Budgets) -> None:
+def start_all(sessions: Sequence[Session[Rollout]], chat: ChatFormat, budgets: Budgets) -> None:
     """Starts every session; a prompt that leaves no room for an answer ends its episode at once."""
     encoded: dict[tuple[str, ...], list[int]] = {}
     for session in sessions:
@@ -63,7 +83,7 @@ def start_all(sessions: Sequence[SQLSession], chat: ChatFormat, budgets: Budgets
 
 
 def take_turn(
-    session: SQLSession,
+    session: Session[Rollout],
     sampled: list[int],
     chat: ChatFormat,
     budgets: Budgets,
@@ -95,13 +115,13 @@ def take_turn(
     _append(episode, bridge, 0, None if log_probs is None else [0.0] * len(bridge))
 
 
-def _append(episode: Episode, ids: list[int], flag: int, log_probs: Sequence[float] | None) -> None:
+def _append(episode: Rollout, ids: list[int], flag: int, log_probs: Sequence[float] | None) -> None:
     episode.completion_ids += ids
     episode.completion_mask += [flag] * len(ids)
     episode.log_probs = [] if log_probs is None else [*episode.log_probs, *log_probs[: len(ids)]]
 
 
-def _cut(episode: Episode, budgets: Budgets, *, unwritten: int = 0) -> None:
+def _cut(episode: Rollout, budgets: Budgets, *, unwritten: int = 0) -> None:
     wanted = len(episode.prompt_ids) + len(episode.completion_ids) + unwritten
     reason: StopReason = "context" if wanted >= budgets.max_context else "budget"
     episode.stop_reason = reason
