@@ -292,3 +292,45 @@ def test_two_steps_of_real_training_move_the_weights_by_the_trained_tokens_alone
     assert [row["step"] for row in rows] == [0] * 4 + [1] * 4
     assert not list((tmp_path / "run").glob("README.md"))
     assert all(ASSISTANT not in row["question"] for row in rows)
+
+
+def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -> None:
+    porto = ask("Porto?", "SELECT staff FROM branch WHERE code = 'OPO-01'")
+    weights, logs = [], []
+    for shares in (False, True):
+        folder = tmp_path / str(shares)
+        folder.mkdir()
+        bench = Bench(
+            folder,
+            [LISBON, porto],
+            shared_prefix=shares,
+            gradient_checkpointing=False,
+            max_steps=2,
+            num_iterations=2,
+            gradient_accumulation_steps=2,
+            beta=0.1,
+            learning_rate=1e-2,
+            optim="sgd",  # Adam makes of a gradient of nothing but rounding a whole step
+            max_grad_norm=0.0,
+            bf16=False,
+            shuffle_dataset=False,
+            logging_steps=1,
+        )
+        assert bench.trainer._update.is_on == shares
+        before = torch.cat([p.detach().flatten() for p in bench.trainer.model.parameters()])
+        bench.say(
+            [RIGHT], [WRONG], [LOOK, WRONG], ["?", LOOK, RIGHT], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS]
+        )
+        bench.trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in bench.trainer.model.parameters()]) - before)
+        logs.append([log for log in bench.trainer.state.log_history if "loss" in log])
+    moved = weights[0].norm()
+    assert moved > 1e-3
+    assert (weights[1] - weights[0]).norm() < 1e-4 * moved
+    assert len(logs[0]) == 2
+    for plain, shared in zip(*logs, strict=True):
+        assert shared["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+        assert shared["loss"] == pytest.approx(plain["loss"], rel=1e-4, abs=1e-6)
+        # A mean of micro-batches' means, and they are made of whole groups here, of any rows there.
+        assert shared["kl"] == pytest.approx(plain["kl"], rel=0.02, abs=1e-6)
+    assert logs[0][1]["kl"] > 0  # the second pass over the same episodes is off the policy that wrote them
