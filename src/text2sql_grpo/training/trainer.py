@@ -1,6 +1,8 @@
-"""`SQLGRPOTrainer`: TRL's GRPO over multi-turn episodes in a SQL environment."""
+"""TRL's GRPO over whole multi-turn rollouts, and `SQLGRPOTrainer`: over episodes in a SQL environment."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +14,58 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import GRPOTrainer
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
+from text2sql_grpo.environment.episode import Episode, Rollout
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import Results, RewardMix, episode_flags
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
+from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
+from text2sql_grpo.training.turn_advantages import spread, turn_advantages
 
 Scores = dict[str, float] | None
 
 
-class SQLGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` whose completions are whole episodes: it looks, reads, and submits a query.
+@dataclass(frozen=True)
+class Scored:
+    """The rollouts of one generation batch, judged; one entry of each list per rollout.
+
+    Attributes:
+        scores: Of each named reward; None for a rollout that must not be trained on.
+        rewards: Their weighted sums.
+        metrics: Facts that are averaged over the batch and logged.
+        turn_rewards: Of each rollout, what each of its sampled turns earned besides; None for none.
+    """
+
+    rollouts: Sequence[Rollout]
+    scores: Sequence[Scores]
+    rewards: Sequence[float | None]
+    metrics: Sequence[dict[str, float]]
+    turn_rewards: Sequence[Sequence[float]] | None = None
+
+
+class RolloutGRPOTrainer(GRPOTrainer, ABC):
+    """`GRPOTrainer` whose completions are whole rollouts of our engine; what is played, a subclass says.
 
     What changes: rollouts come from our engine through TRL's `rollout_func`, observations are
     masked out of the loss, each named reward is a TRL reward function of its own (so each is
-    logged), masked episodes weigh nothing, and every episode is written to the run log. Checkpoints are
+    logged), masked rollouts weigh nothing, and turns may have advantages of their own. Checkpoints are
     whole or not there, and a run that goes on from one ends as if it had never stopped; a step that
     cannot be taken is skipped or halved, and counted.
 
     Args:
         model: The policy, or its folder or Hub id.
         args: Training arguments.
-        examples: Questions; golds are expected to have been checked by `load_examples`.
-        environment: Makes their sessions.
-        rewards: Named scores and their weights.
-        grader: Judges submitted queries.
-        run_log: Where episodes are written; None to write none.
+        num_prompts: What is trained on is known by its number, 0 to this.
+        reward_weights: Of each named reward.
+        tools: JSON schemas that the chat template shows; None for none.
     """
 
     def __init__(
@@ -53,26 +73,24 @@ class SQLGRPOTrainer(GRPOTrainer):
         model: PreTrainedModel | str,
         args: SQLGRPOConfig,
         *,
-        examples: Sequence[Example],
-        environment: SQLEnvironment,
-        rewards: RewardMix,
-        grader: Grader,
+        num_prompts: int,
+        reward_weights: Mapping[str, float],
+        tools: list[dict[str, Any]] | None,
         processing_class: PreTrainedTokenizerBase,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        run_log: RunLog | None = None,
     ) -> None:
         trl_compat.silence_masked_samples()
-        args.reward_weights = list(rewards.weights.values())
+        args.reward_weights = list(reward_weights.values())
         super().__init__(
             model=model,
-            reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(rewards.weights)],
+            reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(reward_weights)],
             args=args,
             # Numbers of examples, which may lie on disk; what TRL calls the prompt is the session's to write.
             train_dataset=Dataset.from_dict(
                 {
-                    "prompt": [[{"role": "user", "content": ""}]] * len(examples),
-                    "example": range(len(examples)),
+                    "prompt": [[{"role": "user", "content": ""}]] * num_prompts,
+                    "example": range(num_prompts),
                 }
             ),
             processing_class=processing_class,
@@ -81,29 +99,22 @@ class SQLGRPOTrainer(GRPOTrainer):
         )
         # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
         self.rollout_func = self._rollout
-        self.environment = environment
-        self._examples = examples
-        self._rewards = rewards
-        self._grader = grader
-        self._run_log = run_log
-        self._chat = ChatFormat(
-            processing_class,
-            tools=environment.tools if environment.settings.protocol == "native" else None,
-            eos_token_ids=self.eos_token_ids,
-        )
+        self._chat = ChatFormat(processing_class, tools=tools, eos_token_ids=self.eos_token_ids)
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
         self._plays_by_slots = plays_by_slots(args.engine, reason)
         self._update = SharedPrefixUpdate(self, is_wanted=args.shared_prefix)
-        self._batch: list[Example] = []
+        self._batch: list[int] = []
+        self._scored: Scored | None = None
         self._sampler: Any = None
         self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
         self.add_callback(self._checkpoints)
         self.add_callback(self._bad_steps)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._batch = [self._examples[row["example"]] for row in inputs]
+        self._batch = [row["example"] for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._credit_turns(output)
         self._update.sampled = None
         return output
 
@@ -154,23 +165,14 @@ class SQLGRPOTrainer(GRPOTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """No card beside the checkpoints: `publishing` writes one, with data and accuracy."""
 
+    @abstractmethod
+    def _play_batch(self, batch: Sequence[int]) -> Scored:
+        """The rollouts of these prompts, by number, played by `_play` and judged."""
+
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's `rollout_func`: the episodes of one generation batch, with their scores."""
-        sessions = [self.environment.session(example) for example in self._batch]
-        episodes = self._play(sessions)
-        verdicts = [self._grade(episode) for episode in episodes]
-        scores = [
-            self._rewards.score(e, v, self._results(e)) for e, v in zip(episodes, verdicts, strict=True)
-        ]
-        rewards = [None if score is None else self._rewards.total(score) for score in scores]
-        max_rows = self.environment.settings.observation.max_rows
-        flags = [
-            episode_flags(e, v, max_rows_shown=max_rows) for e, v in zip(episodes, verdicts, strict=True)
-        ]
-        self._write(episodes, verdicts, scores, rewards, flags)
-        metrics = [episode_metrics(*facts) for facts in zip(episodes, verdicts, flags, strict=True)]
-        for row, is_flat in zip(metrics, without_spread(self._batch, rewards), strict=True):
-            row["group/no_spread"] = float(is_flat)
+        """TRL's `rollout_func`: the rollouts of one generation batch, with their scores."""
+        self._scored = scored = self._play_batch(self._batch)
+        episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
         trained = [
             score is not None and bool(episode.completion_ids)
@@ -186,15 +188,92 @@ class SQLGRPOTrainer(GRPOTrainer):
             "logprobs": trl_compat.sampling_log_probs(self, episodes),
             "env_mask": self._update.sampled,
             "scores": scores,
-            "metrics": metrics,
+            "metrics": list(scored.metrics),
         }
 
-    def _play(self, sessions: list[SQLSession]) -> list[Episode]:
+    def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
         if not self._plays_by_slots:
             return run(sessions, self, self._chat, self._budgets)
         with trl_compat.unwrapped_model(self) as model:
             policy = SlotPolicy(model, trl_compat.sampling(self), max_slots=self.args.max_slots)
             return run(sessions, policy, self._chat, self._budgets)
+
+    def _credit_turns(self, output: dict[str, Any]) -> None:
+        """Gives turns their own advantages, where any of them earned something."""
+        scored, self._scored = self._scored, None
+        if scored is None or scored.turn_rewards is None:
+            return
+        here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
+        all_rows = gather_object(here)
+        if not any(reward for _, turns in all_rows for reward in turns):
+            return
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        advantages = turn_advantages(all_rows, group_size=size, scale=self.scale_rewards)
+        first = self.accelerator.process_index * len(here)
+        mine = advantages[first : first + len(here)]
+        output["advantages"] = spread(mine, [rollout.completion_mask for rollout in scored.rollouts], output)
+
+
+class SQLGRPOTrainer(RolloutGRPOTrainer):
+    """Trains on questions: an episode looks, reads, and submits a query. Every one is written to the log.
+
+    Args:
+        model: The policy, or its folder or Hub id.
+        args: Training arguments.
+        examples: Questions; golds are expected to have been checked by `load_examples`.
+        environment: Makes their sessions.
+        rewards: Named scores and their weights.
+        grader: Judges submitted queries.
+        run_log: Where episodes are written; None to write none.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: SQLGRPOConfig,
+        *,
+        examples: Sequence[Example],
+        environment: SQLEnvironment,
+        rewards: RewardMix,
+        grader: Grader,
+        processing_class: PreTrainedTokenizerBase,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        run_log: RunLog | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            args,
+            num_prompts=len(examples),
+            reward_weights=rewards.weights,
+            tools=environment.tools if environment.settings.protocol == "native" else None,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            callbacks=callbacks,
+        )
+        self.environment = environment
+        self._examples = examples
+        self._rewards = rewards
+        self._grader = grader
+        self._run_log = run_log
+
+    def _play_batch(self, batch: Sequence[int]) -> Scored:
+        examples = [self._examples[number] for number in batch]
+        episodes = self._play([self.environment.session(example) for example in examples])
+        verdicts = [self._grade(episode) for episode in episodes]
+        scores = [
+            self._rewards.score(e, v, self._results(e)) for e, v in zip(episodes, verdicts, strict=True)
+        ]
+        rewards = [None if score is None else self._rewards.total(score) for score in scores]
+        max_rows = self.environment.settings.observation.max_rows
+        flags = [
+            episode_flags(e, v, max_rows_shown=max_rows) for e, v in zip(episodes, verdicts, strict=True)
+        ]
+        self._write(episodes, verdicts, scores, rewards, flags)
+        metrics = [episode_metrics(*facts) for facts in zip(episodes, verdicts, flags, strict=True)]
+        for row, is_flat in zip(metrics, without_spread(examples, rewards), strict=True):
+            row["group/no_spread"] = float(is_flat)
+        return Scored(episodes, scores, rewards, metrics)
 
     def _grade(self, episode: Episode) -> Verdict:
         example = episode.example
