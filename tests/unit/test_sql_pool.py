@@ -18,9 +18,10 @@ import pytest
 
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql import Limits, SQLExecutor, pool, worker_process
-from text2sql_grpo.sql.worker_process import PATIENCE_S, Worker
+from text2sql_grpo.sql.worker_process import PATIENCE_S, START_S, Worker
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) SELECT max(i) FROM n"
 # Three seconds inside one instruction of SQLite, in which nothing of it looks at the clock.
 ONE_INSTRUCTION = "SELECT printf('%.*c', 999999999, 'x')"
 
@@ -50,10 +51,14 @@ def pids(executor: SQLExecutor) -> set[int]:
     return {worker._process.pid for worker in workers(executor)}
 
 
-def busy_pid(executor: SQLExecutor) -> int:
-    return wait_for(
-        lambda: [worker._process.pid for worker in workers(executor) if worker.due < float("inf")]
-    )[0]
+def busy_pid(executor: SQLExecutor, *, but: int = 0) -> int:
+    """The process of a worker that runs a query, for one that starts has longer; not the process `but`."""
+
+    def running() -> list[int]:
+        soon = time.perf_counter() + START_S / 2
+        return [worker._process.pid for worker in workers(executor) if worker.due < soon]
+
+    return wait_for(lambda: [pid for pid in running() if pid != but])[0]
 
 
 def wait_for(found: Callable[[], T], timeout_s: float = 10.0) -> T:
@@ -113,9 +118,27 @@ def test_late_query_of_a_batch_costs_no_other(executor: SQLExecutor, database: P
 
 
 @posix_only
-def test_killed_worker_costs_its_query_an_error(executor: SQLExecutor, database: Path) -> None:
+def test_killed_worker_costs_its_query_nothing(executor: SQLExecutor, database: Path) -> None:
     executor.execute(database, "SELECT 1")
     killer = threading.Thread(target=lambda: os.kill(busy_pid(executor), signal.SIGKILL))
+    killer.start()
+
+    outcome = executor.execute(database, SLOW)
+
+    killer.join()
+    assert outcome.rows == ((200_000,),)
+
+
+@posix_only
+def test_query_whose_worker_dies_twice_is_an_error(executor: SQLExecutor, database: Path) -> None:
+    executor.execute(database, "SELECT 1")
+
+    def kill_twice() -> None:
+        first = busy_pid(executor)
+        os.kill(first, signal.SIGKILL)
+        os.kill(busy_pid(executor, but=first), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_twice)
     killer.start()
 
     outcome = executor.execute(database, ENDLESS)
@@ -127,7 +150,7 @@ def test_killed_worker_costs_its_query_an_error(executor: SQLExecutor, database:
 
 @posix_only
 def test_killed_worker_costs_a_batch_nothing_but_what_ran(database: Path) -> None:
-    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) SELECT max(i)"
+    slow = SLOW.removesuffix(" FROM n")
     with SQLExecutor(workers=1, cache_entries=0) as executor:
         executor.execute(database, "SELECT 1")
         killer = threading.Thread(target=lambda: os.kill(busy_pid(executor), signal.SIGKILL))

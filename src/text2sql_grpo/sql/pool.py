@@ -72,13 +72,16 @@ class WorkerPool:
             RunError: The database is at fault, or the executor.
         """
         request = _request([(location, [sql])], limits)
+        has_died = False
         while True:
             (answers, _, ending), is_late = self._ask(request, 1, limits)
             answer = answers[0] if answers else None
             if answer is not None:
                 return answer if len(answer) != 2 else _checked(answer)
             if ending == "silent":
-                return _answer_of_the_dead(limits, is_late)
+                if has_died or is_late:
+                    return _answer_of_the_dead(limits, is_late)
+                has_died = True  # perhaps somebody else ended the process: the query is asked once more
 
     def run(self, queries: Sequence[Query], limits: Limits) -> tuple[list[Answer], bool]:
         """The answers to many queries in order, and whether all of them are plain.
@@ -205,6 +208,7 @@ class _Batch:
         }
         self._pending = sorted(range(len(queries)), key=lambda position: keys[queries[position][0]])
         self._alone: list[int] = []  # one of them ended its process
+        self._died: set[int] = set()  # asked alone, and their process ended
 
     def next_positions(self) -> list[int]:
         """The queries of the next message; none if all are answered or asked."""
@@ -230,7 +234,11 @@ class _Batch:
             self.is_plain = False
             unanswered = positions[len(reply.answers) :]
             if reply.ending == "silent" and len(positions) == 1 and unanswered:
-                answers[positions[0]] = _answer_of_the_dead(self.limits, is_late)
+                if is_late or self._died.issuperset(unanswered):
+                    answers[positions[0]] = _answer_of_the_dead(self.limits, is_late)
+                else:
+                    self._died.update(unanswered)
+                    self._alone += unanswered
             elif reply.ending == "silent":
                 self._alone += unanswered
             else:
@@ -279,7 +287,7 @@ def _checked(answer: Answer) -> Answer:
 
 
 def _answer_of_the_dead(limits: Limits, is_late: bool) -> Answer:
-    """The answer to a lone query whose process ended without a word."""
+    """The answer to a lone query that was stopped late, or whose process ended twice without a word."""
     if is_late:
         return ("timeout", (), (), False, late_text(limits.timeout_s), limits.timeout_s + PATIENCE_S, True)
     return ("error", (), (), False, "the database engine crashed on this query", 0.0, True)
