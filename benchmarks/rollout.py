@@ -31,10 +31,11 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
+from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from text2sql_grpo.data.example import Example
@@ -57,10 +58,6 @@ RUN, SUBMIT = CALL % "run", CALL % "submit"
 ROWS = ExecutionOutcome(
     "ok", ("code", "city", "staff"), tuple((f"LIS-{i}", f"Lisbon {i}", i) for i in range(6))
 )
-SIZES = {  # layers, width, heads, key-value heads
-    "2M": (4, 192, 6, 6),
-    "25M": (8, 512, 8, 8),
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class Case:
     turns: int = 3
     tool_ms: float = 20.0
     size: str = "2M"
-    prompts: int = 4
+    prompts: int = 3
 
 
 @dataclass(frozen=True)
@@ -116,23 +113,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_tokens([RUN, SUBMIT, END, *BOILERPLATE])
     tokenizer.chat_template = template
     return tokenizer
-
-
-def make_model(size: str, vocab_size: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    layers, width, heads, kv_heads = SIZES[size]
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=int(2.75 * width),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=16_384,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 class Script:
@@ -355,7 +335,7 @@ Side = Callable[[], Played]
 def sides_of(case: Case, folder: str) -> tuple[dict[str, Side], Script]:
     tokenizer = make_tokenizer()
     script = Script(case, tokenizer)
-    model = make_model(case.size, len(tokenizer))
+    model = make_model(case.size, len(tokenizer)).eval()
     if torch.cuda.is_available():
         model = model.cuda()
     return {"trl": stock(case, script, model, folder), "ours": ours(case, script, model)}, script

@@ -36,9 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
-from rollout import ForcedSampling, forced, make_model, make_tokenizer
+from rollout import ForcedSampling, forced, make_tokenizer
 from step_learning import Stopwatch, compare, report
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
@@ -281,7 +282,7 @@ class Taken:
 def take_steps(name: str, case: Case, script: Script, steps: int) -> Taken:
     """Trains one side for so many steps."""
     chunked_logprob.TOKEN_CHUNK_SIZE = LOGIT_TILE  # ours sets its own, for the whole process
-    model = make_model(case.size, len(script.tokenizer))
+    model = make_model(case.size, len(script.tokenizer)).eval()
     with tempfile.TemporaryDirectory() as folder:
         fields = {
             "output_dir": folder,

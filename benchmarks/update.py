@@ -29,10 +29,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 
@@ -40,12 +41,6 @@ from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUp
 
 VOCAB = 4_000
 LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
-SIZES = {  # layers, width, heads, key-value heads
-    "2M": (4, 192, 6, 6),
-    "25M": (8, 512, 8, 8),
-    "0.5B": (24, 896, 14, 2),  # Qwen2.5's shapes
-    "1.5B": (28, 1_536, 12, 2),
-}
 
 
 @dataclass(frozen=True)
@@ -83,27 +78,13 @@ class SharedGRPOTrainer(GRPOTrainer):
 
 
 def make_trainer(case: Case, folder: str) -> SharedGRPOTrainer:
-    torch.manual_seed(0)
-    layers, width, heads, kv_heads = SIZES[case.size]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
         pad_token="<pad>",
         eos_token="<end>",
     )
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=width,
-        intermediate_size=int(2.75 * width),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=16_384,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
     trainer = SharedGRPOTrainer(
-        LlamaForCausalLM(config),
+        make_model(case.size, VOCAB, eos_token_id=1),
         reward_funcs=[lambda **_: []],
         args=GRPOConfig(
             output_dir=str(Path(folder) / "run"),
