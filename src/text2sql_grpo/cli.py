@@ -141,6 +141,43 @@ def run_evaluate(options: argparse.Namespace) -> int:
     )
 
 
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `compare`."""
+    what = "model folder or Hub id; or answers at hand: their .jsonl, an evaluation's .json, or a run folder"
+    parser.add_argument("base", metavar="BASE", help=what)
+    parser.add_argument("trained", metavar="TRAINED", help="the same")
+    parser.add_argument("--num_samples", type=_count, metavar="N", help="N of each held-out set")
+    parser.add_argument("--config", type=Path, help="default: config.yaml around TRAINED or BASE")
+    parser.add_argument("--sets", nargs="+", metavar="NAME", help="held-out sets; default: all")
+    parser.add_argument("--out", type=Path, help="default: comparison.json in the folder around TRAINED")
+    _take_settings(parser)
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Compares two models on the same questions."""
+    trained = Path(options.trained)
+    folder = (
+        trained if (trained / "config.yaml").is_file() else trained.parent if trained.exists() else Path()
+    )
+    options.out = options.writes_to = options.out or folder / "comparison.json"
+
+    _quiet_libraries()
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.compare import compare_models
+
+    return compare_models(
+        options.base,
+        options.trained,
+        config=options.config,
+        settings=options.settings,
+        num_samples=options.num_samples,
+        sets=options.sets,
+        out=options.out,
+        console=Console(),
+    )
+
+
 def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `merge`."""
     parser.add_argument("--adapter", type=Path, required=True, help="folder of the adapter or full model")
@@ -386,6 +423,9 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add_train_arguments(_add_verb(verbs, "train", "train, evaluate and merge a model", run_train))
     add_evaluate_arguments(
         _add_verb(verbs, "evaluate", "answer held-out questions with a model", run_evaluate)
+    )
+    add_compare_arguments(
+        _add_verb(verbs, "compare", "compare two models on the same questions", run_compare)
     )
     add_doctor_arguments(_add_verb(verbs, "doctor", "say whether a run would work here", run_doctor))
     add_merge_arguments(_add_verb(verbs, "merge", "merge a LoRA adapter into its base, checked", run_merge))

@@ -26,7 +26,7 @@ from text2sql_grpo.training.policy import load_policy
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
-    *("checkpoint-2", "model", "merged"),
+    *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged"),
 }
 
 

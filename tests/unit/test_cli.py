@@ -15,7 +15,7 @@ from text2sql_grpo.cli import main
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
 VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"])
-VERBS += (["audit", "data"], ["audit", "reward"], ["audit"], [])
+VERBS += (["compare"], ["audit", "data"], ["audit", "reward"], ["audit"], [])
 HELP = f"""
 import sys
 from text2sql_grpo.cli import main
@@ -60,6 +60,7 @@ def test_help_of_every_verb_loads_nothing_heavy() -> None:
         ("train", "[--section.key VALUE ...]"),
         ("evaluate", "--model_path"),
         ("merge", "--adapter"),
+        ("compare", "BASE TRAINED"),
         ("push_to_hub", "--repo_id"),
     ],
 )

@@ -19,12 +19,13 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
-from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy
 from text2sql_grpo.training.progress import progress_bar
 
 _SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
@@ -46,7 +47,7 @@ def evaluate(
     Args:
         model_path: A model folder (or an adapter's) or a Hub id.
         config: Its data, environment and `evaluation.batch_size` count.
-        out: The file of counts, accuracies and intervals.
+        out: The file of counts, accuracies and intervals, `.json`. Whole answers go beside it, as `.jsonl`.
         console: Where a person reads along.
         num_samples: So many of each set, evenly spaced, each shown whole; None for all, not shown.
         sets: Names of held-out sets; None for all of the config.
@@ -60,9 +61,11 @@ def evaluate(
         RunError: Anything wrong with model, config or data, or `out` cannot be written.
     """
     bench = open_workbench(config)
-    chosen = {name: evenly_spaced(examples, num_samples) for name, examples in _chosen(bench, sets).items()}
-    _check_place(out)
-    answers = _answer(model_path, bench, chosen, console, temperature=temperature, seed=seed)
+    chosen = {
+        name: evenly_spaced(examples, num_samples) for name, examples in held_out_sets(bench, sets).items()
+    }
+    check_place(out)
+    answers = answer_all(load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed)
     if num_samples is not None:
         for name, answered in answers.items():
             for answer in answered:
@@ -76,8 +79,10 @@ def evaluate(
         "num_samples": num_samples,
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_answers(out.with_suffix(".jsonl"), answers)
     console.print(accuracy_table(scores))
     console.print(f"evaluation: {out}", soft_wrap=True)
+    console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
     return 0
 
 
@@ -106,7 +111,12 @@ def _cells(both: Mapping[str, Any]) -> list[str]:
     return [str(Accuracy(record["correct"], record["total"])) for record in records]
 
 
-def _chosen(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
+def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
+    """The sets of these names; all of the config for None.
+
+    Raises:
+        ConfigError: There is no such set, or none at all.
+    """
     known = ", ".join(bench.test) or "none"
     for name in sets or ():
         if name not in bench.test:
@@ -116,8 +126,14 @@ def _chosen(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Exam
     return {name: examples for name, examples in bench.test.items() if sets is None or name in sets}
 
 
-def _check_place(out: Path) -> None:
-    """The place is tried before minutes of work, not after; what an earlier run wrote there stays."""
+def check_place(out: Path) -> None:
+    """The place is tried before minutes of work, not after; what an earlier run wrote there stays.
+
+    Raises:
+        ConfigError: It cannot be written, or does not end in `.json`.
+    """
+    if out.suffix != ".json":
+        raise ConfigError(f"expected --out to name a .json file, got {out}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         is_new = not out.exists()
@@ -130,17 +146,27 @@ def _check_place(out: Path) -> None:
         ) from error
 
 
-def _answer(
-    model_path: str,
+def answer_all(
+    policy: LoadedPolicy,
     bench: Workbench,
     chosen: Mapping[str, Sequence[Example]],
     console: Console,
     *,
-    temperature: float,
-    seed: int,
+    title: str = "Evaluation",
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> dict[str, list[Answer]]:
-    policy = load_policy(model_path)
-    model = policy.model.to(device_type()).eval()
+    """Each question of each set answered by a model on the device of the run.
+
+    Args:
+        title: Of the bar that a person sees.
+        temperature: 0 is greedy.
+        seed: Of sampling.
+    """
+    model = policy.model
+    if not getattr(model, "is_quantized", False):  # else it was placed when it was loaded
+        model.to(device_type())
+    model.eval()
     chat = bench.chat(policy.tokenizer, model)
     batch_size = bench.config.evaluation.batch_size
     speaker = model_policy(
@@ -149,7 +175,7 @@ def _answer(
     set_seed(seed)
     answers = {}
     with progress_bar(console) as bar:
-        task = bar.add_task("Evaluation", total=sum(map(len, chosen.values())))
+        task = bar.add_task(title, total=sum(map(len, chosen.values())))
         for name, examples in chosen.items():
             answers[name] = answer_questions(
                 examples,

@@ -19,7 +19,10 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.training.checkpoints import PARTIAL, checkpoint_step, flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.run_log import RunLog
 
-_RUN_FILES = ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation*.json", "learning_curve.png")
+_RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png"),
+    *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
+)
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases
@@ -18,6 +18,8 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets
 from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.sql import SQLExecutor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def quarantined(config: Config) -> frozenset[str]:
     return frozenset() if config.data.quarantine is None else read_quarantine(config.data.quarantine)
 
 
-def evenly_spaced(examples: Sequence[Example], count: int | None) -> list[Example]:
+def evenly_spaced(examples: Sequence[T], count: int | None) -> list[T]:
     """`count` examples spread over the whole list, in order; all of them for None.
 
     Raises:

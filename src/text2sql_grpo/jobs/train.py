@@ -20,6 +20,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
+from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
 from text2sql_grpo.jobs.run_folder import (
@@ -347,6 +348,9 @@ def _before(run: _Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, A
 
 def _evaluate(run: _Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
     answers = _answer(run, policy, _held_out(run), f"Evaluation {when}")
+    write_answers(
+        run.folder / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl"), answers
+    )
     return {name: summary(answered) for name, answered in answers.items()}
 
 

@@ -1,0 +1,95 @@
+"""Every answer of an evaluation, one a line, so that it can be read, compared and graded again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.evaluation.evaluate import Answer
+from text2sql_grpo.training.run_log import episode_record
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One question and what became of it.
+
+    Attributes:
+        set: Name of its held-out set.
+        example: Id of the question.
+        final_sql: None if nothing was submitted.
+        strict: The strict verdict; `reason` is its reason.
+        official: The official verdict.
+    """
+
+    set: str
+    example: str
+    database: str
+    family: str
+    difficulty: str
+    question: str
+    gold_sql: str
+    final_sql: str | None
+    strict: bool
+    official: bool
+    reason: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Set and id, by which answers of two models are matched."""
+        return self.set, self.example
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """From one line of a file of answers."""
+        return cls(**{field.name: record[field.name] for field in fields(cls)})
+
+
+def judged(sets: Mapping[str, Sequence[Answer]]) -> list[Judged]:
+    """The answers of an evaluation."""
+    return [Judged.of(record) for record in _records(sets)]
+
+
+def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
+    """Writes whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards.
+
+    Raises:
+        RunError: The place cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.partial")
+    try:
+        with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(sets))
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"expected a place for answers that can be written, got {error} ({path})") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _records(sets: Mapping[str, Sequence[Answer]]) -> list[dict[str, Any]]:
+    return [
+        {"set": name} | episode_record(answer.episode, answer.verdict, None, reward=None, flags=answer.flags)
+        for name, answers in sets.items()
+        for answer in answers
+    ]
+
+
+def read_answers(path: Path) -> list[Judged]:
+    """What `write_answers` wrote.
+
+    Raises:
+        DataError: No such file, or a line that is no answer.
+    """
+    answers = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                answers.append(Judged.of(json.loads(line)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        where = f"{path}, line {len(answers) + 1}"
+        raise DataError(
+            f"expected the answers of an evaluation, one a line, got {error!r} ({where})"
+        ) from error
+    return answers

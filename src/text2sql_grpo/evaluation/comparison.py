@@ -1,0 +1,238 @@
+"""Two models on the same questions: what was gained and lost, and whether it could be chance."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, Literal, Self
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.answers import Judged
+from text2sql_grpo.evaluation.statistics import Accuracy
+
+Grading = Literal["strict", "official"]
+GRADINGS: tuple[Grading, ...] = ("strict", "official")
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Right and wrong answers of two models to the same questions.
+
+    Attributes:
+        both: Questions that both answer.
+        gained: That the trained model alone answers.
+        lost: That the base alone answers.
+        neither: That none answers.
+    """
+
+    both: int
+    gained: int
+    lost: int
+    neither: int
+
+    @property
+    def total(self) -> int:
+        """All questions."""
+        return self.both + self.gained + self.lost + self.neither
+
+    @property
+    def base(self) -> Accuracy:
+        """Of the base."""
+        return Accuracy(self.both + self.lost, self.total)
+
+    @property
+    def trained(self) -> Accuracy:
+        """Of the trained model."""
+        return Accuracy(self.both + self.gained, self.total)
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the trained model minus that of the base, in [-1, 1]."""
+        return (self.gained - self.lost) / self.total if self.total else 0.0
+
+    @property
+    def p_value(self) -> float:
+        """Chance of a difference at least as large if both were equally good; 1 where no answer changed.
+
+        McNemar's test, exact: each changed question is a coin's toss (McNemar 1947, Psychometrika 12,
+        153-157).
+
+        >>> Paired(both=50, gained=9, lost=1, neither=20).p_value
+        0.021484375
+        """
+        changed = self.gained + self.lost
+        tail = ways = 1
+        for k in range(min(self.gained, self.lost)):
+            ways = ways * (changed - k) // (k + 1)
+            tail += ways
+        return min(1.0, 2 * tail / (1 << changed))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the difference, in [-1, 1]; Newcombe 1998 (Stat. Med. 17, 2635-2650), method 10."""
+        if self.total == 0:
+            return -1.0, 1.0
+        after, before = self.trained, self.base
+        correlation = self._correlation()
+
+        def reach(one: float, other: float) -> float:
+            return sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
+
+        below = reach(after.accuracy - after.interval[0], before.interval[1] - before.accuracy)
+        above = reach(after.interval[1] - after.accuracy, before.accuracy - before.interval[0])
+        return max(-1.0, self.difference - below), min(1.0, self.difference + above)
+
+    def _correlation(self) -> float:
+        """Of the two models' answers, drawn towards 0."""
+        product = self.base.correct * self.trained.correct
+        product *= (self.total - self.base.correct) * (self.total - self.trained.correct)
+        if product == 0:
+            return 0.0
+        excess = float(self.both * self.neither - self.gained * self.lost)
+        if excess > 0:
+            excess = max(0.0, excess - self.total / 2)
+        return excess / sqrt(product)
+
+    def record(self) -> dict[str, Any]:
+        """As in `comparison.json`."""
+        return {
+            "base": self.base.record(),
+            "trained": self.trained.record(),
+            "both": self.both,
+            "gained": self.gained,
+            "lost": self.lost,
+            "neither": self.neither,
+            "difference": round(self.difference, 6),
+            "interval": [round(bound, 6) for bound in self.interval],
+            "p_value": float(f"{self.p_value:.4g}"),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answers of two models to the same questions.
+
+    Attributes:
+        pairs: Base and trained, a question each.
+        only_base: Questions that the base alone was asked, left out.
+        only_trained: Questions that the trained model alone was asked, left out.
+    """
+
+    pairs: list[tuple[Judged, Judged]]
+    only_base: int
+    only_trained: int
+
+    def sets(self) -> list[str]:
+        """Names of the held-out sets, in order."""
+        return list(dict.fromkeys(base.set for base, _ in self.pairs))
+
+    def paired(self, grading: Grading = "strict", **where: str) -> Paired:
+        """Counts over the questions whose fields are these, such as `set="dev", family="lookup"`."""
+        right = [
+            (getattr(base, grading), getattr(trained, grading))
+            for base, trained in self.pairs
+            if all(getattr(base, name) == value for name, value in where.items())
+        ]
+        return Paired(
+            both=right.count((True, True)),
+            gained=right.count((False, True)),
+            lost=right.count((True, False)),
+            neither=right.count((False, False)),
+        )
+
+    def changed(self) -> list[tuple[Judged, Judged]]:
+        """Gained questions, then lost ones, by the strict verdict."""
+        gained = [pair for pair in self.pairs if pair[1].strict and not pair[0].strict]
+        return gained + [pair for pair in self.pairs if pair[0].strict and not pair[1].strict]
+
+    def record(self) -> dict[str, Any]:
+        """As in `comparison.json`."""
+        return {
+            "verdict": self.verdict(),
+            "overall": self._both(),
+            "sets": {name: self._set_record(name) for name in self.sets()},
+            "only_base": self.only_base,
+            "only_trained": self.only_trained,
+            "changed": [_change(base, trained) for base, trained in self.changed()],
+        }
+
+    def values(self, name: str, kind: str) -> list[str]:
+        """The values of `family` or `difficulty` in a set."""
+        return sorted({getattr(base, kind) for base, _ in self.pairs if base.set == name})
+
+    def only(self, keys: Collection[tuple[str, str]]) -> Self:
+        """The comparison of these questions alone."""
+        return replace(self, pairs=[pair for pair in self.pairs if pair[0].key in keys])
+
+    def _set_record(self, name: str) -> dict[str, Any]:
+        record: dict[str, Any] = {"overall": self._both(set=name)}
+        for kind in ("family", "difficulty"):
+            record[f"by_{kind}"] = {
+                value: self._both(set=name, **{kind: value}) for value in self.values(name, kind)
+            }
+        return record
+
+    def _both(self, **where: str) -> dict[str, Any]:
+        return {grading: self.paired(grading, **where).record() for grading in GRADINGS}
+
+    def verdict(self) -> str:
+        """One line in plain words: by how much the models differ, and whether that could be chance."""
+        paired = self.paired()
+        if paired.gained + paired.lost == 0:
+            return (
+                f"Both are right and wrong on the same of {paired.total} questions: nothing tells them apart."
+            )
+        low, high = paired.interval
+        side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
+        chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
+        odds = "less than 0.0001" if paired.p_value < 1e-4 else f"{paired.p_value:.2g}"
+        return (
+            f"Of {paired.total} questions the trained model gains {paired.gained} and loses {paired.lost}: "
+            f"{side}, {paired.difference:+.1%} ({low:+.1%} to {high:+.1%}). This {chance}: two equally good "
+            f"models would differ as much with probability {odds}."
+        )
+
+
+def _change(base: Judged, trained: Judged) -> dict[str, Any]:
+    return {
+        "change": "gained" if trained.strict else "lost",
+        "set": base.set,
+        "example": base.example,
+        "database": base.database,
+        "family": base.family,
+        "question": base.question,
+        "gold_sql": base.gold_sql,
+        "base_sql": base.final_sql,
+        "base_reason": base.reason,
+        "trained_sql": trained.final_sql,
+        "trained_reason": trained.reason,
+    }
+
+
+def compare(base: Sequence[Judged], trained: Sequence[Judged]) -> Comparison:
+    """The questions that both were asked, in the base's order.
+
+    Raises:
+        DataError: A question twice, with different golds, or no question in common.
+    """
+    first, second = _by_question(base), _by_question(trained)
+    pairs = [(one, second[key]) for key, one in first.items() if key in second]
+    if not pairs:
+        raise DataError(
+            "expected the same questions on both sides, got none in common "
+            f"({len(first)} of the base, {len(second)} of the trained model)"
+        )
+    for one, other in pairs:
+        if (one.gold_sql, one.question) != (other.gold_sql, other.question):
+            raise DataError(
+                "expected the same questions on both sides, got another text or gold of one "
+                f"({one.example} in {one.set})"
+            )
+    return Comparison(pairs, len(first) - len(pairs), len(second) - len(pairs))
+
+
+def _by_question(answers: Sequence[Judged]) -> dict[tuple[str, str], Judged]:
+    found = {one.key: one for one in answers}
+    if len(found) != len(answers):
+        raise DataError(f"expected each question once, got {len(answers) - len(found)} of them again")
+    return found

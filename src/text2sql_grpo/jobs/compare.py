@@ -1,0 +1,199 @@
+"""Two models on the same questions: accuracy, difference, gained and lost, and whether it could be chance."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from text2sql_grpo.config import load_config
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.evaluation.answers import Judged, judged, read_answers, write_answers
+from text2sql_grpo.evaluation.comparison import Comparison, Paired, compare
+from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
+from text2sql_grpo.jobs.run_folder import write_record
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.training.policy import load_policy
+
+ROLES = ("base", "trained")
+_CHANGES_SHOWN = 20
+
+
+def compare_models(
+    base: str,
+    trained: str,
+    *,
+    console: Console,
+    out: Path,
+    config: Path | None = None,
+    settings: Sequence[str] = (),
+    num_samples: int | None = None,
+    sets: Sequence[str] | None = None,
+) -> int:
+    """Compares two models, question by question; greedy where a model is asked.
+
+    Args:
+        base: A model folder or Hub id. Or answers that are at hand, so that nothing is asked again: a file
+            of them (`.jsonl`, or the evaluation's `.json` beside it), or a run folder, for its evaluation
+            after training.
+        trained: The same.
+        console: Where a person reads along.
+        out: The JSON file of all figures. Answers of a model that was asked are written beside it.
+        config: The environment in which models are asked; None takes the one around `trained` or `base`.
+        settings: Fields of the config, as for `load_config`.
+        num_samples: So many questions of each set, evenly spaced; None for all.
+        sets: Names of held-out sets; None for all.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        RunError: Anything wrong with a model, file, config or data, or `out` cannot be written.
+    """
+    check_place(out)
+    given = (base, trained)
+    found = {role: _at_hand(name, sets) for role, name in zip(ROLES, given, strict=True)}
+    known = {role: answers for role, answers in found.items() if answers is not None}
+    if len(known) < 2:
+        bench = open_workbench(load_config(config or _config_around(trained, base), settings))
+        asked = _asked(bench, sets, num_samples, *known.values())
+        examples = {
+            name: [example for example in bench.test[name] if (name, example.id) in asked]
+            for name in held_out_sets(bench, sets)
+        }
+        for role, name in zip(ROLES, given, strict=True):
+            if role in known:
+                known[role] = [one for one in known[role] if one.key in asked]
+                continue
+            answers = answer_all(load_policy(name), bench, examples, console, title=f"Evaluation of {role}")
+            write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
+            known[role] = judged(answers)
+    comparison = compare(known["base"], known["trained"])
+    comparison = comparison.only(_spread([one.key for one, _ in comparison.pairs], num_samples))
+    write_record(out, {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()})
+    _show(comparison, console)
+    console.print(Text(f"comparison: {out}"), soft_wrap=True)
+    return 0
+
+
+def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
+    """The answers that a name stands for; None for a model."""
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").is_file() and (path / "config.yaml").is_file():
+        path /= "evaluation.jsonl"
+        if not path.is_file():
+            raise DataError(
+                f"expected a run folder with evaluation.jsonl, got none ({name}): name its merged model, "
+                "or a file of answers"
+            )
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        return None
+    answers = read_answers(path.with_suffix(".jsonl"))
+    known = {one.set for one in answers}
+    for wanted in sets or ():
+        if wanted not in known:
+            raise ConfigError(f"expected --sets of {', '.join(sorted(known))}, got {wanted!r} (in {path})")
+    return [one for one in answers if sets is None or one.set in sets]
+
+
+def _config_around(*names: str) -> Path:
+    """The config of the run that made the first of these that has one."""
+    for name in names:
+        path = Path(name).resolve()
+        for folder in (path, path.parent):
+            if (folder / "config.yaml").is_file():
+                return folder / "config.yaml"
+    raise ConfigError(f"expected a config.yaml around {' or '.join(names)}, got none: add --config FILE")
+
+
+def _asked(
+    bench: Workbench, sets: Sequence[str] | None, count: int | None, *known: Sequence[Judged]
+) -> set[tuple[str, str]]:
+    """Set and id of the questions to ask: those of which answers are at hand, if any are."""
+    keys = [
+        (name, example.id) for name, examples in held_out_sets(bench, sets).items() for example in examples
+    ]
+    for answers in known:
+        at_hand = {one.key for one in answers}
+        keys = [key for key in keys if key in at_hand]
+    if not keys:
+        raise DataError(
+            "expected answers to questions of the config's data.test, got none of these sets and ids"
+        )
+    return _spread(keys, count)
+
+
+def _spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
+    """So many questions of each set, evenly spaced."""
+    names = dict.fromkeys(name for name, _ in keys)
+    return {key for name in names for key in evenly_spaced([key for key in keys if key[0] == name], count)}
+
+
+def _show(comparison: Comparison, console: Console) -> None:
+    left_out = comparison.only_base + comparison.only_trained
+    if left_out:
+        console.print(f"{left_out} questions were left out: asked of one model only.")
+    console.print(_table(comparison))
+    changed = comparison.changed()
+    for base, trained in changed[:_CHANGES_SHOWN]:
+        change, style = ("GAINED", "bold green") if trained.strict else ("LOST", "bold red")
+        place = f"{base.set}: {base.example} (database {base.database})"
+        console.print(Rule(Text.assemble((change, style), f"  {place}"), align="left"))
+        lines = (
+            f"question  {base.question}",
+            f"gold      {_one_line(base.gold_sql)}",
+            f"base      {_one_line(base.final_sql)}  ({base.reason})",
+            f"trained   {_one_line(trained.final_sql)}  ({trained.reason})",
+        )
+        console.print(Text("\n".join(lines)), soft_wrap=True)
+    if len(changed) > _CHANGES_SHOWN:
+        console.print(f"... and {len(changed) - _CHANGES_SHOWN} more in the file")
+    console.print()
+    console.print(Text(comparison.verdict()), style="bold", soft_wrap=True)
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(
+        "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same questions (strict but where said)"
+    )
+    for column in ("n", "base", "trained", "difference", "changed", "p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for title, paired in _rows(comparison):
+        low, high = paired.interval
+        table.add_row(
+            title,
+            str(paired.total),
+            _shown(paired.base.accuracy, *paired.base.interval),
+            _shown(paired.trained.accuracy, *paired.trained.interval),
+            f"{paired.difference:+.0%} ({low:+.0%} to {high:+.0%})",
+            f"+{paired.gained} -{paired.lost}",
+            f"{paired.p_value:.2g}",
+        )
+    return table
+
+
+def _shown(share: float, low: float, high: float) -> str:
+    return f"{share:.0%} ({low:.0%}-{high:.0%})"
+
+
+def _rows(comparison: Comparison) -> Iterator[tuple[Text, Paired]]:
+    sets = comparison.sets()
+    if len(sets) > 1:
+        yield _row("all sets", comparison.paired(), "bold")
+    for name in sets:
+        yield _row(name, comparison.paired(set=name), "bold")
+        yield _row("  official", comparison.paired("official", set=name))
+        for kind in ("family", "difficulty"):
+            for value in comparison.values(name, kind):
+                yield _row(f"  {value}", comparison.paired("strict", set=name, **{kind: value}))
+
+
+def _row(title: str, paired: Paired, style: str = "") -> tuple[Text, Paired]:
+    return Text(title, style=style), paired
+
+
+def _one_line(sql: str | None) -> str:
+    return "none submitted" if sql is None else " ".join(sql.split())

@@ -1,0 +1,146 @@
+"""Comparing answers at hand and real (random, tiny) models, through the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_model import write_model
+from tests.tiny_run import QUESTIONS, json_lines, write_config
+from text2sql_grpo.cli import main
+from text2sql_grpo.config import load_config
+from text2sql_grpo.evaluation.answers import read_answers, write_answers
+from text2sql_grpo.evaluation.evaluate import Answer
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+
+WRONG = "SELECT 7"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """The folder of a config with one held-out set of four questions."""
+    monkeypatch.chdir(tmp_path)
+    environment = {"schema_text": "compact", "instructions": False, "max_turns": 1, "max_turn_tokens": 4}
+    path = write_config(tmp_path, environment=environment)
+    (tmp_path / "run").mkdir()
+    path.rename(tmp_path / "run" / "config.yaml")
+    return open_workbench(load_config(tmp_path / "run" / "config.yaml"))
+
+
+def write(bench: Workbench, path: Path, *, right: set[str]) -> Path:
+    """A file of answers: right ones to these questions."""
+    answers = []
+    for example in bench.test["test_values"]:
+        session = bench.environment.session(example)
+        session.start()
+        session.step(f"<answer>{example.gold_sql if example.id in right else WRONG}</answer>")
+        database = bench.databases.path(example.database)
+        verdict = bench.grader.grade(database, example.gold_sql, session.episode.final_sql)
+        answers.append(Answer(session.episode, verdict))
+    write_answers(path, {"test_values": answers})
+    return path
+
+
+def record(path: str) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def test_answers_at_hand_are_compared_without_a_model(
+    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(bench, tmp_path / "run" / "evaluation-before.jsonl", right={"count"})
+    write(bench, tmp_path / "run" / "evaluation.jsonl", right={"look-Lisbon", "cities"})
+
+    assert main(["compare", "run/evaluation-before.jsonl", "run"]) == 0
+
+    out = capsys.readouterr().out
+    assert "GAINED  test_values: look-Lisbon (database shop)" in out
+    assert "LOST  test_values: count (database shop)" in out
+    assert "question  Staff of the Lisbon branch?" in out
+    assert "gold      SELECT staff FROM branch WHERE code = 'LIS-02'" in out
+    assert "base      SELECT 7  (" in out
+    assert "trained   SELECT staff FROM branch WHERE code = 'LIS-02'  (equal)" in out
+    assert "gains 2 and loses 1: better, +25.0%" in out and "This could be chance" in out
+    written = record("run/comparison.json")
+    assert written["overall"]["strict"] | {"interval": None} == {
+        "base": written["overall"]["strict"]["base"],
+        "trained": written["overall"]["strict"]["trained"],
+        **{"both": 0, "gained": 2, "lost": 1, "neither": 1, "difference": 0.25},
+        **{"interval": None, "p_value": 1.0},
+    }
+    assert written["verdict"] in out
+    assert {one["example"] for one in written["changed"]} == {"look-Lisbon", "cities", "count"}
+
+
+def test_some_questions_of_answers_at_hand(bench: Workbench, tmp_path: Path) -> None:
+    first = write(bench, tmp_path / "a.jsonl", right=set())
+    write(bench, tmp_path / "b.jsonl", right={question["id"] for question in QUESTIONS})
+    (tmp_path / "b.json").write_text("{}")
+
+    assert main(["compare", str(first), "b.json", "--num_samples", "2", "--out", "c.json"]) == 0
+
+    written = record("c.json")
+    assert written["num_samples"] == 2
+    assert [one["example"] for one in written["changed"]] == ["look-Lisbon", "count"]
+
+
+def test_a_model_is_asked_what_the_other_side_was_asked(
+    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "base", max_positions=512)
+    write(bench, tmp_path / "at_hand.jsonl", right={"count"})
+    lines = (tmp_path / "at_hand.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "at_hand.jsonl").write_text("".join(lines[1:3]))  # look-Porto and count
+
+    options = ["--config", "run/config.yaml", "--out", "made/comparison.json", "--data.test_samples", "1"]
+    assert main(["compare", "base", "at_hand.jsonl", *options]) == 0
+
+    assert record("made/comparison.json")["overall"]["strict"]["gained"] == 1
+    asked = read_answers(Path("made/comparison-base.jsonl"))
+    assert [(one.set, one.example, one.strict) for one in asked] == [
+        ("test_values", "look-Porto", False),
+        ("test_values", "count", False),
+    ]
+    episode = json_lines(Path("made/comparison-base.jsonl"))[0]
+    assert episode["prompt_ids"] and "Porto" in episode["messages"][0]["content"]
+    assert "were left out" not in capsys.readouterr().out
+    # What was asked once is at hand from then on.
+    assert main(["compare", "made/comparison-base.jsonl", "at_hand.jsonl", "--out", "again.json"]) == 0
+    assert record("again.json")["overall"] == record("made/comparison.json")["overall"]
+
+
+def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "base", max_positions=512)
+    write_model(tmp_path / "run" / "merged", max_positions=512, seed=1)
+
+    assert main(["compare", "base", "run/merged", "--num_samples", "2"]) == 0
+
+    assert "nothing tells them apart" in capsys.readouterr().out
+    assert record("run/comparison.json")["overall"]["strict"]["neither"] == 2
+    for role in ("base", "trained"):
+        assert len(read_answers(tmp_path / "run" / f"comparison-{role}.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["run", "a.jsonl"], "expected a run folder with evaluation.jsonl, got none (run)"),
+        (["a.jsonl", "a.jsonl", "--sets", "dev"], "expected --sets of test_values, got 'dev'"),
+        (["a.jsonl", "broken.jsonl"], "broken.jsonl, line 1"),
+        (["a.jsonl", "a.jsonl", "--out", "c.txt"], "expected --out to name a .json file, got c.txt"),
+        (["nobody/base", "nobody/model"], "got none: add --config FILE"),
+        (["a.jsonl", "lonely.json"], "lonely.jsonl, line 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    bench: Workbench, tmp_path: Path, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(bench, tmp_path / "a.jsonl", right=set())
+    (tmp_path / "broken.jsonl").write_text('{"set": "dev"}\n')
+    (tmp_path / "lonely.json").write_text("{}")
+
+    assert main(["compare", *argv]) == 1
+
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.rglob("comparison*"))
