@@ -1,6 +1,7 @@
 """Surroundings of every test: no network, no keys, no caches of the user, one CPU thread."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -34,6 +35,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
 
+def pytest_collection_finish() -> None:
+    """A training run collects garbage several times, and all that was imported is none."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_SESSION_FOLDER, ignore_errors=True)
 
@@ -42,6 +49,15 @@ def pytest_unconfigure() -> None:
 def repo_root() -> Path:
     """The folder that holds pyproject.toml."""
     return REPO_ROOT
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache for one test module: what it makes is made anew, once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

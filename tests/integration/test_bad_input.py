@@ -17,12 +17,7 @@ from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.cli import main
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """A run that is killed, and goes on: it ends as if nothing had happened."""
 
-import gc
 import os
 import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,12 @@ from text2sql_grpo.cli import main
 from text2sql_grpo.jobs import train as job
 from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
-)
+pytestmark = [
+    pytest.mark.usefixtures("own_cache"),
+    pytest.mark.skipif(
+        not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+    ),
+]
 # Four steps learn from one generation, and an epoch ends inside the run; the reference moves.
 GRPO = {
     "per_device_train_batch_size": 4,
@@ -43,13 +44,6 @@ GRPO = {
 TIMES = ("elapsed_s", "step_time")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run that ends with its last step, unmerged and not evaluated."""
@@ -68,7 +62,6 @@ def start(config: Path, folder: Path, *options: str) -> int:
     pid = os.fork()
     if pid == 0:
         code = 70
-        gc.freeze()  # a run collects garbage twice, and all that was imported is none
         try:
             sys.stdout = folder.with_suffix(".txt").open("a", buffering=1)
             code = main(["train", "--config", str(config), "--run.output_dir", str(folder), *options])

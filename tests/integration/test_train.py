@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,16 +35,7 @@ def _no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for this module: its warm start is made once."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Path:
     return write_config(tmp_path_factory.mktemp("shop"))
 
 
@@ -101,12 +91,12 @@ def test_held_out_questions_are_answered_before_and_after(run: Path, config: Pat
     assert record["lookup"]["test_values"]["blind_cap"]["best"]["total"] == 2
 
 
-def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, cache: Path) -> None:
+def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_cache: Path) -> None:
     merged = AutoModelForCausalLM.from_pretrained(run / "merged")
     tokenizer = AutoTokenizer.from_pretrained(run / "merged")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "Branches?"}], tokenize=False)
     assert "Branches?" in text
-    (started,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
+    (started,) = [path for path in (own_cache / "warm_starts").iterdir() if path.is_dir()]
     trained = AutoModelForCausalLM.from_pretrained(run / "model")
     torch.testing.assert_close(logits_of(merged), logits_of(trained), atol=1e-5, rtol=0)
     difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(started))).abs().max()
@@ -114,14 +104,14 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, cach
 
 
 def test_a_second_run_takes_the_warm_start_and_puts_the_first_aside(
-    run: Path, config: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, config: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warm_starts = {path: path.stat().st_mtime_ns for path in (cache / "warm_starts").iterdir()}
+    warm_starts = {path: path.stat().st_mtime_ns for path in (own_cache / "warm_starts").iterdir()}
     episodes = (run / "rollouts.jsonl").read_bytes()
     (run / "notes.txt").write_text("mine")
     assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
     printed = capsys.readouterr()
-    assert {path: path.stat().st_mtime_ns for path in (cache / "warm_starts").iterdir()} == warm_starts
+    assert {path: path.stat().st_mtime_ns for path in (own_cache / "warm_starts").iterdir()} == warm_starts
     assert f"aside: {run / 'earlier-1'}" in printed.out
     assert {path.name for path in (run / "earlier-1").iterdir()} == RUN_FILES
     assert (run / "earlier-1" / "rollouts.jsonl").read_bytes() == episodes
@@ -131,11 +121,11 @@ def test_a_second_run_takes_the_warm_start_and_puts_the_first_aside(
 
 
 def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
-    config: Path, tmp_path: Path, cache: Path
+    config: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     argv = ["train", "--config", str(config), "--run.output_dir", "lora", "--model.lora", "{r: 4}"]
     assert main([*argv, "--evaluation.before_training", "false", "--grpo.learning_rate", "0.01"]) == 0
-    (base,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
+    (base,) = [path for path in (own_cache / "warm_starts").iterdir() if path.is_dir()]
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "lora/adapter")
     merged = AutoModelForCausalLM.from_pretrained("lora/merged")
     torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
@@ -233,7 +223,7 @@ def in_a_terminal(command: list[str], environment: dict[str, str]) -> list[str]:
 
 
 def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder(
-    config: Path, tmp_path: Path, repo_root: Path, cache: Path
+    config: Path, tmp_path: Path, repo_root: Path, own_cache: Path
 ) -> None:
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     del settings["grpo"]["report_to"]

@@ -1,9 +1,8 @@
 """Steps that cannot be taken as they are: skipped or halved, counted, and exact where they are taken."""
 
-import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 Change = Callable[[int, dict[str, Any], torch.Tensor], Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """Each run collects garbage twice, which takes long with so much imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

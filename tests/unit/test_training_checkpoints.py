@@ -1,10 +1,8 @@
 """Checkpoints on disk: whole, or named as broken; the best kept; nothing half-written left behind."""
 
-import gc
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,6 @@ from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """A run collects garbage twice, which takes long with so much imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
