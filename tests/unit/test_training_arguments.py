@@ -13,6 +13,7 @@ from text2sql_grpo.training.arguments import (
     device_type,
     training_arguments,
     wrong_combinations,
+    wrong_launch,
 )
 
 
@@ -33,15 +34,18 @@ def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "processes", "is_sharded", "reason"),
     [
-        (
-            {"use_vllm": True, "vllm_mode": "server"},
-            2,
-            False,
-            "vllm_mode server takes one training process, got 2",
-        ),
         ({"use_transformers_continuous_batching": True, "bf16": False}, 1, False, None),
-        ({}, 2, True, r"need use_vllm: true, since generation waits for all processes"),
-        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, 2, False, "vllm_tensor_parallel_size must be 1"),
+        ({}, 2, True, None),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}, 4, False, None),
+        (
+            {"use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2},
+            3,
+            False,
+            r"vllm_tensor_parallel_size must divide the number of processes \(3\), got 2",
+        ),
+        ({"sync_ref_model": True, "beta": 0.1}, 2, False, None),
+        ({"sync_ref_model": True, "beta": 0.1}, 2, True, "no checkpoint can hold where weights are divided"),
+        ({"use_vllm": True, "vllm_mode": "server"}, 2, False, None),
         ({"use_vllm": True, "vllm_mode": "server"}, 1, False, None),
         ({"use_vllm": True, "vllm_mode": "colocate"}, 2, True, None),
         ({}, 8, False, None),
@@ -50,9 +54,39 @@ def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> No
 def test_settings_that_do_not_go_together(
     tmp_path: Path, fields: dict[str, Any], processes: int, is_sharded: bool, reason: str | None
 ) -> None:
-    reasons = wrong_combinations(made(tmp_path, **fields), processes, is_sharded=is_sharded)
+    arguments = made(tmp_path)  # of one process, which would refuse some of them
+    for name, value in fields.items():
+        setattr(arguments, name, value)
+    reasons = wrong_combinations(arguments, processes, is_sharded=is_sharded)
     assert len(reasons) == (reason is not None)
     assert reason is None or re.search(reason, reasons[0])
+
+
+WHOLE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+
+
+@pytest.mark.parametrize(
+    ("surroundings", "reason"),
+    [
+        (WHOLE, None),
+        ({"FSDP_VERSION": "1"}, None),  # left over from another launch
+        (WHOLE | {"FSDP_VERSION": "1"}, r"fsdp_version must be 2, got 1"),
+        (
+            WHOLE | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
+            r"fsdp_state_dict_type must be FULL_STATE_DICT, got SHARDED_STATE_DICT",
+        ),
+    ],
+)
+def test_launches_that_would_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surroundings: dict[str, str], reason: str | None
+) -> None:
+    reasons = wrong_launch(surroundings)
+    assert len(reasons) == (reason is not None)
+    if reason is not None:
+        for name, value in surroundings.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=reason):
+            made(tmp_path)
 
 
 @pytest.mark.parametrize(

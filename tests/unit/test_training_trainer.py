@@ -234,9 +234,11 @@ def test_what_a_step_says_of_hacks_and_of_groups_that_teach_nothing(bench: Bench
 
 
 def test_groups_without_spread() -> None:
-    batch = [LISBON, LISBON, BROKEN, BROKEN, LISBON]
-    assert without_spread(batch, [1.0, None, 0.5, 0.25, 1.0]) == [True, True, False, False, True]
-    assert without_spread(batch, [1.0, 0.0, None, None, 1.0]) == [False, False, True, True, False]
+    names = ["a", "a", "b", "b", "a"]
+    rewards = zip(names, [1.0, None, 0.5, 0.25, 1.0], strict=True)
+    assert without_spread(rewards) == {"a": True, "b": False}
+    rewards = zip(names, [1.0, 0.0, None, None, 1.0], strict=True)
+    assert without_spread(rewards) == {"a": False, "b": True}
 
 
 @pytest.mark.parametrize("protocol", ["tags", "native"])

@@ -1,6 +1,7 @@
 """The main job: warm start or load, evaluate, GRPO, evaluate again, merge; all into one run folder."""
 
 import json
+import logging
 import os
 import shlex
 import time
@@ -15,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from text2sql_grpo.config import Config
@@ -36,7 +38,7 @@ from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.alerts import Alerts
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
 from text2sql_grpo.training.checkpoints import is_finished
@@ -95,12 +97,18 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
         RunError: Anything wrong with config, data, model or folder, said before work is lost.
     """
     with stop_on_sigterm():
-        return _train(config, console, resume)
+        code = _train(config, console, resume)
+    processes.end()
+    return code
 
 
 def _train(config: Config, console: Console, resume: str | None) -> int:
+    arguments = run_arguments(config)  # from here on, the processes of a run know of each other
+    processes.meet()
+    if not processes.is_main():
+        console = Console(quiet=True)
+        logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
-    arguments = run_arguments(config)
     name = str(arguments.run_name)
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)
@@ -154,7 +162,9 @@ def _improve(
     del trainer
     with run.stage("evaluation after"):
         after = _evaluate(run, load_policy(str(merged)), "after")
-    _report(run, policy, merged, before, after)
+    if processes.is_main():
+        _report(run, policy, merged, before, after)
+    processes.wait()
     return 0
 
 
@@ -163,7 +173,8 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
         trl_compat.load_weights(trainer, checkpoint)
         return
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with processes.others_ending():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"expected training to fit into memory, got {error}: lower grpo.per_device_train_batch_size or "
@@ -282,11 +293,6 @@ def _trainer(
         )
     except ValueError as error:  # TRL's objections to how its fields go together
         raise ConfigError(f"grpo: {error}") from error
-    if arguments.sync_ref_model and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
-        raise ConfigError(
-            "grpo.sync_ref_model moves a reference that no checkpoint can hold where weights are sharded "
-            "(FSDP, DeepSpeed): set it to false, or train with plain data parallelism"
-        )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
@@ -294,6 +300,30 @@ def _trainer(
 
 def _answer(
     run: _Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, *, force_look: bool = False
+) -> dict[str, list[Answer]]:
+    """The answers to all questions; each process that holds the whole model makes a share of them."""
+    holds = [holds for (holds,) in processes.gathered([processes.holds_all_weights(policy.model)])]
+    holders = [number for number, has_all in enumerate(holds) if has_all]
+    if not holders:
+        raise ConfigError(
+            "expected a process that holds the whole model for the evaluation, got none (ZeRO-3 divides it "
+            "while it is read): set evaluation.before_training: false, or accelerate's zero3_init_flag: false"
+        )
+    own: dict[str, list[Answer]] = {}
+    if processes.number() in holders:
+        first = holders.index(processes.number())
+        share = {name: examples[first :: len(holders)] for name, examples in sets.items()}
+        own = _own_answers(run, policy, share, title, force_look=force_look)
+    everybody = processes.gathered([own])
+    shares = [everybody[number][0] for number in holders]
+    return {
+        name: [shares[i % len(shares)][name][i // len(shares)] for i in range(len(examples))]
+        for name, examples in sets.items()
+    }
+
+
+def _own_answers(
+    run: _Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, *, force_look: bool
 ) -> dict[str, list[Answer]]:
     model, bench = policy.model, run.bench
     if not getattr(model, "is_quantized", False):  # else it was placed when it was loaded
@@ -337,20 +367,23 @@ def _before(run: _Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, A
     path = run.folder / "evaluation.json"
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
-    if is_resumed and path.exists():
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return record
+    is_known = processes.is_main() and is_resumed and path.exists()
+    if processes.any_of(is_known):
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if is_known else {}
+        return known
     with run.stage("evaluation before"):
         record = {"before": {"sets": _evaluate(run, policy, "before")}, "lookup": _lookup_marks(run, policy)}
-    write_record(path, record)
+    if processes.is_main():
+        write_record(path, record)
     return record
 
 
 def _evaluate(run: _Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
     answers = _answer(run, policy, _held_out(run), f"Evaluation {when}")
-    write_answers(
-        run.folder / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl"), answers
-    )
+    if processes.is_main():
+        write_answers(
+            run.folder / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl"), answers
+        )
     return {name: summary(answered) for name, answered in answers.items()}
 
 
@@ -384,10 +417,13 @@ def _save_and_merge(run: _Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) ->
     config = run.config
     trained = run.folder / ("model" if config.model.lora is None else "adapter")
     trainer.save_model(str(trained))
-    policy.tokenizer.save_pretrained(trained)
+    unset_hf_deepspeed_config()  # else ZeRO-3 divides what is read from now on too
     merged = run.folder / "merged"
-    report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
-    run.console.print(str(report), soft_wrap=True)
+    if processes.is_main():
+        policy.tokenizer.save_pretrained(trained)
+        report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
+        run.console.print(str(report), soft_wrap=True)
+    processes.wait()
     return merged
 
 

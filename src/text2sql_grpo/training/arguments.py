@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import os
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +73,10 @@ class SQLGRPOConfig(GRPOConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        is_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        is_fsdp = _is_fsdp(os.environ)
         stage = self.deepspeed_plugin.zero_stage if self.deepspeed_plugin else 0
-        for reason in wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3):
+        wrong = wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3)
+        for reason in [*wrong_launch(os.environ), *wrong]:
             raise ValueError(reason)
 
 
@@ -86,29 +88,53 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
         is_sharded: Whether each holds a part of the weights alone (FSDP, ZeRO-3).
     """
     reasons = []
-    if arguments.use_vllm and arguments.vllm_mode == "server" and processes > 1:
-        reasons.append(
-            f"vllm_mode server takes one training process, got {processes}: once they have different numbers "
-            "of episodes left, TRL hands one the completions of another; set vllm_mode: colocate"
-        )
     if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
         reasons.append(
             "use_transformers_continuous_batching needs bf16: false and fp16: false, since TRL casts the "
             "trained weights themselves for it; the engine slots does not"
         )
-    if is_sharded and processes > 1 and not arguments.use_vllm:
+    shared_by = arguments.vllm_tensor_parallel_size if arguments.vllm_mode == "colocate" else 1
+    if arguments.use_vllm and processes % shared_by:
         reasons.append(
-            "weights that are divided among processes (FSDP, ZeRO-3) need use_vllm: true, since generation "
-            "waits for all processes at each token, and their episodes have different numbers of turns"
-        )
-    if processes > 1 and arguments.use_vllm and arguments.vllm_tensor_parallel_size > 1:
-        reasons.append(
-            "vllm_tensor_parallel_size must be 1 where episodes have several turns, got "
-            f"{arguments.vllm_tensor_parallel_size}: its processes would wait for each other's last turns"
+            f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
+            "so many of them share one vLLM"
         )
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
+    if arguments.sync_ref_model and is_sharded:
+        reasons.append(
+            "sync_ref_model moves a reference that no checkpoint can hold where weights are divided among "
+            "processes (FSDP, ZeRO-3): set it to false, or train with DDP or ZeRO-2"
+        )
     return reasons
+
+
+def wrong_launch(surroundings: Mapping[str, str]) -> list[str]:
+    """Why what accelerate's config says would not train, or leave no model; none if it is fine.
+
+    Args:
+        surroundings: The environment variables by which `accelerate launch` says it.
+    """
+    if not _is_fsdp(surroundings):
+        return []
+    reasons = []
+    version = surroundings.get("FSDP_VERSION", "1")
+    if version != "2":
+        reasons.append(
+            f"accelerate's fsdp_version must be 2, got {version}: its predecessor flattens weights, so that "
+            "episodes could not be played with them"
+        )
+    kind = surroundings.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
+    if kind != "FULL_STATE_DICT":
+        reasons.append(
+            f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: of divided weights no "
+            "model would be saved at the end"
+        )
+    return reasons
+
+
+def _is_fsdp(surroundings: Mapping[str, str]) -> bool:
+    return surroundings.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
 def device_type() -> str:

@@ -37,6 +37,7 @@ from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.demonstrations import demonstrate, looking_turns
+from text2sql_grpo.training.processes import main_first
 from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
 from text2sql_grpo.training.warm_start import warm_start
 
@@ -198,8 +199,9 @@ def tiny_policy(
     """
     making = _making(config, examples, environment)
     folder = making.folder()
-    if not folder.exists():
-        making.make(folder, on_step)
+    with main_first():  # of several processes, one makes it
+        if not folder.exists():
+            making.make(folder, on_step)
     return load_policy(str(folder))
 
 

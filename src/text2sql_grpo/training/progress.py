@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from accelerate.utils import gather_object
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.training.processes import any_of, are_several
 from text2sql_grpo.training.run_log import RunLog
 
 _LINE_EVERY_S = 15.0
+_ECHO_S = 3.0  # what starts several processes hands them Ctrl-C on, which the terminal has sent them too
 
 
 def progress_bar(console: Console, *facts: str) -> Progress:
@@ -120,6 +121,7 @@ class StopOnInterrupt(TrainerCallback):
 
     def __init__(self, console: Console) -> None:
         self.is_stopping = False
+        self._noted = 0.0
         self._console = console
 
     @contextmanager
@@ -137,16 +139,18 @@ class StopOnInterrupt(TrainerCallback):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.is_stopping:
-            raise KeyboardInterrupt
-        self.is_stopping = True
+            is_echo = are_several() and time.monotonic() - self._noted < _ECHO_S
+            if not is_echo:
+                raise KeyboardInterrupt
+            return
+        self.is_stopping, self._noted = True, time.monotonic()
         self._console.print("Stopping after this step, with a checkpoint (once more to stop at once) ...")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Asks the trainer for a checkpoint and its end, after the same step in every process."""
-        if args.world_size > 1:
-            self.is_stopping = any(gather_object([self.is_stopping]))
+        self.is_stopping = any_of(self.is_stopping)
         if self.is_stopping:
             control.should_save = True
             control.should_training_stop = True

@@ -1,13 +1,12 @@
 """TRL's GRPO over whole multi-turn rollouts, and `SQLGRPOTrainer`: over episodes in a SQL environment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -26,6 +25,7 @@ from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
+from text2sql_grpo.training.processes import gathered, wait
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 from text2sql_grpo.training.turn_advantages import spread, turn_advantages
@@ -172,6 +172,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's `rollout_func`: the rollouts of one generation batch, with their scores."""
         self._scored = scored = self._play_batch(self._batch)
+        wait()  # rollouts last unequally long, and TRL's own meetings have a time-out
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
         trained = [
@@ -193,7 +194,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
         if not self._plays_by_slots:
-            return run(sessions, self, self._chat, self._budgets)
+            with trl_compat.generating(self):
+                return run(sessions, self, self._chat, self._budgets)
         with trl_compat.unwrapped_model(self) as model:
             policy = SlotPolicy(model, trl_compat.sampling(self), max_slots=self.args.max_slots)
             return run(sessions, policy, self._chat, self._budgets)
@@ -204,7 +206,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         if scored is None or scored.turn_rewards is None:
             return
         here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
-        all_rows = gather_object(here)
+        all_rows = [row for rows in gathered(here) for row in rows]
         if not any(reward for _, turns in all_rows for reward in turns):
             return
         size = self.num_generations if self.model.training else self.num_generations_eval
@@ -271,8 +273,12 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         ]
         self._write(episodes, verdicts, scores, rewards, flags)
         metrics = [episode_metrics(*facts) for facts in zip(episodes, verdicts, flags, strict=True)]
-        for row, is_flat in zip(metrics, without_spread(examples, rewards), strict=True):
-            row["group/no_spread"] = float(is_flat)
+        everybody = gathered(
+            [(example.id, reward) for example, reward in zip(examples, rewards, strict=True)]
+        )
+        is_flat = without_spread(pair for pairs in everybody for pair in pairs)
+        for row, example in zip(metrics, examples, strict=True):
+            row["group/no_spread"] = float(is_flat[example.id])
         return Scored(episodes, scores, rewards, metrics)
 
     def _grade(self, episode: Episode) -> Verdict:
@@ -303,20 +309,21 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 episodes, verdicts, scores, rewards, flags, strict=True
             )
         ]
-        records = gather_object(records)
+        everybody = gathered(records)
         if self.accelerator.is_main_process:
-            self._run_log.write_episodes(records)
+            self._run_log.write_episodes(record for records in everybody for record in records)
 
 
-def without_spread(examples: Sequence[Example], rewards: Sequence[float | None]) -> list[bool]:
-    """For each episode, whether all rewards of its group are alike, so that it teaches nothing.
+def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, bool]:
+    """Of each question, whether all rewards of its group are alike, so that it teaches nothing.
 
-    A group is the episodes of one question in this process's batch; masked ones (None) do not count.
+    Args:
+        rewards: Of each episode the question's id and the reward; masked ones (None) do not count.
     """
     groups: dict[str, set[float]] = {}
-    for example, reward in zip(examples, rewards, strict=True):
-        groups.setdefault(example.id, set()).update(() if reward is None else (round(reward, 6),))
-    return [len(groups[example.id]) < 2 for example in examples]
+    for name, reward in rewards:
+        groups.setdefault(name, set()).update(() if reward is None else (round(reward, 6),))
+    return {name: len(found) < 2 for name, found in groups.items()}
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from trl.kernels import chunked_logprob
 from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 
-from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.training.processes import are_several, gathered, whole_weights
 from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
 
 
@@ -37,16 +38,50 @@ def _new_tokens(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]:
         setattr(holder, name, before)
 
 
+@contextmanager
+def generating(trainer: GRPOTrainer) -> Iterator[None]:
+    """Rollouts by `generate`; no process waits for ever where another one's take more turns."""
+    with nullcontext() if trainer.use_vllm else whole_weights(trainer.model_wrapped):
+        yield
+        while _generate(trainer, [], 1) is not None:
+            pass
+
+
 def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
     """One continuation per prompt by TRL's own generation (transformers, paged or vLLM)."""
+    return _generate(trainer, prompts, max_new_tokens) or Continuations([])
+
+
+def _generate(trainer: GRPOTrainer, prompts: list[list[int]], max_new_tokens: int) -> Continuations | None:
+    """None where no process has a prompt left.
+
+    In a call of all processes, TRL wants as many prompts of each: those that have fewer ask for nothing.
+    """
+    count = most = len(prompts)
+    if _generates_together(trainer):
+        wanted = [facts for (facts,) in gathered([(count, max_new_tokens)])]
+        most, max_new_tokens = (max(column) for column in zip(*wanted, strict=True))
+    if most == 0:
+        return None
+    prompts = prompts + [[trainer.eos_token_ids[0]]] * (most - count)
     with _new_tokens(trainer, max_new_tokens):
         completion_ids, log_probs = trainer._generate_single_turn(prompts, None, {}, 1)
     if log_probs is not None:
-        log_probs = [[math.nan if value is None else value for value in row] for row in log_probs]
-    return Continuations([list(ids) for ids in completion_ids], log_probs)
+        log_probs = [[math.nan if value is None else value for value in row] for row in log_probs[:count]]
+    return Continuations([list(ids) for ids in completion_ids[:count]], log_probs)
 
 
-def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Episode]) -> list[list[float]] | None:
+def _generates_together(trainer: GRPOTrainer) -> bool:
+    """Whether TRL generates in one call of all processes.
+
+    vLLM does so as a server, and where several processes share one; transformers with ZeRO-3.
+    """
+    if not trainer.use_vllm:
+        return are_several() and trainer._dist.is_zero3
+    return are_several() and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
+
+
+def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Rollout]) -> list[list[float]] | None:
     """What TRL is handed as `logprobs`; None where it has no use for them, or a wrong one.
 
     TRL needs them to correct what vLLM samples otherwise than it trains. Without vLLM it reads them for the
@@ -67,8 +102,6 @@ def slots_obstacle(trainer: GRPOTrainer) -> str | None:
         return "vLLM generates"
     if trainer.use_transformers_continuous_batching:
         return "transformers' continuous batching generates"
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return "its weights are sharded"
     if trainer.repetition_penalty != 1.0 or trainer.args.generation_kwargs:
         return "repetition_penalty or generation_kwargs are set"
     return None
@@ -91,6 +124,7 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
             trainer.accelerator,
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model,
+        whole_weights(model),
         trainer.accelerator.autocast(),
     ):
         yield model
@@ -99,8 +133,8 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
 def shared_prefix_obstacle(trainer: GRPOTrainer) -> str | None:
     """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return "its weights are sharded"
+    if trainer._dist.is_zero3:
+        return "ZeRO-3 divides its weights"
     if trainer.args.use_liger_kernel or trainer.args.torch_compile:
         return "use_liger_kernel or torch_compile is set"
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
@@ -165,8 +199,12 @@ def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> Iterator[None]
 
 
 def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
-    """Whether rows without an advantage have no gradient."""
-    return bool(trainer.beta == 0.0 and not trainer._entropy_bonus_enabled)
+    """Whether rows without an advantage have no gradient, and may have a pass of their own.
+
+    Where FSDP divides the weights, each pass waits for the same one of the other processes.
+    """
+    has_no_gradient = trainer.beta == 0.0 and not trainer._entropy_bonus_enabled
+    return bool(has_no_gradient and not trainer.is_fsdp_enabled)
 
 
 def may_sort_rows(trainer: GRPOTrainer) -> bool:
