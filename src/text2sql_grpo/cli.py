@@ -190,18 +190,41 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "none", "4bit"],
         help="of the base in training; default: as the config.yaml beside the adapter says",
     )
+    parser.add_argument(
+        "--num_samples", type=_count, metavar="N", help="held-out questions to answer before and after"
+    )
+    parser.add_argument(
+        "--config", type=Path, help="of these questions; default: config.yaml beside the adapter"
+    )
+    _take_settings(parser)
 
 
 def run_merge(options: argparse.Namespace) -> int:
     """Merges an adapter into its base, checks it, and prints by how much the answers moved."""
+    config = None
+    if options.num_samples is not None:
+        from text2sql_grpo.config import load_config
+
+        config = load_config(options.config or _config_around(str(options.adapter)), options.settings)
+    elif options.config or options.settings:
+        raise ConfigError("expected --num_samples with --config, for whose questions it is, got none")
+
     _quiet_libraries()
-    from text2sql_grpo.publishing.merge import merge_adapter
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.merge import merge
 
     out = options.writes_to = options.out or options.adapter.parent / "merged"
-    report = merge_adapter(
-        options.adapter, out, base=options.base, dtype=options.dtype, quantization=options.quantization
+    merge(
+        options.adapter,
+        out,
+        base=options.base,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        config=config,
+        num_samples=options.num_samples,
+        console=Console(highlight=False),
     )
-    print(report)
     return 0
 
 

@@ -279,14 +279,18 @@ class EvaluationConfig:
         temperature: 0 is greedy.
         batch_size: Sessions answered side by side.
         before_training: Also evaluate the policy before reinforcement learning.
+        merge_samples: Held-out questions, in all, that a trained adapter answers before and after it is
+            merged; answers that differ are counted. 0 for none.
     """
 
     temperature: float = 0.0
     batch_size: int = 64
     before_training: bool = True
+    merge_samples: int = 16
 
     def __post_init__(self) -> None:
         _at_least("batch_size", self.batch_size, 1)
+        _at_least("merge_samples", self.merge_samples, 0)
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be a number >= 0, got {self.temperature}")
 

@@ -23,7 +23,7 @@ _RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png"),
     *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
-_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb")
+_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb", "tensorboard")
 
 
 def check_folder(folder: Path) -> None:

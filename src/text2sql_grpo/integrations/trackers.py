@@ -1,0 +1,244 @@
+"""Where a run is followed: W&B, Trackio and TensorBoard for its figures, Weave for its episodes.
+
+Figures of training are written by transformers' own callbacks, what they leave out is written here, and names
+are the same everywhere: `NAME` of `metrics.jsonl` is `train/NAME`, one of a held-out set is `eval/SET/NAME`.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from text2sql_grpo.errors import ConfigError
+
+TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
+PROJECT = "text2sql-grpo"
+_STEP = "train/global_step"
+logger = logging.getLogger(__name__)
+
+
+def trackers(report_to: Any) -> list[str]:
+    """Names of the trackers that `grpo.report_to` asks for; W&B if it is silent.
+
+    Raises:
+        ConfigError: It is no name and no list of names, or nobody knows one of them.
+
+    >>> trackers(None), trackers("none"), trackers(["tensorboard", "weave"])
+    (['wandb'], [], ['tensorboard', 'weave'])
+    """
+    if report_to is None:
+        return ["wandb"]
+    names = [report_to] if isinstance(report_to, str) else report_to
+    known = {*TRACKERS, *INTEGRATION_TO_CALLBACK, "all", "none"}
+    if not isinstance(names, list) or any(name not in known for name in names):
+        raise ConfigError(
+            f"grpo.report_to must be a list of {', '.join(TRACKERS)}, or none, got {report_to!r}"
+        )
+    return [name for name in names if name != "none"]
+
+
+def reported_by_transformers(names: Sequence[str]) -> list[str]:
+    """What is left of them for `TrainingArguments.report_to`."""
+    return [name for name in names if name != "weave"] or ["none"]
+
+
+def not_installed(names: Sequence[str]) -> list[str]:
+    """Which of these trackers lack their package."""
+    return [name for name in names if name in TRACKERS and find_spec(name) is None]
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Return if each tracker can be used.
+
+    Raises:
+        ConfigError: A package is missing; the text says how to install it.
+    """
+    missing = not_installed(names)
+    if missing:
+        raise ConfigError(
+            f"grpo.report_to names {' and '.join(missing)}, which is not installed here: "
+            f"pip install {' '.join(missing)}"
+        )
+
+
+class Tracking:
+    """The trackers of one run, open.
+
+    Attributes:
+        callbacks: For the trainer, beside those that it makes of `report_to`.
+    """
+
+    def __init__(self, names: Sequence[str], arguments: TrainingArguments) -> None:
+        self.callbacks: list[TrainerCallback] = []
+        self._names = names
+        self._arguments = arguments
+
+    def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
+        """Writes accuracy and looks of held-out sets.
+
+        Args:
+            sets: Of `evaluation.json`.
+            step: Training steps done.
+        """
+        figures: dict[str, float] = {}
+        for name, scores in sets.items():
+            for grading, record in scores["overall"].items():
+                figures[f"eval/{name}/accuracy/{grading}"] = record["accuracy"]
+            figures[f"eval/{name}/episode/looks"] = scores["looks_per_question"]
+        if not figures or not PartialState().is_main_process:
+            return
+        for tracker in self._names:
+            writer = _WRITERS.get(tracker)
+            if writer is not None:
+                writer(figures, step, self._arguments)
+
+
+def _to_wandb(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
+    import wandb
+
+    if wandb.run is not None:
+        wandb.run.log({**figures, _STEP: step})
+
+
+def _to_trackio(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
+    import trackio
+
+    # transformers' callback ends its run with training.
+    trackio.init(
+        arguments.project,
+        name=arguments.run_name,
+        space_id=arguments.trackio_space_id,
+        private=arguments.hub_private_repo,
+        resume="allow",
+        embed=False,
+    )
+    trackio.log({**figures, _STEP: step})
+    trackio.finish()
+
+
+def _to_tensorboard(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    with SummaryWriter(log_dir=os.environ["TENSORBOARD_LOGGING_DIR"]) as writer:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+
+
+_WRITERS = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tensorboard}
+
+
+@contextmanager
+def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tracking]:
+    """Opens the trackers of a run in its folder, offline where there is no key, and closes them.
+
+    Args:
+        names: See `trackers`.
+        arguments: Of training: `output_dir`, `run_name` and `project` count.
+
+    Raises:
+        ConfigError: Weave cannot be reached with the key that there is.
+    """
+    folder = Path(str(arguments.output_dir))
+    defaults = {
+        "WANDB_DIR": str(folder),
+        "WANDB_PROJECT": arguments.project,
+        "WANDB_SILENT": "true",
+        "WANDB_MODE": "online" if os.environ.get("WANDB_API_KEY") else "offline",
+        "WANDB_DISABLE_WEAVE": "true",  # or it would open Weave a second time
+        "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
+    }
+    added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
+    os.environ.update(added)
+    opened = Tracking(names, arguments)
+    try:
+        if "weave" in names and PartialState().is_main_process:
+            opened.callbacks += _episode_traces(folder / "rollouts.jsonl", arguments)
+        yield opened
+    finally:
+        if "wandb" in names:
+            import wandb
+
+            if wandb.run is not None:
+                wandb.finish()
+        if opened.callbacks:
+            import weave
+
+            weave.finish()
+        for name in added:
+            del os.environ[name]
+
+
+class EpisodeTraces(TrainerCallback):
+    """Sends what a step adds to `rollouts.jsonl` to Weave: a trace an episode, in it a call for each turn.
+
+    Args:
+        client: Of Weave; it sends in the background and never stops training.
+    """
+
+    def __init__(self, client: Any, rollouts: Path, run_name: str) -> None:
+        self._client = client
+        self._rollouts = rollouts
+        self._run_name = run_name
+        self._sent_bytes = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """What an interrupted run wrote was sent by it."""
+        self._sent_bytes = self._rollouts.stat().st_size if self._rollouts.exists() else 0
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Sends the step's episodes."""
+        if not state.is_world_process_zero or not self._rollouts.exists():
+            return
+        with self._rollouts.open("rb") as file:
+            file.seek(self._sent_bytes)
+            for line in file:
+                self._send(json.loads(line))
+            self._sent_bytes = file.tell()
+
+    def _send(self, episode: Mapping[str, Any]) -> None:
+        asked = ("question", "database", "gold_sql", "messages")
+        became = ("final_sql", "stop_reason", "strict", "official", "reason", "flags", "scores", "reward")
+        call = self._client.create_call(
+            "episode",
+            {name: episode[name] for name in asked},
+            attributes={"run": self._run_name, "step": episode["step"], "example": episode["example"]},
+            display_name=episode["example"],
+            use_stack=False,
+        )
+        for action in episode["actions"]:
+            turn = self._client.create_call(
+                action["kind"], {"sql": action["sql"]}, parent=call, use_stack=False
+            )
+            self._client.finish_call(turn, output=action.get("outcome") or action.get("error"))
+        self._client.finish_call(call, output={name: episode[name] for name in became})
+
+
+def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[TrainerCallback]:
+    """None without a key: Weave has no offline mode."""
+    if not os.environ.get("WANDB_API_KEY"):
+        logger.warning(f"Weave needs WANDB_API_KEY: no episode is sent to it; all of them are in {rollouts}")
+        return []
+    import weave
+    from gql.transport.exceptions import TransportError
+    from weave.trace.weave_init import WeaveWandbAuthenticationException
+
+    quiet = {"print_call_link": False, "capture_code": False, "implicitly_patch_integrations": False}
+    try:
+        client = weave.init(os.environ["WANDB_PROJECT"], settings=quiet | {"log_level": "WARNING"})
+    except (OSError, RuntimeError, ValueError, TransportError, WeaveWandbAuthenticationException) as error:
+        raise ConfigError(
+            f"expected Weave to take the traces, got {error}: take weave out of grpo.report_to to run without"
+        ) from error
+    return [EpisodeTraces(client, rollouts, str(arguments.run_name))]
