@@ -87,6 +87,18 @@ _CALL_START = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_c
 _MAX_NAMES_CHARS = 200
 
 
+def before_call(text: str) -> str | None:
+    """What a turn says before its first tool call; None if it calls nothing, so that it is plain text.
+
+    >>> before_call('I look.<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+    'I look.'
+    """
+    start = _CALL_START.search(text)
+    if start is None:
+        return "" if text.lstrip().startswith('{"name"') else None
+    return text[: start.start()]
+
+
 @dataclass(frozen=True)
 class ParsedCall:
     """One turn's call of a tool that is neither `run_sql` nor `submit_sql` with a query alone."""

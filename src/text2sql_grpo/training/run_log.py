@@ -24,6 +24,10 @@ class RunLog:
         """Appends episodes to `rollouts.jsonl`."""
         self._append("rollouts.jsonl", records)
 
+    def write_traces(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Appends rollouts of other tasks than ours to `traces.jsonl`."""
+        self._append("traces.jsonl", records)
+
     def write_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends one step to `metrics.jsonl`."""
         self._append("metrics.jsonl", [record])
@@ -42,7 +46,11 @@ class RunLog:
         Args:
             step: Of the checkpoint. Metrics count steps done, episodes the steps done before them.
         """
-        for name, last in (("metrics.jsonl", step), ("rollouts.jsonl", step - 1)):
+        for name, last in (
+            ("metrics.jsonl", step),
+            ("rollouts.jsonl", step - 1),
+            ("traces.jsonl", step - 1),
+        ):
             path = self.folder / name
             if path.exists() and (kept := _bytes_up_to(path, last)) < path.stat().st_size:
                 os.truncate(path, kept)

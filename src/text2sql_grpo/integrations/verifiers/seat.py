@@ -1,0 +1,206 @@
+"""The agent's seat in a package's environment, taken by the policy in training.
+
+`Seat` has the methods of verifiers' `Agent` that an `Env` uses. Its loop is verifiers' chat loop: calls are
+answered until a turn calls nothing; limits and `@stop` are asked before each turn.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from verifiers.v1.dialects import parse_message  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from verifiers.v1.session import RolloutLimits  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from verifiers.v1.utils.decorators import invoke  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.integrations.verifiers.toolbox import Toolbox
+
+OUT_OF_TOKENS = "max_total_tokens"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy wrote.
+
+    Attributes:
+        before: Token ids since its last turn: the prompt, or a reply and what stands around it.
+        sampled: Its own token ids.
+        log_probs: Of these; empty where the engine does not know them.
+        context: Tokens that it had read, `before` included.
+        is_cut: True if it ran out of tokens.
+    """
+
+    text: str
+    before: list[int]
+    sampled: list[int]
+    log_probs: list[float]
+    context: int
+    is_cut: bool = False
+
+
+Ask = Callable[[list[vf.Message]], Awaitable[Turn | None]]
+
+
+class Seat:
+    """One agent for one rollout.
+
+    Args:
+        ask: Hands the policy new messages and returns its turn; None if it can go on no further.
+        tools: Opens the tools of a task.
+
+    Attributes:
+        trace: Of its run; None before it.
+        trainable: As an `Env` may set it.
+    """
+
+    def __init__(
+        self, config: vf.AgentConfig, ask: Ask, tools: Callable[[vf.Task], Awaitable[Toolbox]]
+    ) -> None:
+        self.config = config
+        self.trainable = True
+        self.trace: vf.Trace | None = None
+        self._ask = ask
+        self._tools = tools
+
+    async def run(self, task: vf.Task, **options: Any) -> vf.Trace:
+        """Plays a task from its prompt to the first turn that calls nothing."""
+        async with self._exchange(task, options) as exchange:
+            await exchange.segment(None)
+            if exchange.trace.stop_condition is None:
+                exchange.trace.stop("agent_completed")
+        return exchange.trace
+
+    @asynccontextmanager
+    async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator["Exchange"]:
+        """A rollout in which the caller is the user, turn by turn."""
+        async with self._exchange(task, options) as exchange:
+            yield exchange
+
+    @asynccontextmanager
+    async def _exchange(self, task: vf.Task, options: dict[str, Any]) -> AsyncIterator["Exchange"]:
+        if self.trace is not None:
+            raise RunError("expected an environment that plays one rollout an episode, got a second one")
+        if any(value is not None for name, value in options.items() if name != "on_trace"):
+            raise RunError(f"expected an agent that is given no {' and no '.join(options)}")
+        self.trace = vf.Trace(
+            task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            state=state_cls(type(task))(),
+            agent=vf.AgentInfo(config=self.config),
+        )
+        if options.get("on_trace") is not None:
+            options["on_trace"](self.trace)
+        await invoke(task.setup, {"trace": self.trace, "runtime": None})
+        exchange = Exchange(self.trace, task, self._ask, await self._tools(task), _limits(self.config))
+        self.trace.timing.agent.start = time.time()
+        yield exchange
+        self.trace.timing.agent.end = time.time()
+        if self.trace.stop_condition is None:
+            self.trace.stop("user_closed")
+        await invoke(task.finalize, {"trace": self.trace, "runtime": None})
+        await task.score(self.trace)
+        self.trace.is_completed = self.trace.ok = True
+
+
+def _limits(config: vf.AgentConfig) -> RolloutLimits:
+    names = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+    return RolloutLimits(**{name: getattr(config, name) for name in names})
+
+
+@dataclass
+class Exchange:
+    """A rollout under way; `turn` is that of verifiers' `Interaction`."""
+
+    trace: vf.Trace
+    _task: vf.Task
+    _ask: Ask
+    _tools: Toolbox
+    _limits: RolloutLimits
+    _is_over: bool = field(default=False, init=False)
+
+    async def turn(self, message: str | list[Any] | None = None) -> vf.Segment:
+        """The policy's answer to one user turn; a task with a prompt speaks first, to a bare `turn()`."""
+        speaks_first = not self.trace.nodes and self._task.data.prompt is not None
+        if self._is_over:
+            raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
+        if (message is None) != speaks_first:
+            expected = "a bare turn() for the task's prompt" if speaks_first else "a user message"
+            raise ValueError(f"expected {expected}, got {message!r}")
+        messages = None
+        if isinstance(message, str):
+            messages = [vf.UserMessage(content=message)]
+        elif message is not None:
+            messages = [parse_message(part) if isinstance(part, dict) else part for part in message]
+        start, turns = len(self.trace.nodes), self.trace.num_turns
+        await self.segment(messages)
+        if self.trace.num_turns == turns:
+            self._is_over = True
+            return vf.Segment(messages=[], terminated=True)
+        nodes = self.trace.nodes[start:]
+        first = next(number for number, node in enumerate(nodes) if node.sampled)
+        return vf.Segment(messages=[node.message for node in nodes[first:]])
+
+    async def segment(self, messages: list[vf.Message] | None) -> None:
+        """Asks until a turn calls nothing, or nothing more may be asked; the trace says which."""
+        pending = [] if self.trace.nodes else _opening(self._task.data, has_user=messages is not None)
+        pending += messages or []
+        while not await self._is_refused():
+            turn = await self._ask(pending)
+            if turn is None:
+                self.trace.stop(OUT_OF_TOKENS)
+                return
+            said, answer = await self._tools.answer(turn.text, self.trace.num_turns)
+            self._commit(pending, said, turn)
+            if answer is None or turn.is_cut:
+                return
+            pending = [answer]
+
+    async def _is_refused(self) -> bool:
+        reached = self._limits.reached(self.trace)
+        if reached is not None:
+            self.trace.stop(reached)
+        if self.trace.stop_condition is not None:
+            return True
+        for stop in self._task.hooks("stop"):
+            answer = invoke(stop, {vf.Trace: self.trace})
+            if await answer if hasattr(answer, "__await__") else answer:
+                self.trace.stop(stop.__name__)
+                return True
+        return False
+
+    def _commit(self, pending: list[vf.Message], said: vf.AssistantMessage, turn: Turn) -> None:
+        """Adds a turn and what it answers; the prompt's tokens stand with its last message."""
+        trace = self.trace
+        for message in pending:
+            parent = len(trace.nodes) - 1 if trace.nodes else None
+            trace.nodes.append(vf.MessageNode(parent=parent, message=message))
+        trace.nodes[-1].token_ids, trace.nodes[-1].mask = turn.before, [False] * len(turn.before)
+        trace.nodes.append(
+            vf.MessageNode(
+                parent=len(trace.nodes) - 1,
+                message=said,
+                sampled=True,
+                token_ids=turn.sampled,
+                mask=[True] * len(turn.sampled),
+                logprobs=turn.log_probs,
+            )
+        )
+        finish = "length" if turn.is_cut else "tool_calls" if said.tool_calls else "stop"
+        usage = vf.Usage(prompt_tokens=turn.context, completion_tokens=len(turn.sampled))
+        trace.calls.append(
+            vf.ModelCall(
+                node=len(trace.nodes) - 1, model=trace.agent.config.model, finish_reason=finish, usage=usage
+            )
+        )
+
+
+def _opening(data: vf.TaskData, *, has_user: bool) -> list[vf.Message]:
+    messages = [] if data.system_prompt is None else [vf.SystemMessage(content=data.system_prompt)]
+    if data.prompt is None and not has_user:
+        raise RunError(f"expected a task with a prompt or an environment that opens, got none ({data.name})")
+    if isinstance(data.prompt, str):
+        return [*messages, vf.UserMessage(content=data.prompt)]
+    return [*messages, *(data.prompt or [])]

@@ -1,0 +1,210 @@
+"""`VerifiersGRPOTrainer`: our trainer on any verifiers taskset."""
+
+import asyncio
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.integrations.verifiers.package import open_package
+from text2sql_grpo.integrations.verifiers.task_session import TaskSession
+from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.processes import gathered
+from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored, without_spread
+
+logger = logging.getLogger(__name__)
+
+
+class VerifiersGRPOTrainer(RolloutGRPOTrainer):
+    """Trains on the tasks of a `vf.Taskset`: the policy sits where verifiers would put an agent.
+
+    The package's own code prompts, answers, stops and scores (`Task.score`); turns are played by our engine,
+    so tokens are never encoded again. A trace that is not ok is left out of the loss and of the baselines.
+    Where a task leaves `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of
+    their own (`turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
+    `vf-replay` reads where the taskset is a package.
+
+    Args:
+        model: The policy, or its folder or Hub id.
+        args: Training arguments; `max_turn_tokens` and `max_completion_length` are the budgets of a turn and
+            of a rollout. Rollouts that ran out of them are scored as they are, or left out with
+            `mask_truncated_completions`.
+        taskset: An object, or the id of an installed package.
+        taskset_config: Of the taskset, with an id.
+        num_tasks: The first so many; None for all.
+
+    Raises:
+        ConfigError: See `open_package`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: SQLGRPOConfig,
+        *,
+        taskset: vf.Taskset | str,
+        processing_class: PreTrainedTokenizerBase,
+        taskset_config: Mapping[str, Any] | None = None,
+        num_tasks: int | None = None,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        self._package = package = open_package(taskset, taskset_config, num_tasks=num_tasks)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True)
+        thread.start()
+        weakref.finalize(self, _close, self._loop, thread)
+        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), self._loop).result()
+        super().__init__(
+            model,
+            args,
+            num_prompts=len(package.tasks),
+            reward_weights={"reward": 1.0},
+            tools=tools or None,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            callbacks=callbacks,
+        )
+        self._run_log = RunLog(Path(args.output_dir))
+        if self.accelerator.is_main_process:
+            _write_config(self._run_log.folder, package.taskset)
+
+    async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
+        taskset = self._package.taskset
+        toolsets = type(taskset).toolsets(taskset.config)
+        for toolset in toolsets:
+            await toolset.setup()
+        return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.accelerator.is_main_process:
+            self._run_log.cut_back(self.state.global_step)
+
+    def _play_batch(self, batch: Sequence[int]) -> Scored:
+        sessions = [
+            TaskSession(
+                self._package,
+                self._package.tasks[number],
+                self._chat,
+                self._loop,
+                toolsets=self._toolsets,
+                model=self.args.run_name or "policy",
+            )
+            for number in batch
+        ]
+        self._play(sessions)
+        traces = [session.finish() for session in sessions]
+        self._write(traces)
+        _check_some_ok(traces)
+        rewards = [trace.reward if trace.ok else None for trace in traces]
+        metrics = _metrics(traces)
+        everybody = gathered([(str(number), reward) for number, reward in zip(batch, rewards, strict=True)])
+        is_flat = without_spread(pair for pairs in everybody for pair in pairs)
+        for row, number in zip(metrics, batch, strict=True):
+            row["group/no_spread"] = float(is_flat[str(number)])
+        return Scored(
+            rollouts=[session.episode for session in sessions],
+            scores=[None if reward is None else {"reward": reward} for reward in rewards],
+            rewards=rewards,
+            metrics=metrics,
+            turn_rewards=[turn_rewards(trace) for trace in traces],
+        )
+
+    def _write(self, traces: Sequence[vf.Trace]) -> None:
+        everybody = gathered([self._record(trace) for trace in traces])
+        if self.accelerator.is_main_process:
+            self._run_log.write_traces(record for records in everybody for record in records)
+
+    def _record(self, trace: vf.Trace) -> dict[str, Any]:
+        step = self.state.global_step
+        episode = vf.Episode(
+            env=vf.EnvInfo(id=self._package.id),
+            task=trace.task,
+            ok=trace.ok,
+            traces=[trace],
+            run=vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step)),
+        )
+        record: dict[str, Any] = episode.to_record()
+        return record | {"step": step}
+
+
+def turn_rewards(trace: vf.Trace) -> list[float]:
+    """What each turn earned besides the trace's reward, by `trace.info["turn_rewards"]`; 0 for None.
+
+    Raises:
+        RunError: There is not one for each turn.
+    """
+    given = trace.info.get("turn_rewards")
+    if given is None or not trace.ok:
+        return [0.0] * trace.num_turns
+    if len(given) != trace.num_turns:
+        raise RunError(
+            f'expected one entry of trace.info["turn_rewards"] a turn ({trace.num_turns}), got {len(given)} '
+            f"(task {trace.task.key})"
+        )
+    return [0.0 if reward is None else float(reward) for reward in given]
+
+
+def _metrics(traces: Sequence[vf.Trace]) -> list[dict[str, float]]:
+    """Facts of each trace; scores and metrics that only some have count in the mean over these alone."""
+    rows = [
+        {
+            "trace/not_ok": float(not trace.ok),
+            "trace/turns": float(trace.num_turns),
+            "trace/truncated": float(trace.is_truncated),
+        }
+        for trace in traces
+    ]
+    named = [_named(trace) if trace.ok else {} for trace in traces]
+    for name in sorted(set().union(*named)):
+        values = [scores[name] for scores in named if name in scores]
+        for row in rows:
+            row[name] = sum(values) / len(values)
+    return rows
+
+
+def _named(trace: vf.Trace) -> dict[str, float]:
+    rewards = {f"score/{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
+    metrics = {f"metric/{name}": value for name, value in trace.metrics.items() if value is not None}
+    return rewards | metrics
+
+
+def _check_some_ok(traces: Sequence[vf.Trace]) -> None:
+    """A package that fails always is a mistake, not bad luck."""
+    failed = [trace for trace in traces if not trace.ok]
+    if not failed:
+        return
+    error = failed[0].last_error
+    message = "no error" if error is None else f"{error.type}: {error.message}"
+    if len(failed) == len(traces):
+        raise RunError(f"expected some traces to be ok, got none of {len(traces)}; the first: {message}")
+    logger.warning(
+        "%d of %d traces are not ok and left out; the first: %s", len(failed), len(traces), message
+    )
+
+
+def _write_config(folder: Path, taskset: vf.Taskset) -> None:
+    """Lets `vf-replay` find the taskset again."""
+    resolved = folder / "configs" / "resolved"
+    resolved.mkdir(parents=True, exist_ok=True)
+    config = {"taskset": taskset.config.model_dump(mode="json")}
+    (resolved / "train.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / TRACES_FILE).touch()
+
+
+def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

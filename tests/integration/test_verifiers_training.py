@@ -1,0 +1,73 @@
+"""Our trainer on a package that is not ours: the reward rises, and vf-replay scores the traces alike."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tests.number_game import PACKAGES, game_trainer
+from tests.tiny_run import json_lines
+
+pytestmark = pytest.mark.skipif(
+    find_spec("verifiers") is None, reason="needs verifiers (pip install text2sql-grpo[verifiers])"
+)
+REPLAY = """
+import sys
+from importlib.metadata import entry_points
+(command,) = entry_points(group="console_scripts", name="vf-replay")
+command.load()(sys.argv[1:])
+"""
+
+
+def scores(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Rewards and metrics of traces by their id."""
+    traces = [row["traces"][0] for row in rows]
+    return {trace["id"]: str((trace["rewards"], trace["metrics"])) for trace in traces}
+
+
+def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path, repo_root: Path) -> None:
+    trainer = game_trainer(tmp_path, max_steps=15)
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert len(rewards) == 15
+    assert fmean(rewards[:3]) < 0.2 and fmean(rewards[-3:]) > 0.5
+
+    rows = json_lines(tmp_path / "run" / "traces.jsonl")
+    assert Counter(row["step"] for row in rows) == {step: 96 for step in range(15)}
+    assert all(row["ok"] and len(row["traces"]) == 1 for row in rows)
+    late = rows[-100:]  # the policy does all sorts of things by then
+    lines = (tmp_path / "run" / "traces.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "run" / "traces.jsonl").write_text("".join(lines[-100:]), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, str(tmp_path / "run"), "--no-rich", "--output-dir", "replay"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{repo_root / 'src'}:{PACKAGES}", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert scores(json_lines(tmp_path / "replay" / "traces.jsonl")) == scores(late)
+    assert len(set(scores(late).values())) > 3
+
+
+def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
+    small = {
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    game_trainer(tmp_path, max_steps=2, **small).train()
+    resumed = game_trainer(tmp_path, max_steps=3, **small)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    rows = json_lines(tmp_path / "run" / "traces.jsonl")
+    assert [row["step"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [row["run"]["work"]["step"] for row in rows] == [row["step"] for row in rows]
+    assert len({row["traces"][0]["id"] for row in rows}) == len(rows)
