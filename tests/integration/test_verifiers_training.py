@@ -1,21 +1,22 @@
 """Our trainer on a package that is not ours: the reward rises, and vf-replay scores the traces alike."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
-from tests.number_game import PACKAGES, game_trainer
+from tests.number_game import PACKAGES, find_packages, game_model, game_tokenizer, game_trainer
 from tests.tiny_run import json_lines
 
 pytestmark = pytest.mark.skipif(
-    find_spec("verifiers") is None, reason="needs verifiers (pip install text2sql-grpo[verifiers])"
+    importlib.util.find_spec("verifiers") is None,
+    reason="needs verifiers (pip install text2sql-grpo[verifiers])",
 )
 REPLAY = """
 import sys
@@ -71,3 +72,20 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert [row["run"]["work"]["step"] for row in rows] == [row["step"] for row in rows]
     assert len({row["traces"][0]["id"] for row in rows}) == len(rows)
+
+
+def test_the_example_runs(tmp_path: Path, repo_root: Path) -> None:
+    find_packages()
+    tokenizer = game_tokenizer()
+    game_model(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    found = importlib.util.spec_from_file_location("example", repo_root / "examples" / "verifiers_taskset.py")
+    assert found is not None and found.loader is not None
+    example = importlib.util.module_from_spec(found)
+    found.loader.exec_module(example)
+    options = ["--taskset", "higher-lower", "--config", '{"numbers": 4}', "--model", str(tmp_path / "model")]
+    options += ["--output-dir", str(tmp_path / "run"), "--max-steps", "1", "--lora"]
+    options += ["--max-turn-tokens", "2", "--max-rollout-tokens", "24", "--grpo", '{"num_generations": 4}']
+    trainer = example.main(options)
+    assert trainer.state.global_step == 1 and trainer.model.peft_config
+    assert len(json_lines(tmp_path / "run" / "traces.jsonl")) == 8
