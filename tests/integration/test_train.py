@@ -15,6 +15,7 @@ import torch
 import trl
 import yaml
 from peft import PeftModel
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny_model import logits_of, write_model
@@ -25,8 +26,9 @@ from text2sql_grpo.training.policy import load_policy
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
-    *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged"),
+    *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged", "tensorboard"),
 }
+TENSORBOARD = ["--grpo.report_to", "[tensorboard]"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +46,28 @@ def run(config: Path) -> Path:
     """The folder of a finished run of two steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(config.parent)
-        assert main(["train", "--config", str(config)]) == 0
+        assert main(["train", "--config", str(config), *TENSORBOARD]) == 0
     return config.parent / "run"
 
 
 def test_the_run_folder_is_complete(run: Path, config: Path) -> None:
     assert {path.name for path in run.iterdir()} == RUN_FILES
-    assert load_config(run / "config.yaml") == load_config(config)
+    assert load_config(run / "config.yaml") == load_config(config, TENSORBOARD)
     assert [row["step"] for row in json_lines(run / "metrics.jsonl")] == [1, 2]
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "strict" in (run / "merged" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_tracker_is_told_every_figure_and_both_evaluations(run: Path) -> None:
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    told = {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    for row in json_lines(run / "metrics.jsonl"):
+        assert told["train/accuracy/strict"][row["step"]] == pytest.approx(row["accuracy/strict"])
+        assert told["train/episode/looks"][row["step"]] == pytest.approx(row["episode/looks"])
+    record = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    for step, sets in ((0, record["before"]["sets"]), (2, record["sets"])):
+        accuracy = sets["test_values"]["overall"]["official"]["accuracy"]
+        assert told["eval/test_values/accuracy/official"][step] == pytest.approx(accuracy)
 
 
 def test_every_episode_is_logged_whole(run: Path) -> None:
@@ -116,6 +130,7 @@ def test_a_second_run_takes_the_warm_start_and_puts_the_first_aside(
     assert {path.name for path in (run / "earlier-1").iterdir()} == RUN_FILES
     assert (run / "earlier-1" / "rollouts.jsonl").read_bytes() == episodes
     assert len(json_lines(run / "metrics.jsonl")) == 1
+    assert not (run / "tensorboard").exists()
     assert (run / "notes.txt").read_text() == "mine"
     assert printed.err == ""
 
@@ -131,6 +146,9 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
     difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max()
     assert difference > 1e-4, "the adapter does nothing"
+    check = json.loads(Path("lora/evaluation.json").read_text(encoding="utf-8"))["merge_check"]
+    assert check["before"] == check["after"] and check["before"]["total"] == 4
+    assert (check["other_sql"], check["other_words"]) == (0, 0)
 
 
 QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
@@ -156,6 +174,7 @@ def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_
         "data.train_samples": "4",
         "data.test": f"{{test_values: {repo_root / 'data' / 'questions' / 'test_values.jsonl'}}}",
         "data.test_samples": "2",
+        "evaluation.merge_samples": "1",
         "environment.max_turns": "2",
         "environment.max_turn_tokens": "12",
         "grpo.max_steps": "1",

@@ -68,10 +68,58 @@ def test_card_tells_the_whole_run(run: Path) -> None:
     assert 'from_pretrained("me/sql"' in card.text
 
 
+def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_path: Path) -> None:
+    config = {"rewards": {"preset": "strict_neighbours"}, "data": {"train": "train.jsonl"}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    hardware = {
+        "type": "cuda",
+        "name": "NVIDIA H100",
+        "devices": 2,
+        "cpu_cores": 16,
+        "memory_bytes": 80 << 30,
+    }
+    check = {"before": score(20, 32), "after": score(19, 32), "other_sql": 3, "other_words": 5}
+    record = EVALUATION | {"hardware": hardware, "seconds": {"GRPO": 611.4}, "merge_check": check}
+    (run / "evaluation.json").write_text(json.dumps(record))
+    (run / "learning_curve.png").write_bytes(b"a picture")
+    audit = {"file": "train.jsonl", "questions": 70, "quarantined": 4, "counts": {"slow": 1, "duplicated": 3}}
+    (run / "audit.json").write_text(json.dumps(audit))
+    (tmp_path / "dev.json").write_text(json.dumps(audit | {"file": "dev.jsonl", "counts": {}}))
+    (run / "comparison.json").write_text(json.dumps({"base": "Qwen/base", "verdict": "Of 80 questions, ..."}))
+
+    card = ModelCard.load(write_model_card(run, run / "merged", audits=[tmp_path / "dev.json"])).text
+
+    assert "Hardware: 2 x NVIDIA H100, 80 GiB, 16 CPU cores. Time: GRPO 611 s." in card
+    assert "](learning_curve.png)" in card
+    assert (run / "merged" / "learning_curve.png").read_bytes() == b"a picture"
+    assert "Audit of `train.jsonl`: 70 questions, 4 for quarantine." in card
+    assert "| duplicated | 3 | the question was asked before |" in card
+    assert "Audit of `dev.jsonl`: 70 questions, 4 for quarantine. Nothing was found." in card
+    assert "preset `strict_neighbours`" in card and "- `execution" in card
+    assert "of 32 questions 3 were answered by another query after it; 20 right before, 19 after." in card
+    assert "Against `Qwen/base` on the same questions: Of 80 questions, ..." in card
+
+
+def test_adapter_has_its_own_card(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    (run / "adapter").mkdir()
+    base = {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}
+    (run / "adapter" / "adapter_config.json").write_text(json.dumps(base))
+
+    card = ModelCard.load(write_model_card(run, run / "adapter", repo_id="me/sql"))
+
+    assert (card.data.library_name, card.data.base_model) == ("peft", "Qwen/Qwen2.5-0.5B")
+    assert "A LoRA adapter of Qwen/Qwen2.5-0.5B" in card.text
+    assert 'AutoPeftModelForCausalLM.from_pretrained("me/sql"' in card.text
+    assert "vllm serve Qwen/Qwen2.5-0.5B --enable-lora --lora-modules text2sql=me/sql" in card.text
+
+
 def test_empty_run_folder_makes_a_card_that_claims_nothing(run: Path) -> None:
     card = ModelCard.load(write_model_card(run, run / "merged"))
     assert "Not evaluated." in card.text
     assert "no record of its steps" in card.text
+    assert "No audit of the questions is at hand" in card.text
+    assert "Hardware" not in card.text and ".png" not in card.text and "Against" not in card.text
     assert card.text.strip().splitlines()[2] == "# quickstart"
     assert card.data.base_model is None
     assert card.data.license is None
@@ -116,11 +164,15 @@ def test_card_written_by_hand_is_known_from_ours(run: Path) -> None:
         ("evaluation.json", "[]", "expected a JSON object, got list"),
         ("evaluation.json", '{"sets": {"test": {"overall": {"strict": {}}}}}', "KeyError"),
         ("metrics.jsonl", "{}\nnope\n", "one JSON object a line"),
+        ("comparison.json", '{"base": "a"}', "expected a comparison"),
+        ("audit.json", '{"counts": {"odd": 1}}', "expected the JSON of `audit data`"),
         ("config.yaml", "a: [", "expected YAML"),
         ("config.yaml", "- 1", "expected a YAML mapping, got list"),
     ],
 )
 def test_broken_file_is_named(run: Path, name: str, content: str, reason: str) -> None:
+    if name == "comparison.json":
+        (run / "evaluation.json").write_text(json.dumps(EVALUATION))
     (run / name).write_text(content)
     with pytest.raises(DataError, match=rf"(?s){reason}.*{name}"):
         write_model_card(run, run / "merged")

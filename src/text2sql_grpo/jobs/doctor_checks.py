@@ -112,16 +112,23 @@ def versions() -> Finding:
     return Finding("versions", "problem" if wrong else "ok", text, facts)
 
 
-def device() -> Finding:
-    """The accelerator of the run, its memory, and what it can do."""
+def hardware() -> dict[str, Any]:
+    """The device that a run would use, its memory, and the CPU cores."""
     kind = device_type()
     facts: dict[str, Any] = {"type": kind, "cpu_cores": os.cpu_count(), "memory_bytes": device_memory(kind)}
-    text = f"{kind}, {(facts['memory_bytes'] or 0) / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
     if kind == "cuda":
         facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
         facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
+    return facts
+
+
+def device() -> Finding:
+    """The accelerator of the run, its memory, and what it can do."""
+    facts = hardware()
+    text = f"{facts['type']}, {(facts['memory_bytes'] or 0) / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
+    if "name" in facts:
         text = f"{facts['devices']} x {facts['name']}, {text}"
-    obstacle = four_bit_obstacle(kind)
+    obstacle = four_bit_obstacle(facts["type"])
     facts["four_bit"] = obstacle is None
     text += "; 4-bit weights: " + ("yes" if obstacle is None else f"no, {obstacle}")
     return Finding("device", "ok", text, facts)

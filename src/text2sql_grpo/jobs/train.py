@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,16 @@ from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import Answer, accuracy, answer_questions, summary
+from text2sql_grpo.integrations.trackers import (
+    PROJECT,
+    Tracking,
+    check_installed,
+    reported_by_transformers,
+    trackers,
+    tracking,
+)
+from text2sql_grpo.jobs.doctor_checks import hardware
+from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
     check_folder,
     find_checkpoint,
@@ -109,6 +118,8 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
+    names = trackers(config.grpo.get("report_to"))
+    check_installed(names)
     name = str(arguments.run_name)
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)
@@ -129,8 +140,8 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         return INTERRUPTED
     prepare_folder(config, checkpoint, console)
     try:
-        with _tracking(arguments):
-            return _improve(run, arguments, policy, questions, checkpoint)
+        with tracking(names, arguments) as tracked:
+            return _improve(run, arguments, policy, questions, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {how_to_go_on(run.folder)}", soft_wrap=True)
         return INTERRUPTED
@@ -142,12 +153,15 @@ def _improve(
     policy: LoadedPolicy,
     questions: Sequence[Example],
     checkpoint: Path | None,
+    tracked: Tracking,
 ) -> int:
     """Evaluation, GRPO, merge, evaluation, report."""
     before = _before(run, policy, is_resumed=checkpoint is not None)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
-    trainer = _trainer(run, arguments, policy, questions, [progress, stopper, *run.alerts])
+    trainer = _trainer(
+        run, arguments, policy, questions, [progress, stopper, *run.alerts, *tracked.callbacks]
+    )
     try:
         with run.stage("GRPO"), stopper.listening():
             _learn(trainer, checkpoint)
@@ -159,11 +173,15 @@ def _improve(
         raise KeyboardInterrupt
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
+    steps = trainer.state.global_step
     del trainer
     with run.stage("evaluation after"):
         after = _evaluate(run, load_policy(str(merged)), "after")
+        checked = _check_merge(run, policy, merged)
     if processes.is_main():
-        _report(run, policy, merged, before, after)
+        _report(run, policy, merged, before | checked, after)
+        tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
+        tracked.log_evaluation(after, steps)
     processes.wait()
     return 0
 
@@ -182,31 +200,6 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
         ) from error
 
 
-@contextmanager
-def _tracking(arguments: SQLGRPOConfig) -> Iterator[None]:
-    """W&B writes into the run folder; without a key it stays offline."""
-    if "wandb" not in arguments.report_to:
-        yield
-        return
-    import wandb
-
-    defaults = {
-        "WANDB_DIR": arguments.output_dir,
-        "WANDB_PROJECT": "text2sql-grpo",
-        "WANDB_SILENT": "true",
-        "WANDB_MODE": "online" if os.environ.get("WANDB_API_KEY") else "offline",
-    }
-    added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        if wandb.run is not None:
-            wandb.finish()
-        for name in added:
-            del os.environ[name]
-
-
 def run_arguments(config: Config) -> SQLGRPOConfig:
     """The training arguments of a run.
 
@@ -214,7 +207,8 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         ConfigError: See `training_arguments`.
     """
     environment = config.environment
-    fields = {"report_to": "wandb", "run_name": config.run.output_dir.absolute().name, **config.grpo}
+    fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
+    fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
     return training_arguments(
         fields,
         output_dir=str(config.run.output_dir.absolute()),
@@ -427,14 +421,35 @@ def _save_and_merge(run: _Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) ->
     return merged
 
 
+def _check_merge(run: _Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]:
+    """The same questions answered by the adapter on its base and by the merged model, by one process."""
+    config = run.config
+    count = config.evaluation.merge_samples
+    if config.model.lora is None or not count or not run.bench.test or not processes.is_main():
+        return {}
+    check = check_merge(
+        run.folder / "adapter",
+        merged,
+        run.bench,
+        run.console,
+        num_samples=count,
+        base=policy.folder,
+        dtype=config.model.dtype,
+        quantization=config.model.quantization,
+    )
+    run.console.print(str(check), soft_wrap=True)
+    return {"merge_check": check.record()}
+
+
 def _report(
     run: _Run, policy: LoadedPolicy, merged: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
+    record["hardware"] = hardware()
     write_record(run.folder / "evaluation.json", record)
-    write_model_card(run.folder, merged)
     picture = plot_learning_curve(run.folder)
+    write_model_card(run.folder, merged)
     run.console.print(_table(before, after))
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.executor

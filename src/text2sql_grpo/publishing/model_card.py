@@ -2,14 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.publishing.usage_examples import usage_examples
+from text2sql_grpo.rewards import RewardMix
 
 _MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -23,9 +27,8 @@ _CARD = """\
 
 # {name}
 
-A language model that answers questions over a SQL database. It was trained by reinforcement learning
-(GRPO, on TRL) in an environment where it may run read-only queries, see their results, and then submit
-its final SQL.
+{about} It was trained by reinforcement learning (GRPO, on TRL) in an environment where it may run read-only
+queries, see their results, and then submit its final SQL.
 
 ## Evaluation
 
@@ -35,24 +38,17 @@ its final SQL.
 
 {training}
 
+## Data
+
+{data}
+
+## Rewards
+
+{rewards}
+
 ## How to use it
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{repo_id}")
-model = AutoModelForCausalLM.from_pretrained("{repo_id}", dtype="auto")
-question = "CREATE TABLE city (name TEXT, people INT);\\nHow many cities are there?"
-messages = [{{"role": "user", "content": question}}]
-prompt = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-)
-output = model.generate(**prompt, max_new_tokens=64)
-print(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]))
-```
-
-This is one bare turn. The figures above were measured in the environment it was trained in, with the
-system prompt, protocol and turns of the config above; elsewhere expect less.
+{usage}
 
 ## Limits
 
@@ -60,44 +56,66 @@ system prompt, protocol and turns of the config above; elsewhere expect less.
 - Run its queries with read-only rights and with limits on time and rows: it writes SQL, nothing guards it.
 - It knows the dialect and the kind of schema it was trained on; others were measured only where listed above.
 """
+_MODEL = "A language model that answers questions over a SQL database."
+_ADAPTER = "A LoRA adapter{of} for answering questions over a SQL database."
+CURVE = "learning_curve.png"
 
 
 def write_model_card(
-    run: Path, merged: Path, *, repo_id: str | None = None, license_id: str | None = None
+    run: Path,
+    folder: Path,
+    *,
+    repo_id: str | None = None,
+    license_id: str | None = None,
+    audits: Sequence[Path] = (),
 ) -> Path:
-    """Path of the `README.md` written into `merged`.
+    """Path of the `README.md` written into a model's or adapter's folder, with the learning curve beside it.
 
-    Reads `config.yaml`, `metrics.jsonl` and `evaluation.json` of `run`; a missing one is said to be missing.
+    Reads `config.yaml`, `metrics.jsonl`, `evaluation.json`, `comparison.json` and `audit*.json` of `run`; a
+    missing one is said to be missing.
 
     Args:
         run: The run folder.
-        merged: The merged model folder.
-        repo_id: Name on the Hub for the example; None uses the folder's path.
+        folder: The folder of the merged model, or of the adapter.
+        repo_id: Name on the Hub for the examples; None uses the folder's path.
         license_id: Hub license id; None leaves the field out where a base from the Hub has its own
             license, and is `apache-2.0` for a policy trained from nothing.
+        audits: More files of `audit data --json`.
 
     Raises:
-        DataError: One of the three files is not what it should be.
+        DataError: One of the files is not what it should be.
     """
     config = _read_config(run / "config.yaml")
+    is_adapter = (folder / "adapter_config.json").is_file()
     base = _hub_base(run, config)
     is_from_nothing = bool((config.get("model") or {}).get("tiny"))
     data = ModelCardData(
-        library_name="transformers",
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["text-to-sql", "grpo", "trl"],
+        tags=["text-to-sql", "grpo", "trl", *(["lora"] if is_adapter else [])],
         base_model=base,
         license=license_id or ("apache-2.0" if is_from_nothing else None),
     )
+    evaluation = _read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
     text = _CARD.format(
         front_matter=data.to_yaml(),
         mark=_MARK,
         name=repo_id.split("/")[-1] if repo_id else run.resolve().name,
-        repo_id=repo_id or merged.as_posix(),
-        evaluation=_evaluation(run / "evaluation.json"),
-        training=_training(run, config, base),
+        about=_ADAPTER.format(of=f" of {base}" if base else "") if is_adapter else _MODEL,
+        evaluation=_evaluation(run, evaluation),
+        training=_training(run, config, base, evaluation),
+        data=_data(config, [*sorted(run.glob("audit*.json")), *audits]),
+        rewards=_rewards(config),
+        usage=usage_examples(
+            config.get("environment") or {},
+            repo_id=repo_id or folder.as_posix(),
+            base=base,
+            is_adapter=is_adapter,
+        ),
     )
-    path = merged / "README.md"
+    if (run / CURVE).is_file():
+        shutil.copyfile(run / CURVE, folder / CURVE)
+    path = folder / "README.md"
     ModelCard(text).save(path)
     return path
 
@@ -129,7 +147,7 @@ def _hub_base(run: Path, config: dict[str, Any]) -> str | None:
     return base if is_hub_id else None
 
 
-def _training(run: Path, config: dict[str, Any], base: str | None) -> str:
+def _training(run: Path, config: dict[str, Any], base: str | None, evaluation: dict[str, Any]) -> str:
     started_from = f"[{base}](https://huggingface.co/{base})" if base else "the model of the config below"
     parts = [f"Started from {started_from}."]
     steps = [line for line in _read_lines(run / "metrics.jsonl") if "step" in line]
@@ -140,21 +158,68 @@ def _training(run: Path, config: dict[str, Any], base: str | None) -> str:
             parts[0] += f" Mean reward: {rewards[0]:.3f} in the first, {rewards[-1]:.3f} in the last."
     else:
         parts[0] += " The run kept no record of its steps."
-    data = config.get("data") or {}
-    if data:
-        parts.append("Data:\n\n" + "\n".join(f"- {key}: `{json.dumps(data[key])}`" for key in data))
+    hardware = evaluation.get("hardware")
+    if hardware:
+        parts.append(_hardware(hardware, evaluation.get("seconds") or {}))
+    if (run / CURVE).is_file():
+        parts.append(f"![Reward, accuracy and looks by training step]({CURVE})")
     if config:
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True).rstrip()
         parts.append(f"<details><summary>The whole config</summary>\n\n```yaml\n{text}\n```\n\n</details>")
     return "\n\n".join(parts)
 
 
-def _evaluation(path: Path) -> str:
-    if not path.is_file():
+def _hardware(hardware: dict[str, Any], seconds: dict[str, float]) -> str:
+    memory = (hardware.get("memory_bytes") or 0) / (1 << 30)
+    device = f"{hardware.get('devices', 1)} x {hardware['name']}" if "name" in hardware else hardware["type"]
+    text = f"Hardware: {device}, {memory:.0f} GiB, {hardware['cpu_cores']} CPU cores."
+    if seconds:
+        text += " Time: " + ", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()) + "."
+    return text
+
+
+def _data(config: dict[str, Any], audits: Sequence[Path]) -> str:
+    data = config.get("data") or {}
+    parts = ["\n".join(f"- {key}: `{json.dumps(data[key])}`" for key in data)] if data else ["Not recorded."]
+    if not audits:
+        parts.append("No audit of the questions is at hand; the run itself executed every gold query.")
+    for path in audits:
+        audit = _read_json(path)
+        try:
+            found = audit["counts"]
+            rows = [f"| {reason} | {found[reason]} | {REASONS[reason]} |" for reason in found]
+            intro = (
+                f"Audit of `{audit['file']}`: {audit['questions']} questions, {audit['quarantined']} for "
+                "quarantine."
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"expected the JSON of `audit data`, came upon {error!r} ({path})") from error
+        table = ["", "", "| reason | questions | what it says |", "| --- | --- | --- |", *rows]
+        parts.append(intro + ("\n".join(table) if rows else " Nothing was found."))
+    return "\n\n".join(parts)
+
+
+def _rewards(config: dict[str, Any]) -> str:
+    if not config.get("rewards"):
+        return "Not recorded."
+    mix = RewardMix(config["rewards"])
+    lines = [f"- `{name}`: {weight:g}" for name, weight in mix.weights.items()]
+    preset = f", preset `{mix.preset}`" if mix.preset else ""
+    lines = [f"Weights of the named scores{preset}; the reward is their sum.", "", *lines]
+    return "\n".join([*lines, "", f"Known weakness: {mix.warning}"] if mix.warning else lines)
+
+
+def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
+    if not evaluation:
         return "Not evaluated."
-    evaluation = _read_json(path)
+    path = run / "evaluation.json"
     try:
         rows = [row for name, scores in evaluation["sets"].items() for row in _rows(name, scores)]
+        merge = evaluation.get("merge_check")
+        merged = merge and (
+            f"Merging: of {merge['before']['total']} questions {merge['other_sql']} were answered by another "
+            f"query after it; {merge['before']['correct']} right before, {merge['after']['correct']} after."
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"expected scored sets, came upon {error!r} ({path})") from error
     temperature = evaluation.get("temperature")
@@ -164,7 +229,19 @@ def _evaluation(path: Path) -> str:
         " Strict: same rows as often, order where the question asks for it, same columns."
         f" Official: the benchmark's own comparison of sets.{how}"
     )
-    return "\n".join([intro, "", "| set | part | strict | official |", "| --- | --- | --- | --- |", *rows])
+    table = "\n".join(["| set | part | strict | official |", "| --- | --- | --- | --- |", *rows])
+    parts = [intro, table, merged, _compared(run / "comparison.json")]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _compared(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    comparison = _read_json(path)
+    try:
+        return f"Against `{comparison['base']}` on the same questions: {comparison['verdict']}"
+    except KeyError as error:
+        raise DataError(f"expected a comparison, came upon {error!r} ({path})") from error
 
 
 def _rows(name: str, scores: dict[str, Any]) -> Iterator[str]:
