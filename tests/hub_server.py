@@ -22,7 +22,7 @@ USER = "me"
 
 @dataclass
 class Repository:
-    """One repository: its files at the newest commit, by path."""
+    """One repository: its files at the newest commit, by path. A dataset's id begins with `datasets/`."""
 
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
@@ -41,6 +41,8 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     stored: dict[str, bytes] = field(default_factory=dict)  # LFS objects by sha256
     requests: list[str] = field(default_factory=list)  # "METHOD /path"
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    space: int = 1_000  # LFS objects that it takes; a further one is refused
 
 
 @contextmanager
@@ -79,8 +81,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         if match := re.fullmatch(r"/lfs/(\w+)", path):  # as at the real Hub, the address is the permission
             assert hashlib.sha256(body).hexdigest() == match[1]
-            self.hub.stored[match[1]] = body
-            return self._send(200)
+            with self.hub.lock:
+                is_full = len(self.hub.stored) >= self.hub.space
+                if not is_full:
+                    self.hub.stored[match[1]] = body
+            return self._refuse(413, message="no more space") if is_full else self._send(200)
         authorization = self.headers.get("authorization")
         if authorization not in (None, f"Bearer {TOKEN}"):
             return self._refuse(401, message="Invalid credentials in Authorization header")
@@ -103,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner = wanted.get("organization") or USER
         if owner != USER:
             return self._refuse(403, message=f"no rights in the namespace {owner}")
-        repo_id = f"{owner}/{wanted['name']}"
+        prefix = "datasets/" if wanted.get("type") == "dataset" else ""
+        repo_id = f"{prefix}{owner}/{wanted['name']}"
         existed = repo_id in self.hub.repositories
         if not existed:
             self.hub.repositories[repo_id] = Repository(private=wanted.get("visibility") == "private")
@@ -112,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, match: re.Match[str], repository: Repository, body: bytes) -> None:
         files = [{"rfilename": path} for path in sorted(repository.files)]
         about = {"id": match["id"], "sha": repository.sha, "private": repository.private, "siblings": files}
-        return self._send_json(about)
+        return self._send_json(about | {"id": about["id"].removeprefix("datasets/")})
 
     def _tree(self, match: re.Match[str], repository: Repository, body: bytes) -> None:
         folder = match["folder"] + "/" if match["folder"] else ""
@@ -129,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         answers = [
             {
                 "path": file["path"],
-                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                "uploadMode": "lfs" if file["path"].endswith((".safetensors", ".png")) else "regular",
                 "shouldIgnore": False,
             }
             for file in json.loads(body)["files"]
@@ -138,7 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _lfs_batch(self, match: re.Match[str], repository: Repository, body: bytes) -> None:
         objects = [
-            {**wanted, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{wanted['oid']}"}}}
+            wanted
+            if wanted["oid"] in self.hub.stored  # as at the real Hub: nothing to do for what it has
+            else {**wanted, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{wanted['oid']}"}}}
             for wanted in json.loads(body)["objects"]
         ]
         return self._send_json({"transfer": "basic", "objects": objects})
@@ -194,13 +202,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-_ID = r"(?P<id>[\w.-]+/[\w.-]+)"
+_ID = r"(?P<id>(datasets/)?[\w.-]+/[\w.-]+)"
+_API = r"/api/(models/)?" + _ID
 _ROUTES = (
-    (rf"/api/models/{_ID}", _Handler._info, False),
-    (rf"/api/models/{_ID}/revision/[\w.-]+", _Handler._info, False),
-    (rf"/api/models/{_ID}/tree/[\w.-]+(/(?P<folder>.+))?", _Handler._tree, False),
-    (rf"/api/models/{_ID}/preupload/main", _Handler._preupload, True),
-    (rf"/api/models/{_ID}/commit/main", _Handler._commit, True),
+    (rf"{_API}", _Handler._info, False),
+    (rf"{_API}/revision/[\w.-]+", _Handler._info, False),
+    (rf"{_API}/tree/[\w.-]+(/(?P<folder>.+))?", _Handler._tree, False),
+    (rf"{_API}/preupload/main", _Handler._preupload, True),
+    (rf"{_API}/commit/main", _Handler._commit, True),
     (rf"/{_ID}\.git/info/lfs/objects/batch", _Handler._lfs_batch, True),
     (rf"/{_ID}/resolve/[\w.-]+/(?P<path>.+)", _Handler._resolve, False),
 )

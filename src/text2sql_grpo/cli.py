@@ -178,6 +178,119 @@ def run_compare(options: argparse.Namespace) -> int:
     )
 
 
+def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `collect`."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model_path", help="model folder, such as RUN/merged, or Hub id")
+    source.add_argument("--base_url", metavar="URL", help="OpenAI-compatible endpoint; needs --model")
+    parser.add_argument("--model", metavar="NAME", help="of the model at --base_url")
+    parser.add_argument("--config", type=Path, help="default: config.yaml in the folder around --model_path")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL of episodes; goes on if it is there")
+    parser.add_argument("--questions", type=Path, help="default: data.train of the config")
+    parser.add_argument("--num_questions", type=_count, metavar="N", help="the first N; default: all")
+    parser.add_argument(
+        "--samples", type=_count, default=4, metavar="N", help="of each question (default: 4)"
+    )
+    parser.add_argument("--temperature", type=_temperature, default=1.0, help="0 is greedy; default: 1")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling; default: 0")
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        default=[],
+        choices=["correct", "best_of_n", "shortest_correct"],
+        help="write the chats worth learning from beside --out, as NAME.FILTER.jsonl",
+    )
+    parser.add_argument(
+        "--parallel", type=_count, default=8, metavar="N", help="episodes at --base_url at once"
+    )
+    parser.add_argument("--retries", type=_count, default=5, metavar="N", help="of one request; default: 5")
+    parser.add_argument("--timeout_s", type=_positive, default=600.0, help="of one request; default: 600")
+    parser.add_argument(
+        "--key_variable", default="OPENAI_API_KEY", metavar="NAME", help="environment variable of its key"
+    )
+    _take_settings(parser)
+
+
+def run_collect(options: argparse.Namespace) -> int:
+    """Rolls a model out to episodes on disk."""
+    from text2sql_grpo.config import load_config
+
+    if (options.base_url is None) != (options.model is None):
+        raise ConfigError("expected --base_url and --model together, got one of them")
+    if options.model_path is None and options.config is None:
+        raise ConfigError("expected --config FILE with --base_url, got none")
+    config = load_config(options.config or _config_around(options.model_path), options.settings)
+    options.writes_to = options.out
+
+    _quiet_libraries()
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.collect import Endpoint, collect
+
+    return collect(
+        config,
+        options.out,
+        options.model_path
+        or Endpoint(
+            options.base_url,
+            options.model,
+            key_variable=options.key_variable,
+            parallel=options.parallel,
+            retries=options.retries,
+            timeout_s=options.timeout_s,
+        ),
+        console=Console(),
+        questions=options.questions,
+        num_questions=options.num_questions,
+        samples=options.samples,
+        temperature=options.temperature,
+        seed=options.seed,
+        keep=options.keep,
+    )
+
+
+def add_warm_start_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `warm-start`."""
+    parser.add_argument("--config", type=Path, required=True, help="its section model says what is trained")
+    parser.add_argument("--data", type=Path, required=True, help="chats, as collect --keep writes them")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--epochs", type=_positive, default=2.0, help="default: 2")
+    parser.add_argument("--max_steps", type=_count, metavar="N", help="optimiser steps instead of epochs")
+    parser.add_argument("--learning_rate", type=_positive, help="default: 1e-5, of an adapter 2e-4")
+    parser.add_argument(
+        "--batch_size", type=_count, default=16, metavar="N", help="chats a step; default: 16"
+    )
+    parser.add_argument(
+        "--micro_batch_size", type=_count, default=4, metavar="N", help="chats a forward pass; default: 4"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of their order; default: 0")
+    _take_settings(parser)
+
+
+def run_warm_start(options: argparse.Namespace) -> int:
+    """Trains a model on collected chats."""
+    from text2sql_grpo.config import load_config
+
+    config = load_config(options.config, options.settings)
+    options.writes_to = options.out
+
+    _quiet_libraries()
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.warm_start import SupervisedSettings, warm_start
+
+    settings = SupervisedSettings(
+        epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        batch_size=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
+        max_steps=options.max_steps,
+    )
+    return warm_start(
+        config, options.data, options.out, settings, seed=options.seed, console=Console(highlight=False)
+    )
+
+
 def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `merge`."""
     parser.add_argument("--adapter", type=Path, required=True, help="folder of the adapter or full model")
@@ -230,17 +343,43 @@ def run_merge(options: argparse.Namespace) -> int:
 
 def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `push`."""
-    parser.add_argument("--folder", type=Path, required=True, help="merged model, inside its run folder")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--folder", type=Path, help="merged model or adapter, inside its run folder")
+    what.add_argument("--run_folder", type=Path, metavar="RUN", help="run folder, pushed as a dataset")
     parser.add_argument("--repo_id", required=True, help="name/model; without a name: your own account")
     parser.add_argument("--public", action="store_true", help="make it public (default: private)")
+    parser.add_argument(
+        "--include",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of a run folder: what else to push, such as adapter or 'checkpoint-*'",
+    )
+    parser.add_argument(
+        "--audit",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="of a model's card: what `audit data --json` printed (default: audit*.json of the run)",
+    )
 
 
 def run_push(options: argparse.Namespace) -> int:
-    """Pushes a merged model with its card and prints its address."""
-    from text2sql_grpo.publishing.hub import push_to_hub
+    """Pushes a model, an adapter or a run folder with its card and prints the address."""
+    if options.folder is None and options.audit:
+        raise ConfigError("expected --audit with --folder, for a model's card, got a run folder")
+    if options.run_folder is None and options.include:
+        raise ConfigError("expected --include with --run_folder, got a model's folder")
+    from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 
-    options.writes_to = options.folder
-    print(push_to_hub(options.folder, options.repo_id, private=not options.public))
+    options.writes_to = options.folder or options.run_folder
+    private = not options.public
+    if options.run_folder is not None:
+        url = push_run_folder(options.run_folder, options.repo_id, include=options.include, private=private)
+    else:
+        url = push_to_hub(options.folder, options.repo_id, private=private, audits=options.audit)
+    print(url)
     return 0
 
 
@@ -451,8 +590,12 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         _add_verb(verbs, "compare", "compare two models on the same questions", run_compare)
     )
     add_doctor_arguments(_add_verb(verbs, "doctor", "say whether a run would work here", run_doctor))
+    add_collect_arguments(_add_verb(verbs, "collect", "roll out any model to episodes on disk", run_collect))
+    add_warm_start_arguments(
+        _add_verb(verbs, "warm-start", "train a model on collected chats", run_warm_start)
+    )
     add_merge_arguments(_add_verb(verbs, "merge", "merge a LoRA adapter into its base, checked", run_merge))
-    add_push_arguments(_add_verb(verbs, "push", "push a merged model to the Hugging Face Hub", run_push))
+    add_push_arguments(_add_verb(verbs, "push", "push a model or a run to the Hugging Face Hub", run_push))
     data = verbs.add_parser("data", help="make questions, compare question files", allow_abbrev=False)
     add_data_arguments(data)
     audit = verbs.add_parser(

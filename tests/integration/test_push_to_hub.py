@@ -14,9 +14,10 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 from tests.hub_server import TOKEN, Hub, Repository, running_hub
-from tests.tiny_model import logits_of, write_model
-from text2sql_grpo.errors import HubError, ModelError
-from text2sql_grpo.publishing.hub import push_to_hub
+from tests.tiny_model import logits_of, write_adapter, write_model
+from text2sql_grpo.cli import main
+from text2sql_grpo.errors import DataError, HubError, ModelError
+from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 from text2sql_grpo.publishing.model_card import write_model_card
 
 # huggingface_hub itself hands files to its HTTP library by an older keyword (plain LFS only).
@@ -203,3 +204,131 @@ def test_bad_repository_name_and_hub_that_is_down_are_clear(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match=r"could not push .* to http://127.0.0.1:9/me/sql; nothing was sent"):
         push_to_hub(merged, "me/sql", token=TOKEN)
+
+
+def test_interrupted_upload_goes_on_where_it_was(hub: Hub, merged: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    (merged / "model.safetensors").unlink()
+    model.save_pretrained(merged, max_shard_size="20KB")
+    shards = {path.name: path.read_bytes() for path in merged.glob("model-*.safetensors")}
+    assert len(shards) > 3
+    hub.space = 2
+
+    with pytest.raises(HubError, match=r"(?s)the same command goes on from there: .*413"):
+        push_to_hub(merged, "me/sql", token=TOKEN)
+
+    assert len(hub.stored) == 2 and "model.safetensors.index.json" not in hub.repositories["me/sql"].files
+    hub.space = 1_000
+    before = len(hub.requests)
+    push_to_hub(merged, "me/sql", token=TOKEN)
+    sent = [request for request in hub.requests[before:] if request.startswith("PUT /lfs/")]
+    assert len(sent) == len(shards) - 2
+    files = hub.repositories["me/sql"].files
+    assert {name: files[name] for name in shards} == shards
+
+    hub.requests.clear()
+    push_to_hub(merged, "me/sql", token=TOKEN)
+    assert not [request for request in hub.requests if request.startswith("PUT /lfs/")]
+
+
+def test_adapter_goes_out_with_its_own_card(hub: Hub, merged: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(merged.parent / "adapter", merged)
+    (adapter / "optimizer.pt").write_bytes(b"not for the Hub")
+
+    push_to_hub(adapter, "me/lora", token=TOKEN)
+
+    files = hub.repositories["me/lora"].files
+    assert files.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert b"library_name: peft" in files["README.md"]
+    os.truncate(adapter / "adapter_model.safetensors", 500)
+    with pytest.raises(ModelError, match="safetensors weights"):
+        push_to_hub(adapter, "me/lora", token=TOKEN)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with a little of everything."""
+    folder = tmp_path / "run"
+    files = {
+        "config.yaml": "run: {seed: 1}\n",
+        "metrics.jsonl": '{"step": 1, "reward": 0.5}\n',
+        "rollouts.jsonl": '{"step": 0, "question": "How many?"}\n',
+        "evaluation.jsonl": '{"set": "dev"}\n',
+        "evaluation.json": "{}",
+        "learning_curve.png": "a picture",
+        ".env": f"HF_TOKEN={TOKEN}",
+        "notes.txt": "mine",
+        "wandb/offline-run/run.wandb": "a log",
+        "wandb/offline-run/.env": "KEY=1",
+        "checkpoint-1/model.safetensors": "weights",
+        "checkpoint-1/trainer_state.json": "{}",
+        "merged/model.safetensors": "weights",
+        "earlier-1/rollouts.jsonl": "{}",
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+RUN_FILES = {
+    *("README.md", "config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "evaluation.json"),
+    "learning_curve.png",
+}
+
+
+def test_run_folder_goes_out_as_a_private_dataset_without_checkpoints(
+    hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    assert main(["push", "--run_folder", str(run), "--repo_id", "me/run"]) == 0
+
+    assert capsys.readouterr().out == f"{hub.endpoint}/datasets/me/run\n"
+    dataset = hub.repositories["datasets/me/run"]
+    assert dataset.private
+    assert dataset.files.keys() == RUN_FILES
+    card = ModelCard(dataset.files["README.md"].decode())
+    assert card.data.to_dict()["configs"] == [
+        {"config_name": name, "data_files": f"{name}.jsonl"} for name in ("rollouts", "metrics", "evaluation")
+    ]
+
+
+def test_more_of_a_run_folder_goes_out_where_it_is_asked_for_but_never_keys(hub: Hub, run: Path) -> None:
+    push_run_folder(run, "me/run", include=["checkpoint-*", "wandb"], token=TOKEN)
+    assert hub.repositories["datasets/me/run"].files.keys() == RUN_FILES | {
+        *("checkpoint-1/model.safetensors", "checkpoint-1/trainer_state.json", "wandb/offline-run/run.wandb"),
+    }
+    with pytest.raises(DataError, match=r"expected --include of names in the run folder, got 'checkpont-\*'"):
+        push_run_folder(run, "me/run", include=["checkpont-*"], token=TOKEN)
+    with pytest.raises(DataError, match=r"expected a run folder with config\.yaml"):
+        push_run_folder(run / "merged", "me/run", token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("rollouts.jsonl", "hf_" + "a1" * 17),
+        ("config.yaml", "alerts: {webhook: https://hooks.slack.com/services/T0/B0/x}"),
+        ("config.yaml", "url: postgresql://reader:open-sesame@db.example/shop"),
+        ("metrics.jsonl", "this is the value of a key"),
+        ("evaluation.json", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+    ],
+)
+def test_secret_in_a_file_is_found_and_nothing_is_sent(
+    hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch, name: str, secret: str
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "this is the value of a key")
+    (run / name).write_text(f"a line\n... {secret} ...\n")
+    with pytest.raises(HubError, match=rf"nothing was sent .*{name}, line 2") as refused:
+        push_run_folder(run, "me/run", token=TOKEN)
+    assert secret not in str(refused.value)
+    assert hub.requests == []
+
+
+def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", "--folder", "a", "--repo_id", "b", "--include", "adapter"]) == 1
+    assert main(["push", "--run_folder", "a", "--repo_id", "b", "--audit", "c.json"]) == 1
+    assert capsys.readouterr().err.count("error: expected --") == 2
+    with pytest.raises(SystemExit):
+        main(["push", "--repo_id", "b"])

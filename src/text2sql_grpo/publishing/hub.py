@@ -1,26 +1,36 @@
-"""Push a merged model folder to the Hugging Face Hub: private by default, nothing sent before all checks."""
+"""Push a model, an adapter or a run folder to the Hugging Face Hub.
 
-import json
+Private by default, nothing sent before all checks. An upload that broke off goes on where it was when the
+same command runs again: huggingface_hub sends no file again that the Hub has, nor, with Xet, a part of one.
+"""
+
 import logging
 import os
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import HfApi, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
-from safetensors import SafetensorError, safe_open
 
-from text2sql_grpo.errors import HubError, ModelError
+from text2sql_grpo.errors import DataError, HubError
 from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
+from text2sql_grpo.publishing.run_card import write_run_card
+from text2sql_grpo.publishing.upload_checks import (
+    ADAPTER_WEIGHTS,
+    FORBIDDEN,
+    MODEL_FILES,
+    MODEL_WEIGHTS,
+    RUN_FILES,
+    check_adapter_folder,
+    check_model_folder,
+    check_no_secrets,
+)
 
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HF_KEY")
-_WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json")
-_TEXT_FILES = (
-    *("README.md", "LICENSE*", "config.json", "generation_config.json", "chat_template.jinja"),
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt"),
-)
 
 
 def find_token() -> str | None:
@@ -28,50 +38,150 @@ def find_token() -> str | None:
     return next((token for name in TOKEN_VARIABLES if (token := os.environ.get(name, "").strip())), None)
 
 
-def push_to_hub(folder: Path, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
-    """Address of the repository that now holds the model, its tokenizer and its model card.
+def push_to_hub(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool = True,
+    token: str | None = None,
+    audits: Sequence[Path] = (),
+) -> str:
+    """Address of the repository that now holds the model or adapter, its tokenizer and its card.
 
     The card is written from the run folder around `folder`, unless a README.md written by hand is there.
     Only model files directly in `folder` go out: no checkpoints, no optimizer state. HF_ENDPOINT is obeyed.
 
     Args:
-        folder: A merged model folder, such as `RUN/merged`.
+        folder: A merged model or an adapter, such as `RUN/merged` or `RUN/adapter`.
         repo_id: `name/model`; a bare `model` goes to the token's own account.
         private: Keep it from everybody else; a repository that is already public is then refused.
         token: Of the Hub; None takes HF_TOKEN (or HF_KEY) from the environment.
+        audits: For the card, see `write_model_card`.
 
     Raises:
         HubError: Offline mode, no token, a token that is refused, a repository more public than asked
-            for, or a Hub that fails; the text says whether anything was sent.
-        ModelError: `folder` is no loadable model.
+            for, a secret in a file, or a Hub that fails; the text says whether anything was sent.
+        ModelError: `folder` is no loadable model or adapter.
     """
+    token = _token(token, folder)
+    is_adapter = (folder / "adapter_config.json").is_file()
+    weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS
+    (check_adapter_folder if is_adapter else check_model_folder)(folder)
+
+    def write_card(repo_id: str) -> None:
+        if not is_written_by_hand(folder / "README.md"):
+            write_model_card(folder.parent, folder, repo_id=repo_id, audits=audits)
+
+    return _push(
+        folder,
+        repo_id,
+        "model",
+        lambda: _directly_in(folder, (*weights, *MODEL_FILES)),
+        private=private,
+        token=token,
+        write_card=write_card,
+        stale=weights,  # shards of an earlier push would shadow these weights
+    )
+
+
+def push_run_folder(
+    run: Path,
+    repo_id: str,
+    *,
+    include: Sequence[str] = (),
+    private: bool = True,
+    token: str | None = None,
+) -> str:
+    """Address of the dataset that now holds a run: config, figures, episodes, answers and a card.
+
+    Checkpoints, models, adapters and the files of trackers stay here unless they are asked for by name.
+
+    Args:
+        run: A run folder.
+        repo_id: See `push_to_hub`, as for `private` and `token`.
+        include: Names or patterns of more folders and files in it, such as `adapter` or `checkpoint-*`.
+
+    Raises:
+        HubError: See `push_to_hub`.
+        DataError: No run folder, or nothing in it has a name of `include`.
+    """
+    token = _token(token, run)
+    if not (run / "config.yaml").is_file():
+        raise DataError(f"expected a run folder with config.yaml, found none: {run}")
+    for pattern in include:
+        if not list(run.glob(pattern)):
+            raise DataError(f"expected --include of names in the run folder, got {pattern!r} ({run})")
+
+    def names() -> list[str]:
+        chosen = [path for pattern in include for path in run.glob(pattern)]
+        files = {file for path in chosen for file in ([path] if path.is_file() else path.rglob("*"))}
+        more = {file.relative_to(run).as_posix() for file in files if file.is_file()}
+        return sorted({*_directly_in(run, RUN_FILES), *(name for name in more if not _is_forbidden(name))})
+
+    def write_card(repo_id: str) -> None:
+        if not is_written_by_hand(run / "README.md"):
+            write_run_card(run)
+
+    return _push(run, repo_id, "dataset", names, private=private, token=token, write_card=write_card)
+
+
+def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Names of files directly in a folder: the Hub's own patterns would reach into subfolders."""
+    return sorted({path.name for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def _is_forbidden(name: str) -> bool:
+    return any(fnmatch(part, pattern) for part in name.split("/") for pattern in FORBIDDEN)
+
+
+def _token(token: str | None, folder: Path) -> str:
     if is_offline_mode():
         raise HubError(f"expected to be online, but HF_HUB_OFFLINE is set; nothing was sent ({folder})")
     token = token or find_token()
     if token is None:
         names = " or ".join(TOKEN_VARIABLES)
         raise HubError(f"expected a Hub token in {names} (environment or .env), got none; nothing was sent")
-    check_model_folder(folder)
+    return token
 
+
+def _push(
+    folder: Path,
+    repo_id: str,
+    kind: Literal["model", "dataset"],
+    names: Callable[[], list[str]],
+    *,
+    private: bool,
+    token: str,
+    write_card: Callable[[str], None],
+    stale: Sequence[str] = (),
+) -> str:
+    """Address of the repository that now holds these files.
+
+    Args:
+        names: The files, once the card is written.
+        stale: Patterns of files that are deleted there if they are not among these.
+    """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    check_no_secrets(folder, names())
     sent = "nothing was sent"
     try:
         user = api.whoami()["name"]
         repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
-        if not is_written_by_hand(folder / "README.md"):
-            write_model_card(folder.parent, folder, repo_id=repo_id)
-        existed = api.repo_exists(repo_id)
-        url = str(api.create_repo(repo_id, private=private, exist_ok=True))
-        if private and not api.repo_info(repo_id).private:
+        write_card(repo_id)
+        check_no_secrets(folder, names())
+        existed = api.repo_exists(repo_id, repo_type=kind)
+        url = str(api.create_repo(repo_id, repo_type=kind, private=private, exist_ok=True))
+        if private and not api.repo_info(repo_id, repo_type=kind).private:
             raise HubError(f"expected a private repository, {repo_id} is public (--public allows it); {sent}")
         logger.info("%s repository %s, uploading %s", "existing" if existed else "new", url, folder)
-        sent = "some files may have been sent"
+        sent = "some files may have been sent, and the same command goes on from there"
         api.upload_folder(
             repo_id=repo_id,
+            repo_type=kind,
             folder_path=folder,
-            commit_message="Upload model",
-            allow_patterns=_upload_names(folder),
-            delete_patterns=list(_WEIGHT_FILES),  # shards of an earlier push would shadow these weights
+            commit_message=f"Upload {kind}",
+            allow_patterns=names(),
+            delete_patterns=list(stale) or None,
         )
     except HfHubHTTPError as error:
         status = error.response.status_code
@@ -79,40 +189,8 @@ def push_to_hub(folder: Path, repo_id: str, *, private: bool = True, token: str 
             raise HubError(f"the Hub refused the token ({status}) for {repo_id}; {sent}: {error}") from error
         raise HubError(f"the Hub answered {status} for {repo_id}; {sent}: {error}") from error
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        raise HubError(f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}: {error}") from error
+        cause = f" {error.__cause__}" if error.__cause__ else ""
+        raise HubError(
+            f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}: {error}{cause}"
+        ) from error
     return url
-
-
-def check_model_folder(folder: Path) -> None:
-    """Return if config, weights and tokenizer are all there and readable.
-
-    The weight files' headers are read, not the weights; a cut-off file is found.
-
-    Raises:
-        ModelError: What is missing or broken, and where.
-    """
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"expected a model folder with config.json, found none: {folder}")
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = {"model.safetensors"}
-        if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        for name in sorted(names):
-            with safe_open(folder / name, framework="numpy") as weights:
-                weights.keys()
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"expected readable safetensors weights: {error} ({folder})") from error
-
-    from transformers import AutoConfig, AutoTokenizer  # seconds to import; the checks above come first
-
-    try:
-        AutoConfig.from_pretrained(str(folder))
-        AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a readable config and tokenizer: {error} ({folder})") from error
-
-
-def _upload_names(folder: Path) -> list[str]:
-    """Names of the model files directly in `folder`: the Hub's own patterns would reach into subfolders."""
-    return sorted({path.name for pattern in (*_WEIGHT_FILES, *_TEXT_FILES) for path in folder.glob(pattern)})

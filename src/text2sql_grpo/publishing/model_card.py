@@ -15,7 +15,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
 
-_MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
+MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GRADINGS = ("strict", "official")
 
@@ -99,7 +99,7 @@ def write_model_card(
     evaluation = _read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
     text = _CARD.format(
         front_matter=data.to_yaml(),
-        mark=_MARK,
+        mark=MARK,
         name=repo_id.split("/")[-1] if repo_id else run.resolve().name,
         about=_ADAPTER.format(of=f" of {base}" if base else "") if is_adapter else _MODEL,
         evaluation=_evaluation(run, evaluation),
@@ -122,7 +122,7 @@ def write_model_card(
 
 def is_written_by_hand(readme: Path) -> bool:
     """True for a README.md that this module did not write, or that was taken over from it."""
-    return readme.is_file() and _MARK not in readme.read_text(encoding="utf-8")
+    return readme.is_file() and MARK not in readme.read_text(encoding="utf-8")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""The dataset card of a run folder."""
+
+from pathlib import Path
+
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from text2sql_grpo.publishing.model_card import MARK
+
+_TABLES = {
+    "rollouts": "every episode of training, whole: messages, actions, tokens, scores",
+    "metrics": "one line a training step",
+    "evaluation": "every answer to held-out questions after training",
+    "evaluation-before": "the same before training",
+}
+
+
+def write_run_card(run: Path) -> Path:
+    """Path of the `README.md` written into a run folder."""
+    found = {name: about for name, about in _TABLES.items() if (run / f"{name}.jsonl").is_file()}
+    data = DatasetCardData(
+        tags=["text-to-sql", "grpo", "rollouts"],
+        configs=[{"config_name": name, "data_files": f"{name}.jsonl"} for name in found],
+    )
+    lines = [f"- `{name}.jsonl`: {about}" for name, about in found.items()]
+    curve = "![Learning curve](learning_curve.png)\n\n" if (run / "learning_curve.png").is_file() else ""
+    text = (
+        f"---\n{data.to_yaml()}\n---\n{MARK}\n\n# {run.resolve().name}\n\n"
+        "What a training run of text2sql-grpo left: its config, figures and episodes.\n\n"
+        f"{curve}{chr(10).join(lines)}\n- `config.yaml`: the settings\n"
+        "- `evaluation.json`: accuracy on held-out sets, with intervals\n"
+    )
+    path = run / "README.md"
+    DatasetCard(text).save(path)
+    return path

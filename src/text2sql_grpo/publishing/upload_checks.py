@@ -1,0 +1,111 @@
+"""What may leave this machine: whole models and adapters, named files of a run, and never a secret."""
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from text2sql_grpo.errors import HubError, ModelError
+
+MODEL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+ADAPTER_WEIGHTS = ("adapter_model*.safetensors",)
+MODEL_FILES = (
+    *("README.md", "LICENSE*", "config.json", "generation_config.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "adapter_config.json", "learning_curve.png"),
+)
+RUN_FILES = (
+    *("README.md", "LICENSE*", "config.yaml", "metrics.jsonl", "rollouts.jsonl", "traces.jsonl"),
+    *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl", "audit*.json"),
+    *("learning_curve.png", "report.html"),
+)
+# Never, whatever is asked for.
+FORBIDDEN = (".env*", "*.env", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "*.partial")
+# Binary, or the words of a base's tokenizer, among which stands anything.
+_NOT_READ = (".safetensors", ".png", ".pt", ".pth", ".bin", ".wandb", ".model")
+_NOT_READ += ("tokenizer.json", "vocab.json", "merges.txt")
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|WEBHOOK|(^|_)KEY$|_KEY_|APIKEY", re.IGNORECASE)
+_MIN_SECRET_CHARS = 8
+_SECRET = re.compile(
+    rb"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bgh[pousr]_[A-Za-z0-9]{36}|\bAKIA[0-9A-Z]{16}\b"
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----|https://hooks\.slack\.com/services/\w"
+    rb"|https://discord(?:app)?\.com/api/webhooks/\d|\w://[^\s:@/\"']{1,64}:[^\s:@/\"']{1,64}@"
+)
+
+
+def check_model_folder(folder: Path) -> None:
+    """Return if config, weights and tokenizer are all there and readable.
+
+    The weight files' headers are read, not the weights; a cut-off file is found.
+
+    Raises:
+        ModelError: What is missing or broken, and where.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"expected a model folder with config.json, found none: {folder}")
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = {"model.safetensors"}
+        if index.is_file():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"expected readable safetensors weights: {error} ({folder})") from error
+    _check_weights(folder, names)
+
+    from transformers import AutoConfig, AutoTokenizer  # seconds to import; the checks above come first
+
+    try:
+        AutoConfig.from_pretrained(str(folder))
+        AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"expected a readable config and tokenizer: {error} ({folder})") from error
+
+
+def check_adapter_folder(folder: Path) -> None:
+    """Return if config and weights of a LoRA adapter are there and readable.
+
+    Raises:
+        ModelError: What is missing or broken, and where.
+    """
+    from peft import PeftConfig
+
+    try:
+        PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"expected a readable adapter_config.json: {error} ({folder})") from error
+    _check_weights(folder, {"adapter_model.safetensors"})
+
+
+def _check_weights(folder: Path, names: Iterable[str]) -> None:
+    try:
+        for name in sorted(names):
+            with safe_open(folder / name, framework="numpy") as weights:
+                weights.keys()
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"expected readable safetensors weights: {error} ({folder})") from error
+
+
+def check_no_secrets(folder: Path, names: Iterable[str]) -> None:
+    """Return if no file holds a secret of this environment, or what looks like somebody's.
+
+    Raises:
+        HubError: Which file and line; the secret itself is not shown.
+    """
+    values = {
+        value.strip().encode()
+        for name, value in os.environ.items()
+        if _SECRET_VARIABLE.search(name) and len(value.strip()) >= _MIN_SECRET_CHARS
+    }
+    for name in names:
+        if name.endswith(_NOT_READ):
+            continue
+        with (folder / name).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if _SECRET.search(line) or any(value in line for value in values):
+                    raise HubError(
+                        f"expected files without secrets, got one that holds a token, a password or a key of "
+                        f"this environment: nothing was sent ({folder / name}, line {number})"
+                    )
