@@ -81,20 +81,14 @@ def others_ending() -> Iterator[None]:
     """
     try:
         yield
-    except distributed.DistError as error:
-        raise _lost(error) from error
-    except RuntimeError as error:  # of gloo, which has no class of its own
-        if not are_several() or "onnection" not in str(error):
-            raise
-        raise _lost(error) from error
-
-
-def _lost(error: RuntimeError) -> RunError:
-    reason = str(error).splitlines()[0]
-    return RunError(
-        f"expected all {distributed.get_world_size()} processes to go on, got one that ended; its own "
-        f"message says why ({reason}, at process {number()})"
-    )
+    except RuntimeError as error:
+        # gloo has no class of its own for this.
+        if isinstance(error, distributed.DistError) or (are_several() and "onnection" in str(error)):
+            raise RunError(
+                f"expected all {distributed.get_world_size()} processes to go on, got one that ended or does "
+                f"not answer (seen by process {number()}): its own message says why"
+            ) from error
+        raise
 
 
 def end() -> None:

@@ -1,0 +1,382 @@
+"""Two processes on CPUs (gloo): they learn what one learns, none waits for ever, and they end together."""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from tests.tiny_run import json_lines, write_config
+from text2sql_grpo.cli import main
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.jobs import train as job
+from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.bad_steps import BadSteps
+from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
+
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+    ),
+    pytest.mark.usefixtures("own_cache"),
+]
+# What `accelerate launch` tells its processes.
+WAYS: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "fsdp2": {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    },
+    "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+}
+# accelerate takes DeepSpeed for a thing of GPUs.
+ON_CPU = ("--grpo.use_cpu", "false", "--grpo.ddp_backend", "gloo", "--grpo.dataloader_pin_memory", "false")
+DEEPSPEED = [
+    pytest.param(
+        way,
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed"),
+        ],
+    )
+    for way in ("zero2", "zero3")
+]
+GRPO = {
+    "bf16": False,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 0.003,
+    "max_grad_norm": 1.0,
+    "report_to": "none",
+}
+PATIENCE_S = 60.0  # of a test whose processes wait for each other for ever
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_config(tmp_path, grpo=GRPO)
+
+
+def fork(folder: Path, job: Callable[[], int], surroundings: dict[str, str]) -> int:
+    """The id of a process that does a job; what it prints goes to `FOLDER.txt`, what it dies of beside it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        gc.freeze()
+        try:
+            os.environ.update(surroundings)
+            sys.stdout = sys.stderr = folder.with_suffix(".txt").open("a", buffering=1)
+            code = job()
+        except BaseException:
+            folder.with_suffix(".error").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    return pid
+
+
+def start(
+    config: Path,
+    folder: Path,
+    *options: str,
+    way: str = "ddp",
+    count: int = 2,
+    first: Callable[[int], None] = lambda number: None,
+    own_options: dict[int, tuple[str, ...]] | None = None,
+) -> list[int]:
+    """The ids of the processes of one run, as torchrun would start them.
+
+    Args:
+        first: Called in each process with its number, before the run.
+        own_options: Of a process alone, by its number.
+    """
+    if way.startswith("zero"):
+        options = (*options, *ON_CPU)
+
+    def train(number: int) -> int:
+        first(number)
+        own = (own_options or {}).get(number, ())
+        return main(["train", "--config", str(config), "--run.output_dir", str(folder), *options, *own])
+
+    return start_all(folder, train, way=way, count=count)
+
+
+def start_all(folder: Path, job: Callable[[int], int], *, way: str = "ddp", count: int = 2) -> list[int]:
+    """The ids of processes that do a job together, each with its number."""
+    together = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        together["MASTER_PORT"] = str(probe.getsockname()[1])
+    surroundings = together | WAYS[way] if count > 1 else {}
+
+    def begin(number: int) -> int:
+        own = {"RANK": str(number), "LOCAL_RANK": str(number)} if count > 1 else {}
+        return fork(output(folder, number), partial(job, number), surroundings | own)
+
+    return [begin(number) for number in range(count)]
+
+
+def output(folder: Path, number: int) -> Path:
+    """The file, without its suffix, of what a process prints."""
+    return folder.with_name(f"{folder.name}-{number}")
+
+
+def ended(pids: list[int], patience_s: float = PATIENCE_S) -> list[int]:
+    """Exit codes; minus the signal that ended one. Those that wait for ever are killed."""
+    codes: dict[int, int] = {}
+    begun = time.monotonic()
+    while len(codes) < len(pids):
+        for pid in [pid for pid in pids if pid not in codes]:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            elif time.monotonic() - begun > patience_s:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
+
+
+def said(folder: Path, number: int) -> str:
+    """What a process printed, and what it died of."""
+    files = [output(folder, number).with_suffix(suffix) for suffix in (".txt", ".error")]
+    return "".join(path.read_text() for path in files if path.exists())
+
+
+def finish(config: Path, folder: Path, *options: str, **how: Any) -> None:
+    pids = start(config, folder, *options, **how)
+    codes = ended(pids)
+    assert codes == [0] * len(pids), "\n".join(said(folder, number) for number in range(len(pids)))
+
+
+def only_train(number: int = 0) -> None:
+    """The run ends with its last step, unmerged and not evaluated. In a process of its own."""
+    for name, result in {
+        "_save_and_merge": Path(),
+        "_evaluate": {},
+        "_lookup_marks": {},
+        "_check_merge": {},
+    }.items():
+        setattr(job, name, lambda *_, result=result: result)
+    job.load_policy = job._report = lambda *_: None  # type: ignore[attr-defined,assignment]
+
+
+def same_luck(count: int) -> Callable[[int], None]:
+    """Each episode draws by the same numbers, in whichever process it is played; nothing else is done."""
+
+    def first(number: int) -> None:
+        played = 0
+
+        def marks(self: Sampling, num_sessions: int, num_tokens: int) -> torch.Tensor:
+            nonlocal played
+            played += 1
+            luck = torch.Generator().manual_seed(played)
+            drawn = torch.rand(num_sessions * count, num_tokens, generator=luck)
+            return drawn[number * num_sessions : (number + 1) * num_sessions]
+
+        Sampling.marks = marks  # type: ignore[method-assign]
+        only_train()
+
+    return first
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    newest = saved_checkpoints(folder)[-1]
+    assert flaw(newest) is None
+    return load_file(newest / "model.safetensors")
+
+
+def logged(folder: Path, name: str) -> list[Any]:
+    return [row[name] for row in json_lines(folder / "metrics.jsonl")]
+
+
+def assert_same_learning(one: Path, other: Path, started: dict[str, torch.Tensor]) -> None:
+    """The same episodes and figures, and weights that moved alike."""
+    assert max((weight - started[name]).abs().max() for name, weight in weights(one).items()) > 0.01
+    torch.testing.assert_close(weights(other), weights(one), atol=1e-5, rtol=0)
+    episodes, others = (json_lines(folder / "rollouts.jsonl") for folder in (one, other))
+    assert [row["completion_ids"] for row in others] == [row["completion_ids"] for row in episodes]
+    assert [row["reward"] for row in others] == [row["reward"] for row in episodes]
+    for name in ("reward", "accuracy/strict", "episode/turns", "group/no_spread", "grad_norm", "entropy"):
+        assert logged(other, name) == pytest.approx(logged(one, name), rel=1e-4, abs=1e-6), name
+
+
+# Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.
+SGD = ("--grpo.optim", "sgd", "--grpo.learning_rate", "0.1")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Callable[[int], Path]:
+    """The folder of a run of so many steps by one process, of as many episodes a step as by two."""
+    folder = tmp_path_factory.mktemp("alone")
+    config = write_config(folder, grpo=GRPO | {"per_device_train_batch_size": 16})
+
+    @cache
+    def run(n_steps: int) -> Path:
+        finish(
+            *(config, folder / str(n_steps), *SGD, "--grpo.max_steps", str(n_steps)),
+            **{"count": 1, "first": same_luck(1)},
+        )
+        return folder / str(n_steps)
+
+    return run
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
+@pytest.mark.parametrize("n_steps", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_two_processes_learn_what_one_learns(
+    config: Path, tmp_path: Path, alone: Callable[[int], Path], own_cache: Path, way: str, n_steps: int
+) -> None:
+    """The same questions, the same luck: the same episodes, rewards and weights."""
+    finish(config, tmp_path / way, *SGD, "--grpo.max_steps", str(n_steps), way=way, first=same_luck(2))
+    assert_same_learning(alone(n_steps), tmp_path / way, made_policy(own_cache))
+
+
+def made_policy(cache: Path) -> dict[str, torch.Tensor]:
+    """The warm-started weights, of which there is one version."""
+    (folder,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_whole_run_and_a_step_that_one_process_cannot_take(
+    config: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    """One writes and prints, both play and answer; weights stay alike where one alone skips a step."""
+    folder = tmp_path / "run"
+
+    def first(number: int) -> None:
+        loss, end = BadSteps.loss, SQLGRPOTrainer.save_model
+
+        def mixed(self: BadSteps, compute: Any) -> torch.Tensor:
+            self._is_mixed = number == 1 and self._trainer.state.global_step == 0
+            return loss(self, compute)
+
+        def noted(self: SQLGRPOTrainer, *args: Any, **kwargs: Any) -> None:
+            torch.save(self.model.state_dict(), tmp_path / f"weights-{number}.pt")
+            end(self, *args, **kwargs)
+
+        BadSteps.loss = mixed  # type: ignore[method-assign]
+        SQLGRPOTrainer.save_model = noted  # type: ignore[method-assign]
+
+    finish(config, folder, "--grpo.max_steps", "2", first=first)
+
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "checkpoint-2", "model"),
+        *("evaluation.json", "evaluation-before.jsonl", "evaluation.jsonl", "merged"),
+    }
+    assert said(folder, 1) == ""
+    assert said(folder, 0).count("Evaluation after") == 1
+    assert [row["step"] for row in json_lines(folder / "rollouts.jsonl")] == [0] * 16 + [1] * 16
+    for step in (0, 1):
+        rows = [row for row in json_lines(folder / "rollouts.jsonl") if row["step"] == step]
+        names = [row["example"] for row in rows]
+        assert names == [name for name in names[::4] for _ in range(4)]  # groups, each in one process
+        assert len(set(names)) == 4
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert record["sets"]["test_values"]["overall"]["strict"]["total"] == 4
+    assert record["lookup"]["test_values"]["forced_look_before"]["total"] == 2
+    asked = [row["id"] for row in json_lines(config.parent / "questions.jsonl")]
+    assert [row["example"] for row in json_lines(folder / "evaluation.jsonl")] == asked
+
+    assert logged(folder, "step/skipped") == [1.0, 0.0]
+    one, other = (torch.load(tmp_path / f"weights-{number}.pt") for number in (0, 1))
+    torch.testing.assert_close(one, other, atol=0, rtol=0)
+    started = made_policy(own_cache)
+    assert any(not torch.equal(started[name], one[name]) for name in started)
+
+
+@pytest.mark.parametrize("where", ["loss", pytest.param("rollout", marks=pytest.mark.slow)])
+def test_a_process_that_fails_ends_all_with_its_cause(config: Path, tmp_path: Path, where: str) -> None:
+    folder = tmp_path / "run"
+
+    def first(number: int) -> None:
+        def fail(*_: Any, **__: Any) -> Any:
+            if where == "loss":
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise RunError("expected a database, got none")
+
+        only_train()
+        if number == 1:
+            setattr(SQLGRPOTrainer, {"loss": "_compute_loss", "rollout": "_play"}[where], fail)
+
+    pids = start(config, folder, first=first)
+    assert ended(pids) == [1, 1]
+    cause = {"loss": "CUDA out of memory. (it cannot be halved: other", "rollout": "expected a database"}
+    assert cause[where] in said(folder, 1)
+    assert "error: expected all 2 processes to go on, got one that ended or does not answer" in said(
+        folder, 0
+    )
+
+
+def test_processes_with_fewer_turns_ask_for_nothing_until_all_are_done(tmp_path: Path) -> None:
+    """TRL's client of a vLLM server hands each process as many completions as it has prompts itself."""
+    turns = {0: [[7, 8], [9], [10], [11]], 1: [[20, 21, 22], [23]], 2: []}
+
+    def play(number: int) -> int:
+        accelerator = Accelerator(cpu=True)
+        trainer = trainer_of_a_server(accelerator)
+        with trl_compat.generating(trainer):
+            for asked in turns[number]:
+                written = trl_compat.generate(
+                    trainer, [[prompt] for prompt in asked], max_new_tokens=10 * (1 + number)
+                )
+                assert [ids[0] for ids in written.ids] == asked
+                assert all(ids[1] >= 10 * (1 + number) for ids in written.ids)  # the longest limit of all
+                assert written.log_probs == [[-1.0, -1.0, -1.0] for _ in asked]
+        assert trainer.vllm_generation.max_completion_length == 99
+        return 0
+
+    pids = start_all(tmp_path / "played", play, count=3)
+    assert ended(pids) == [0, 0, 0], "".join(said(tmp_path / "played", number) for number in range(3))
+
+
+def trainer_of_a_server(accelerator: Accelerator) -> Any:
+    """TRL's own way to a vLLM server, whose answer to a prompt is its first token and the limit of a turn."""
+
+    class Server:
+        def generate(self, prompts: list[list[int]], max_tokens: int, **_: Any) -> dict[str, Any]:
+            ids = [[prompt[0], max_tokens, 2] for prompt in prompts]
+            return {
+                "prompt_ids": prompts,
+                "completion_ids": ids,
+                "logprobs": [[[-1.0]] * 3 for _ in prompts],
+            }
+
+    client = VLLMGeneration.__new__(VLLMGeneration)
+    vars(client).update(mode="server", accelerator=accelerator, vllm_client=Server(), logprobs=0)
+    vars(client).update(dict.fromkeys(["repetition_penalty", "temperature", "top_p", "top_k", "min_p"]))
+    vars(client).update(generation_kwargs={}, structured_outputs_regex=None, max_completion_length=99)
+    trainer = SimpleNamespace(
+        accelerator=accelerator,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_generation=client,
+        eos_token_ids=[2],
+        args=SimpleNamespace(vllm_tensor_parallel_size=1, report_to=[]),
+        state=SimpleNamespace(global_step=0),
+        _last_loaded_step=0,
+    )
+    trainer._generate_single_turn = partial(GRPOTrainer._generate_single_turn, trainer)
+    return trainer
