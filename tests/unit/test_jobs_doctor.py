@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.tiny_run import write_config
 from text2sql_grpo.cli import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.jobs import doctor_checks
 from text2sql_grpo.jobs.doctor import doctor
 from text2sql_grpo.jobs.doctor_checks import read_launch
 from text2sql_grpo.jobs.train import run_arguments
@@ -25,6 +27,7 @@ from text2sql_grpo.training.memory import Sharding
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "config").glob("*.yaml"))
+FSDP2 = str(ROOT / "config" / "accelerate" / "fsdp2.yaml")
 LAUNCHES = sorted((ROOT / "config" / "accelerate").glob("*.yaml"))
 
 
@@ -66,7 +69,64 @@ def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert memory["peak"] >= kept + memory["gradients"] + memory["update"]
     assert (found["dead groups"]["groups"], found["dead groups"]["dead"]) == (4, 4)  # it only babbles
     assert found["time"]["episodes"] == 16 and found["time"]["steps"] == 2
+    assert " steps about " in found["time"]["text"] and "0.0 h" not in found["time"]["text"]
+    assert found["trackers"]["trackers"] == [] and "mcp" not in found
     assert not list(tmp_path.glob("run/*")), "a dry run left something"
+
+
+SERVER = f"{sys.executable} {ROOT / 'tests' / 'mcp_server.py'}"
+
+
+def test_the_mcp_server_is_started_and_its_tools_are_listed(config: Path, tmp_path: Path) -> None:
+    command = json.dumps({"command": f"{SERVER} {tmp_path / 'log'}"})
+
+    (found,) = doctor_checks.mcp_server(load_config(config, ["--environment.mcp", command]))
+
+    assert found.status == "ok" and "with run_sql, sleep" in found.text
+    tools = found.facts["tools"]
+    assert tools[0] == "run_sql" and tools[-1] == "submit_sql" and "pid" in tools
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("nowhere-to-be-found", "nowhere-to-be-found"),
+        (f"{sys.executable} -c 'print(5)'", "expected an MCP server"),
+    ],
+)
+def test_an_mcp_server_that_does_not_serve_is_a_problem(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
+    option = json.dumps({"command": command})
+
+    code, found = findings(config, capsys, "--no-dry-run", "--environment.mcp", option)
+
+    assert code == 1
+    assert found["mcp"]["status"] == "problem" and reason in found["mcp"]["text"]
+    assert found["databases"]["status"] == "ok" and "data" not in found
+
+
+def test_trackers(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not installed
+
+    def found(names: str) -> tuple[str, str]:
+        finding = doctor_checks.trackers(load_config(config, ["--grpo.report_to", names]))
+        return finding.status, finding.text
+
+    assert found("[wandb, tensorboard]") == ("ok", "wandb, tensorboard")
+    assert found("none") == ("ok", "none")
+    status, text = found("[wandb, trackio]")
+    assert status == "problem" and "pip install trackio" in text
+    monkeypatch.setattr("text2sql_grpo.integrations.trackers.find_spec", lambda name: True)
+    status, text = found("weave")
+    assert status == "note" and "no WANDB_API_KEY" in text
+    code, record = findings(config, capsys, "--no-dry-run", "--grpo.report_to", "wanbd")
+    assert code == 1 and "must be a list of wandb" in record["settings"]["text"]
 
 
 def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
@@ -93,7 +153,11 @@ def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
             "expected at least 16 questions for one batch",
         ),
         (["--grpo.sync_ref_model", "true"], "settings", "sync_ref_model needs beta > 0"),
-        (["--accelerate", str(ROOT / "config/accelerate/fsdp2.yaml")], "settings", "need use_vllm: true"),
+        (
+            ["--accelerate", FSDP2, "--grpo.sync_ref_model", "true", "--grpo.beta", "0.1"],
+            "settings",
+            "a reference that no checkpoint can hold",
+        ),
         (["--environment.schema_text", "ddl", "--model.path", "SHORT"], "context", "longest prompt"),
     ],
 )

@@ -78,7 +78,12 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         return
     yield doctor_checks.settings(config, arguments, launch)
     yield doctor_checks.tokens(config, arguments)
+    yield doctor_checks.trackers(config)
     yield from guarded("databases", doctor_checks.databases(config))
+    for finding in guarded("mcp", doctor_checks.mcp_server(config)):
+        yield finding
+        if finding.status == "problem":
+            return
     try:
         check_folder(config.run.output_dir)
         bench = open_workbench(config)

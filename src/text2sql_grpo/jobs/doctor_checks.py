@@ -20,6 +20,7 @@ from rich.text import Text
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.integrations import trackers as tracking
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, wrong_combinations
 from text2sql_grpo.training.memory import Sharding
@@ -198,6 +199,45 @@ def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
     return Finding("tokens", status, "; ".join(parts), {"hub": has_hub, "wandb": has_wandb})
 
 
+def trackers(config: Config) -> Finding:
+    """Whether what follows the run is installed, and what of it stays on this machine."""
+    names = tracking.trackers(config.grpo.get("report_to"))
+    facts = {"trackers": names}
+    try:
+        tracking.check_installed(names)
+    except ConfigError as error:
+        return Finding("trackers", "problem", str(error), facts)
+    if "weave" in names and not os.environ.get("WANDB_API_KEY"):
+        text = f"{', '.join(names)}; no WANDB_API_KEY: Weave is sent nothing, it has no offline mode"
+        return Finding("trackers", "note", text, facts)
+    return Finding("trackers", "ok", ", ".join(names) or "none", facts)
+
+
+def mcp_server(config: Config) -> Iterator[Finding]:
+    """Whether the MCP server starts, or answers, and offers tools that the protocol can call."""
+    server = config.environment.mcp
+    if server is None:
+        return
+    if importlib.util.find_spec("mcp") is None:
+        yield Finding(
+            "mcp", "problem", "environment.mcp needs the package mcp: pip install text2sql-grpo[mcp]"
+        )
+        return
+    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+    started = time.monotonic()
+    with SQLExecutor(config.environment.limits, workers=1) as executor:
+        environment = MCPEnvironment(
+            Databases(config.data.databases), executor, config.environment.settings(), server=server
+        )
+    seconds = time.monotonic() - started
+    environment.close()
+    names = [tool["function"]["name"] for tool in environment.tools]
+    facts = {"tools": names, "seconds": round(seconds, 2)}
+    where = server.command or server.url
+    yield Finding("mcp", "ok", f"{where}: ready in {seconds:.1f} s, with {', '.join(names)}", facts)
+
+
 def databases(config: Config) -> Iterator[Finding]:
     """Whether each can be read and none can be written, and how the executor's limits hold here."""
     opened = Databases(config.data.databases)
@@ -239,6 +279,22 @@ def databases(config: Config) -> Iterator[Finding]:
         else f"expected a query without end to be stopped, got {endless.status}, {late_s:.1f} s late",
         facts,
     )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them.
+
+    >>> [duration(s) for s in (0.4, 50, 100, 5400, 90_000, 500_000)]
+    ['less than 1 s', '50 s', '1.7 min', '1.5 h', '25 h', '5.8 days']
+    """
+    if seconds < 1:
+        return "less than 1 s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    units = {"min": 60, "h": 3_600, "days": 86_400}
+    unit = "min" if seconds < 5_400 else "h" if seconds < 172_800 else "days"
+    amount = seconds / units[unit]
+    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
 
 
 def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.jobs.doctor_checks import GIB, Finding, Launch, device_memory, host_memory
+from text2sql_grpo.jobs.doctor_checks import GIB, Finding, Launch, device_memory, duration, host_memory
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rewards import RewardMix
@@ -267,8 +267,10 @@ def dry_run(
     step_s = seconds / episodes * episodes_per_step
     facts: dict[str, Any] = {"episodes": episodes, "seconds": round(seconds, 2), "step_s": round(step_s, 1)}
     facts |= {"steps": steps, "run_s": round(step_s * steps)}
-    text = f"{episodes} episodes in {seconds:.0f} s; a step of {episodes_per_step} about {step_s:.0f} s"
-    text += f", {steps} steps about {step_s * steps / 3600:.1f} h, evaluations not counted"
+    text = (
+        f"{episodes} episodes in {duration(seconds)}; a step of {episodes_per_step} about {duration(step_s)}"
+    )
+    text += f", {steps} steps about {duration(step_s * steps)}, evaluations not counted"
     if torch.cuda.is_available():
         facts["peak_bytes"] = torch.cuda.max_memory_allocated()
         text += f"; measured peak {facts['peak_bytes'] / GIB:.1f} GiB"

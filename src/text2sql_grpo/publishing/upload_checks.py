@@ -25,8 +25,10 @@ RUN_FILES = (
 # Never, whatever is asked for.
 FORBIDDEN = (".env*", "*.env", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "*.partial")
 # Binary, or the words of a base's tokenizer, among which stands anything.
-_NOT_READ = (".safetensors", ".png", ".pt", ".pth", ".bin", ".wandb", ".model")
-_NOT_READ += ("tokenizer.json", "vocab.json", "merges.txt")
+_NOT_READ = (
+    *(".safetensors", ".png", ".pt", ".pth", ".bin", ".wandb"),
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
+)
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|WEBHOOK|(^|_)KEY$|_KEY_|APIKEY", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
 _SECRET = re.compile(
