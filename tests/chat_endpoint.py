@@ -33,13 +33,24 @@ class Answer:
 
 
 @contextmanager
-def served(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[str]:
-    """The base URL of an endpoint that answers requests, one at a time."""
+def served(
+    answer: Callable[[dict[str, Any]], Answer],
+    *,
+    fails: Callable[[dict[str, Any]], bool] = lambda request: False,
+) -> Iterator[str]:
+    """The base URL of an endpoint that answers requests, one at a time.
+
+    Args:
+        fails: Whether it answers with an error of its own instead; asked of several requests at once.
+    """
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if fails(request):
+                self.send_error(500)
+                return
             with lock:
                 body = json.dumps(_completion(request, answer(request))).encode()
             self.send_response(200)

@@ -11,3 +11,11 @@ def call_text(name: str, arguments: Any) -> str:
     '<tool_call>{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}</tool_call>'
     """
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def read_arguments(arguments: str) -> object:
+    """Arguments as a server wrote them, which may be no JSON: then the protocol says so."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

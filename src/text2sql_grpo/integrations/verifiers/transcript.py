@@ -1,13 +1,12 @@
 """From the messages of a trace to the episode that they tell of."""
 
-import json
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.protocols import MalformedTurn, ParsedCall, parse_call, parse_tags
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.integrations.tool_calls import call_text
+from text2sql_grpo.integrations.tool_calls import call_text, read_arguments
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -18,7 +17,7 @@ OUT_OF_TOKENS = "max_total_tokens"  # a stop condition of verifiers' own
 def turn_text(message: "vf.AssistantMessage") -> str:
     """An assistant message as the protocols read it: thinking, text, and calls that the server parsed."""
     thinking = f"<think>{message.reasoning_content}</think>" if message.reasoning_content else ""
-    calls = [call_text(call.name, _parsed(call.arguments)) for call in message.tool_calls or []]
+    calls = [call_text(call.name, read_arguments(call.arguments)) for call in message.tool_calls or []]
     return "".join([thinking, message.content or "", *calls])
 
 
@@ -54,11 +53,3 @@ def played_episode(trace: "vf.Trace", example: Example, environment: SQLEnvironm
             episode.stop_reason = "submitted"
             break
     return episode
-
-
-def _parsed(arguments: str) -> object:
-    """Arguments as the server wrote them, which may be no JSON: then the protocol says so."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments

@@ -1,0 +1,257 @@
+"""Rolls out any model in the environment of a config, to episodes on disk and chats worth learning from."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import set_seed
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.rewards import Results, RewardMix, episode_flags
+from text2sql_grpo.rollout.engine import run
+from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.training.arguments import device_type
+from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.training.progress import progress_bar
+from text2sql_grpo.training.run_log import episode_record
+from text2sql_grpo.training.trajectories import EpisodeFile, Keep, kept
+
+_SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a served model is.
+
+    Attributes:
+        model: Its name there.
+        key_variable: Environment variable of the key; local servers take any.
+        parallel: Episodes at the same time.
+        retries: Of one request, after failures of the connection or the server, with back-off.
+        timeout_s: Of one request.
+    """
+
+    base_url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    parallel: int = 8
+    retries: int = 5
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    example: Example
+    number: int
+
+
+def collect(
+    config: Config,
+    out: Path,
+    source: str | Endpoint,
+    *,
+    console: Console,
+    questions: Path | None = None,
+    num_questions: int | None = None,
+    samples: int = 4,
+    temperature: float = 1.0,
+    seed: int = 0,
+    keep: Sequence[Keep] = (),
+) -> int:
+    """Plays each question several times; goes on where an earlier call with the same file stopped.
+
+    Args:
+        config: Its data, environment, rewards and grading count, not its model.
+        out: JSONL of whole episodes, one line per sample, like `rollouts.jsonl`.
+        source: A model folder or Hub id, or an endpoint.
+        questions: Default: the training questions of the config.
+        num_questions: The first so many; None for all.
+        samples: Per question.
+        keep: Filters; each writes chats beside the episodes, as `NAME.FILTER.jsonl`.
+
+    Returns:
+        The exit code: 1 if episodes are missing, which another call will try again.
+
+    Raises:
+        RunError: Anything wrong with model, endpoint, config or data, or `out` cannot be written.
+    """
+    bench = open_workbench(config)
+    examples = bench.load(questions or config.data.train, limit=num_questions)
+    episodes = EpisodeFile(out, _settings(config, source, temperature, seed))
+    wanted = {(example.id, n): _Sample(example, n) for n in range(samples) for example in examples}
+    todo = [wanted[key] for key in episodes.missing(wanted)]
+    failures: list[str] = []
+    if todo:
+        recorder = _Recorder(bench, episodes, source if isinstance(source, str) else source.model)
+        with progress_bar(console) as bar:
+            task = bar.add_task("Collecting", total=len(wanted), completed=len(wanted) - len(todo))
+
+            def on_end() -> None:
+                bar.advance(task)
+
+            if isinstance(source, str):
+                failures = _play_local(todo, bench, source, recorder, temperature, seed, on_end)
+            else:
+                failures = _play_served(todo, bench, source, recorder, temperature, seed, on_end)
+    found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
+    right = sum(record["strict"] for record in found)
+    console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
+    for name in keep:
+        chats = kept(found, name)
+        path = out.with_suffix(f".{name}.jsonl")
+        _write(path, chats, bench)
+        console.print(f"{len(chats)} chats ({name}): {path}", soft_wrap=True)
+    if failures:
+        console.print(f"{len(failures)} episodes were not played, the first: {failures[0]}", soft_wrap=True)
+        console.print("Run the same command again to try them once more.")
+    return int(len(found) < len(wanted))
+
+
+def _settings(config: Config, source: str | Endpoint, temperature: float, seed: int) -> dict[str, Any]:
+    return {
+        "model": source if isinstance(source, str) else source.model,
+        "temperature": temperature,
+        "seed": seed,
+        "environment": json.loads(json.dumps(dataclasses.asdict(config.environment), default=str)),
+        "rewards": config.rewards,
+        "neighbours": config.grading.neighbours,
+    }
+
+
+class _Recorder:
+    """Judges episodes and writes them, one at a time."""
+
+    def __init__(self, bench: Workbench, episodes: EpisodeFile, model: str) -> None:
+        self._bench, self._episodes, self._model = bench, episodes, model
+        self._rewards = RewardMix(bench.config.rewards)
+
+    def write(self, sample: _Sample, episode: Episode) -> None:
+        bench, example = self._bench, episode.example
+        database = bench.databases.path(example.database)
+        verdict = bench.grader.grade(
+            database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
+        )
+        scores = self._rewards.score(episode, verdict, Results(bench.executor, database, episode))
+        reward = None if scores is None else self._rewards.total(scores)
+        rows = bench.environment.settings.observation.max_rows
+        flags = episode_flags(episode, verdict, max_rows_shown=rows)
+        record = episode_record(episode, verdict, scores, reward=reward, flags=flags)
+        self._episodes.add(record | {"sample": sample.number, "model": self._model})
+
+
+def _play_local(
+    todo: Sequence[_Sample],
+    bench: Workbench,
+    source: str,
+    recorder: _Recorder,
+    temperature: float,
+    seed: int,
+    on_end: Callable[[], None],
+) -> list[str]:
+    policy = load_policy(source)
+    model = policy.model.to(device_type()).eval()
+    chat, settings = bench.chat(policy.tokenizer, model), bench.config.evaluation
+    speaker = model_policy(
+        model,
+        chat,
+        temperature=temperature,
+        batch_size=settings.batch_size,
+        engine=bench.config.rollout.engine,
+    )
+    # What is left is sampled anew in a call that goes on, so the seed must differ from the first call's.
+    set_seed(seed + 1_000_003 * todo[0].number + len(todo))
+    failures: list[str] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="judge") as judge:
+        for start in range(0, len(todo), _SESSIONS_AT_ONCE):
+            part = todo[start : start + _SESSIONS_AT_ONCE]
+            sessions = [bench.environment.session(sample.example) for sample in part]
+            sample_of = {id(session.episode): sample for session, sample in zip(sessions, part, strict=True)}
+            written: list[Future[None]] = []
+
+            def over(
+                episode: Episode,
+                sample_of: dict[int, _Sample] = sample_of,
+                written: list[Future[None]] = written,
+            ) -> None:
+                if episode.stop_reason == "error":
+                    failures.append(f"the MCP server died (question {episode.example.id})")
+                else:
+                    written.append(judge.submit(recorder.write, sample_of[id(episode)], episode))
+                on_end()
+
+            run(sessions, speaker, chat, bench.budgets(model), on_end=over)
+            for future in written:
+                future.result()
+    return failures
+
+
+def _play_served(
+    todo: Sequence[_Sample],
+    bench: Workbench,
+    source: Endpoint,
+    recorder: _Recorder,
+    temperature: float,
+    seed: int,
+    on_end: Callable[[], None],
+) -> list[str]:
+    try:
+        import openai
+
+        from text2sql_grpo.integrations import chat_endpoint
+    except ImportError as error:
+        raise ConfigError(f"expected the package openai for --base_url, got none: {error}") from error
+    environment = bench.environment
+    client = openai.OpenAI(
+        base_url=source.base_url,
+        api_key=os.environ.get(source.key_variable, "none"),
+        max_retries=source.retries,
+        timeout=source.timeout_s,
+    )
+
+    def play(sample: _Sample) -> Episode:
+        asked = chat_endpoint.Sampling(source.model, temperature, seed=seed + sample.number)
+        session = environment.session(sample.example)
+        episode = chat_endpoint.play(session, client, asked, environment.settings, environment.tools)
+        if episode.stop_reason == "error":
+            raise chat_endpoint.EndpointFailure(f"the MCP server died (question {episode.example.id})")
+        return episode
+
+    failures: list[str] = []
+    num_played = 0
+    pool = ThreadPoolExecutor(source.parallel, thread_name_prefix="episode")
+    try:
+        samples = {pool.submit(play, sample): sample for sample in todo}
+        for future in as_completed(samples):
+            try:
+                recorder.write(samples[future], future.result())
+                num_played += 1
+            except chat_endpoint.EndpointFailure as failure:
+                failures.append(str(failure))
+                if not num_played and len(failures) >= source.parallel:
+                    raise RunError(
+                        f"expected an endpoint that answers, got {failure} ({source.base_url})"
+                    ) from failure
+            on_end()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        client.close()
+    return failures
+
+
+def _write(path: Path, chats: Sequence[dict[str, Any]], bench: Workbench) -> None:
+    is_native = bench.config.environment.protocol == "native"
+    tools = {"tools": bench.environment.tools} if is_native else {}
+    draft = path.with_name(f".{path.name}.partial")
+    lines = [json.dumps(chat | tools, ensure_ascii=False) + "\n" for chat in chats]
+    draft.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+    draft.replace(path)

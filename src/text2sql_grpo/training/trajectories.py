@@ -1,0 +1,175 @@
+"""Episodes on disk, those that are worth learning from, and their tokens for supervised training."""
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from text2sql_grpo.environment.episode import Message
+from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.rollout.chat_format import ChatFormat
+
+Keep = Literal["correct", "best_of_n", "shortest_correct"]
+KEEPS: tuple[Keep, ...] = get_args(Keep)
+Record = dict[str, Any]
+
+
+class EpisodeFile:
+    """Episodes as JSONL, each once: a collection that was killed goes on where it was.
+
+    Each line is written at once; a line that a kill left torn is cut off when the file is opened.
+
+    Args:
+        path: The file; what made it is kept beside it, as `.settings.json`.
+        settings: What the episodes depend on.
+
+    Attributes:
+        records: All that are in the file.
+
+    Raises:
+        ConfigError: The file holds episodes of other settings.
+        RunError: It cannot be read or written.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _check_settings(path, json.loads(json.dumps(settings)))
+            path.touch()
+            _cut_torn_line(path)
+            self.records = read_episodes(path)
+        except OSError as error:
+            raise RunError(f"expected a file that can be written, got {error} ({path})") from error
+
+    def missing(self, wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The samples that are not there yet."""
+        there = {(record["example"], record["sample"]) for record in self.records}
+        return [key for key in wanted if key not in there]
+
+    def add(self, record: Record) -> None:
+        """Appends an episode; from any thread."""
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        with self._lock:
+            before = self.path.stat().st_size
+            try:
+                with self.path.open("ab", buffering=0) as file:
+                    if file.write(line) != len(line):
+                        raise OSError("the file took a part of the line")
+            except OSError as error:
+                os.truncate(self.path, before)  # a full disk leaves no half line behind
+                raise RunError(f"expected space for episodes, got {error} ({self.path})") from error
+            self.records.append(record)
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    beside = path.with_suffix(".settings.json")
+    has_episodes = path.exists() and path.stat().st_size > 0
+    if has_episodes and beside.exists():
+        earlier = json.loads(beside.read_text(encoding="utf-8"))
+        if earlier != settings:
+            different = sorted(
+                name for name in earlier.keys() | settings.keys() if earlier.get(name) != settings.get(name)
+            )
+            raise ConfigError(
+                f"expected the settings of the episodes that are in the file, got another "
+                f"{', '.join(different)} ({path}): take another --out"
+            )
+    elif has_episodes:
+        raise ConfigError(f"expected a new file or one of an earlier collection, got {path}")
+    beside.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def _cut_torn_line(path: Path) -> None:
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+
+
+def read_episodes(path: Path) -> list[Record]:
+    """The lines of a file of episodes.
+
+    Raises:
+        DataError: No such file, or a line that is no JSON object.
+    """
+    records: list[Record] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise DataError(
+                        f"expected an object, got {type(record).__name__} ({path}, line {number})"
+                    )
+                records.append(record)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"expected episodes, one a line, got {error} ({path}, line {len(records) + 1})"
+        ) from error
+    return records
+
+
+def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
+    """Chats to learn from, in the order of questions and samples, whatever order they were collected in.
+
+    Only episodes that submitted an answer count, and equal ones of a question once.
+
+    Args:
+        keep: `correct`: all that are strictly right. `best_of_n`: of each question the one with the highest
+            reward, right or not. `shortest_correct`: of each question the right one that says least.
+    """
+    by_question: dict[str, dict[tuple[str, ...], Record]] = {}
+    for record in sorted(records, key=lambda record: (record["example"], record["sample"])):
+        if record["stop_reason"] == "submitted" and not record["is_masked"]:
+            by_question.setdefault(record["example"], {}).setdefault(_said(record), record)
+    chosen: list[Record] = []
+    for episodes in by_question.values():
+        right = [record for record in episodes.values() if record["strict"]]
+        if keep == "correct":
+            chosen += right
+        elif keep == "best_of_n":
+            scored = [record for record in episodes.values() if record["reward"] is not None]
+            chosen += sorted(scored, key=lambda record: -record["reward"])[:1]
+        else:
+            chosen += sorted(right, key=lambda record: sum(map(len, _said(record))))[:1]
+    names = ("example", "sample", "database", "messages")
+    return [{name: record[name] for name in names} for record in chosen]
+
+
+def _said(record: Record) -> tuple[str, ...]:
+    return tuple(message["content"] for message in record["messages"] if message["role"] == "assistant")
+
+
+def supervised_tokens(messages: Sequence[Message], chat: ChatFormat) -> tuple[list[int], list[int]]:
+    """Token ids of a chat as the policy will read and write them, and their labels.
+
+    They are put together as in a rollout, so no chat template has to mark what an assistant says.
+
+    Returns:
+        Ids, and the same with -100 for all that is not the assistant's own.
+
+    Raises:
+        DataError: The chat does not end with an assistant, or has two turns in a row.
+    """
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    expected = ["assistant" if number % 2 == 0 else "reply" for number in range(len(roles) - first)]
+    if not first or not expected or expected[-1] != "assistant":
+        raise DataError(f"expected a chat that ends with an assistant, got the roles {', '.join(roles)}")
+    if expected != [role if role == "assistant" else "reply" for role in roles[first:]]:
+        raise DataError(f"expected a reply between two turns, got the roles {', '.join(roles)}")
+    ids = chat.prompt_ids(list(messages[:first]))
+    labels = [-100] * len(ids)
+    for message in messages[first:]:
+        if message["role"] == "assistant":
+            said = chat.turn_ids(message["content"])
+            labels += said
+        else:
+            said = chat.bridge_ids(message, last_token_id=ids[-1])
+            labels += [-100] * len(said)
+        ids += said
+    return ids, labels
