@@ -55,6 +55,10 @@ def test_answers_at_hand_are_compared_without_a_model(
     assert main(["compare", "run/evaluation-before.jsonl", "run"]) == 0
 
     out = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in out.splitlines()[:12]]
+    assert "test_values 4 25 (5-70) 50 (15-85) +25 (-46 to +75) +2 -1 1.00" in rows
+    assert "lookup 2 0 (0-66) 50 (9-91) +50 (-27 to +91) +1 -0 1.00" in rows
+    assert max(len(line) for line in out.splitlines()[:12]) <= 80
     assert "GAINED  test_values: look-Lisbon (database shop)" in out
     assert "LOST  test_values: count (database shop)" in out
     assert "question  Staff of the Lisbon branch?" in out

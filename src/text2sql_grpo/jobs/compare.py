@@ -156,27 +156,29 @@ def _show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison) -> Table:
-    table = Table(
-        "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same questions (strict but where said)"
-    )
+    """Fits 80 columns where names of sets have at most 14 letters."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals")
+    table.add_column("", min_width=14, overflow="fold")
     for column in ("n", "base", "trained", "difference", "changed", "p"):
         table.add_column(column, justify="right", no_wrap=True)
     for title, paired in _rows(comparison):
+        base, trained = paired.base, paired.trained
         low, high = paired.interval
+        p = paired.p_value
         table.add_row(
             title,
             str(paired.total),
-            _shown(paired.base.accuracy, *paired.base.interval),
-            _shown(paired.trained.accuracy, *paired.trained.interval),
-            f"{paired.difference:+.0%} ({low:+.0%} to {high:+.0%})",
+            f"{_percent(base.accuracy)} ({'-'.join(map(_percent, base.interval))})",
+            f"{_percent(trained.accuracy)} ({'-'.join(map(_percent, trained.interval))})",
+            f"{paired.difference * 100:+.0f} ({low * 100:+.0f} to {high * 100:+.0f})",
             f"+{paired.gained} -{paired.lost}",
-            f"{paired.p_value:.2g}",
+            "<.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}",
         )
     return table
 
 
-def _shown(share: float, low: float, high: float) -> str:
-    return f"{share:.0%} ({low:.0%}-{high:.0%})"
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}"
 
 
 def _rows(comparison: Comparison) -> Iterator[tuple[Text, Paired]]:
