@@ -173,7 +173,7 @@ def _improve(
         raise KeyboardInterrupt
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
-    steps = trainer.state.global_step
+    steps = trainer.state.global_step or arguments.max_steps  # 0 where all of it was done before
     del trainer
     with run.stage("evaluation after"):
         after = _evaluate(run, load_policy(str(merged)), "after")
