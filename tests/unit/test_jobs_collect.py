@@ -176,6 +176,7 @@ def test_episodes_are_played_side_by_side(config: Config, tmp_path: Path) -> Non
         assert collect(config, tmp_path / "e.jsonl", source, console=silent(), samples=1) == 0
 
 
+@pytest.mark.slow  # a process of its own imports for seconds
 def test_a_killed_collection_goes_on(tmp_path: Path, repo_root: Path) -> None:
     config = write_config(tmp_path, grading={"neighbours": 0})
     out = tmp_path / "e.jsonl"
