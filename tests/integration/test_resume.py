@@ -52,7 +52,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(job, "_evaluate", lambda *_: {})
     monkeypatch.setattr(job, "load_policy", lambda *_: None)
     monkeypatch.setattr(job, "_report", lambda *_: None)
-    return write_config(tmp_path, grpo=GRPO, evaluation={"before_training": False})
+    return write_config(tmp_path, grpo=GRPO, evaluation={"before_training": False, "merge_samples": 0})
 
 
 def start(config: Path, folder: Path, *options: str) -> int:
