@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -112,6 +113,29 @@ def test_tool_calls_that_the_server_parsed(tmp_path: Path) -> None:
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["run_sql", "submit_sql"]
 
 
+def test_an_mcp_server_that_dies_makes_no_episode(tmp_path: Path, repo_root: Path) -> None:
+    server = [sys.executable, str(repo_root / "tests" / "mcp_server.py"), str(tmp_path / "log")]
+    mcp = {"command": shlex.join(server), "connections": 1}
+    config = load_config(write_config(tmp_path, environment=NATIVE | {"mcp": mcp}, grading={"neighbours": 0}))
+    dies = [True]
+
+    def answer(request: dict[str, Any]) -> Answer:
+        name, arguments = ("die", {}) if dies[0] else ("submit_sql", {"sql": GOLDS[question_of(request)]})
+        call = {"name": name, "arguments": json.dumps(arguments)}
+        parsed = [{"id": "call_0", "type": "function", "function": call}]
+        return Answer({"role": "assistant", "content": None, "tool_calls": parsed}, 20, 10)
+
+    out = tmp_path / "e.jsonl"
+    with served(answer) as url:
+        source = Endpoint(url, "script", parallel=2)
+        with pytest.raises(RunError, match="the MCP server died"):
+            collect(config, out, source, console=silent(), samples=1, num_questions=2)
+        assert json_lines(out) == []
+        dies[0] = False
+        assert collect(config, out, source, console=silent(), samples=1, num_questions=2) == 0
+    assert [row["strict"] for row in json_lines(out)] == [True, True]
+
+
 @pytest.mark.parametrize(
     "cut", [says("<sql>", has_ended=False), Answer({"role": "assistant", "content": "<sql>"}, 5, 900)]
 )
@@ -158,7 +182,7 @@ def test_a_failure_in_passing_is_asked_again(config: Config, tmp_path: Path) -> 
 
 def test_an_endpoint_that_never_answers_ends_the_run(config: Config, tmp_path: Path) -> None:
     source = Endpoint("http://127.0.0.1:9/v1", "script", parallel=2, retries=0)
-    with pytest.raises(RunError, match="expected an endpoint that answers, got APIConnectionError"):
+    with pytest.raises(RunError, match="expected episodes, got 2 failures and none: APIConnectionError"):
         collect(config, tmp_path / "e.jsonl", source, console=silent())
     assert json_lines(tmp_path / "e.jsonl") == []
 
