@@ -239,7 +239,7 @@ def test_adapter_goes_out_with_its_own_card(hub: Hub, merged: Path, tmp_path: Pa
 
     files = hub.repositories["me/lora"].files
     assert files.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert b"library_name: peft" in files["README.md"]
+    assert b"library_name: peft" in files["README.md"] and b"Not evaluated." in files["README.md"]
     os.truncate(adapter / "adapter_model.safetensors", 500)
     with pytest.raises(ModelError, match="safetensors weights"):
         push_to_hub(adapter, "me/lora", token=TOKEN)

@@ -153,6 +153,8 @@ def test_card_written_by_hand_is_known_from_ours(run: Path) -> None:
     assert not is_written_by_hand(readme)
     write_model_card(run, run / "merged")
     assert not is_written_by_hand(readme)
+    readme.write_text("# Model Card for Model ID\n\n[More Information Needed]\n")
+    assert not is_written_by_hand(readme), "PEFT's empty form"
     readme.write_text("# Mine\n")
     assert is_written_by_hand(readme)
 

@@ -153,6 +153,7 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
         "WANDB_SILENT": "true",
         "WANDB_MODE": "online" if os.environ.get("WANDB_API_KEY") else "offline",
         "WANDB_DISABLE_WEAVE": "true",  # or it would open Weave a second time
+        "WANDB_ERROR_REPORTING": "false",  # to a third party, which nobody asked for
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }
     added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
@@ -234,9 +235,10 @@ def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[Traine
     from gql.transport.exceptions import TransportError
     from weave.trace.weave_init import WeaveWandbAuthenticationException
 
-    quiet = {"print_call_link": False, "capture_code": False, "implicitly_patch_integrations": False}
+    unasked = ("print_call_link", "capture_code", "capture_system_info", "implicitly_patch_integrations")
+    settings: dict[str, Any] = dict.fromkeys(unasked, False)
     try:
-        client = weave.init(os.environ["WANDB_PROJECT"], settings=quiet | {"log_level": "WARNING"})
+        client = weave.init(os.environ["WANDB_PROJECT"], settings=settings | {"log_level": "WARNING"})
     except (OSError, RuntimeError, ValueError, TransportError, WeaveWandbAuthenticationException) as error:
         raise ConfigError(
             f"expected Weave to take the traces, got {error}: take weave out of grpo.report_to to run without"

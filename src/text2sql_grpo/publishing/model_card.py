@@ -16,6 +16,7 @@ from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
+_PEFT_MARK = "# Model Card for Model ID"  # the form that PEFT leaves beside an adapter, not filled in
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GRADINGS = ("strict", "official")
 
@@ -121,8 +122,11 @@ def write_model_card(
 
 
 def is_written_by_hand(readme: Path) -> bool:
-    """True for a README.md that this module did not write, or that was taken over from it."""
-    return readme.is_file() and MARK not in readme.read_text(encoding="utf-8")
+    """True for a README.md that neither this module nor PEFT wrote, or that was taken over from one of them."""
+    if not readme.is_file():
+        return False
+    text = readme.read_text(encoding="utf-8")
+    return MARK not in text and _PEFT_MARK not in text
 
 
 def _read_config(path: Path) -> dict[str, Any]:
