@@ -324,6 +324,27 @@ def test_without_rewards_of_turns_advantages_are_those_of_trl(tmp_path: Path) ->
     assert output["advantages"].tolist() == pytest.approx([0.4167, 0.4167, -0.4167, -0.4167], abs=1e-3)
 
 
+def test_rollouts_out_of_tokens_count_unless_they_are_to_be_left_out(tmp_path: Path) -> None:
+    turns = ["5", "5", "3 3", "3 3"]
+    counted = scripted(game_trainer(tmp_path, **GROUP), turns)
+    assert counted["sampled"].sum(1).tolist() == [2] * 4 and counted["advantages"][2] < -0.1
+    left_out = scripted(game_trainer(tmp_path, mask_truncated_completions=True, **GROUP), turns)
+    assert left_out["sampled"].sum(1).tolist() == [2, 2, 0, 0]
+    assert left_out["advantages"].tolist() == [0.0] * 4
+
+
+def test_a_trace_with_other_tokens_than_were_played_is_refused(
+    game: Package, game_chat: ChatFormat, loop: asyncio.AbstractEventLoop
+) -> None:
+    session, trace = play(game, ["3", "4"], loop, game_chat, number=4)
+    trace.nodes[1].token_ids = [*trace.nodes[1].token_ids, 0]
+    with pytest.raises(RunError, match="the tokens that were played"):
+        session.finish()
+    trace.nodes[2].parent = 0  # as if the second turn had answered another prompt
+    with pytest.raises(RunError, match="one branch per rollout, got 2"):
+        session.finish()
+
+
 def test_rollouts_that_are_not_ok_are_left_out_and_only_such_end_the_run(tmp_path: Path) -> None:
     trainer = game_trainer(tmp_path, **GROUP)
     task = trainer._package.tasks[5]

@@ -239,7 +239,7 @@ def _play_served(
                 failures.append(str(failure))
                 if not num_played and len(failures) >= source.parallel:
                     raise RunError(
-                        f"expected episodes, got {len(failures)} failures and none: {failure} ({source.base_url})"
+                        f"expected episodes, got {len(failures)} failures: {failure} ({source.base_url})"
                     ) from failure
             on_end()
     finally:

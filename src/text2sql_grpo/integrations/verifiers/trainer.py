@@ -108,7 +108,11 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         traces = [session.finish() for session in sessions]
         self._write(traces)
         _check_some_ok(traces)
-        rewards = [trace.reward if trace.ok else None for trace in traces]
+        leaves_out = self.mask_truncated_completions
+        rewards = [
+            trace.reward if trace.ok and not (leaves_out and session.episode.is_masked) else None
+            for session, trace in zip(sessions, traces, strict=True)
+        ]
         metrics = _metrics(traces)
         everybody = gathered([(str(number), reward) for number, reward in zip(batch, rewards, strict=True)])
         is_flat = without_spread(pair for pairs in everybody for pair in pairs)
