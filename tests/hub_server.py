@@ -43,6 +43,8 @@ class Hub:
     requests: list[str] = field(default_factory=list)  # "METHOD /path"
     lock: threading.Lock = field(default_factory=threading.Lock)
     space: int = 1_000  # LFS objects that it takes; a further one is refused
+    hangs_when_full: bool = False  # instead of refusing
+    is_hanging: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -85,6 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
                 is_full = len(self.hub.stored) >= self.hub.space
                 if not is_full:
                     self.hub.stored[match[1]] = body
+            if is_full and self.hub.hangs_when_full:
+                self.hub.is_hanging.set()
+                self.rfile.read(1)  # answers never; ends when the other side is gone
+                self.close_connection = True
+                return None
             return self._refuse(413, message="no more space") if is_full else self._send(200)
         authorization = self.headers.get("authorization")
         if authorization not in (None, f"Bearer {TOKEN}"):

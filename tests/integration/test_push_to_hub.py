@@ -231,6 +231,32 @@ def test_interrupted_upload_goes_on_where_it_was(hub: Hub, merged: Path, tmp_pat
     assert not [request for request in hub.requests if request.startswith("PUT /lfs/")]
 
 
+@pytest.mark.slow
+def test_killed_upload_goes_on_where_it_was(hub: Hub, merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is killed in the middle of its third file."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    (merged / "model.safetensors").unlink()
+    model.save_pretrained(merged, max_shard_size="20KB")
+    options = ["--folder", str(merged), "--repo_id", "me/sql"]
+    hub.space, hub.hangs_when_full = 2, True
+    with subprocess.Popen([sys.executable, str(SCRIPT), *options], stderr=subprocess.DEVNULL) as program:
+        assert hub.is_hanging.wait(60)
+        program.kill()
+    assert program.returncode == -9
+    stored = set(hub.stored)
+    hub.space = 1_000
+    hub.requests.clear()
+
+    done = push_by_script(*options)
+
+    assert done.returncode == 0, done.stderr
+    sent = {request.split("/")[-1] for request in hub.requests if request.startswith("PUT /lfs/")}
+    assert len(stored) == 2 and not sent & stored
+    files = hub.repositories["me/sql"].files
+    assert all(files[path.name] == path.read_bytes() for path in merged.glob("model-*.safetensors"))
+
+
 def test_adapter_goes_out_with_its_own_card(hub: Hub, merged: Path, tmp_path: Path) -> None:
     adapter = write_adapter(merged.parent / "adapter", merged)
     (adapter / "optimizer.pt").write_bytes(b"not for the Hub")

@@ -122,7 +122,7 @@ def write_model_card(
 
 
 def is_written_by_hand(readme: Path) -> bool:
-    """True for a README.md that neither this module nor PEFT wrote, or that was taken over from one of them."""
+    """True for a README.md that neither this module nor PEFT wrote, or that was taken over from it."""
     if not readme.is_file():
         return False
     text = readme.read_text(encoding="utf-8")
