@@ -54,7 +54,8 @@ pins:  ## resolve pyproject.toml afresh into requirements_pinned.txt
 	  echo "# Generated from pyproject.toml by: make pins"; \
 	  "$$pip" -m pip freeze --all --exclude pip --exclude text2sql-grpo | \
 	  sed -E -e '/^(nvidia|cuda|triton)[-=]/d' -e 's/^(torch==[^+]*)\+.*/\1/' \
-	    -e "s/^bitsandbytes==.*/&; $(BITSANDBYTES_MARKER)/" -e "s/^colorama==.*/&; sys_platform == 'win32'/"; \
+	    -e "s/^bitsandbytes==.*/&; $(BITSANDBYTES_MARKER)/" -e "s/^colorama==.*/&; sys_platform == 'win32'/" \
+	    -e "s/^uvloop==.*/&; sys_platform != 'win32'/"; \
 	} > "$$folder/pins" && cp "$$folder/pins" requirements_pinned.txt && \
 	echo "requirements_pinned.txt: $$(grep -c == requirements_pinned.txt) packages"
 
