@@ -20,8 +20,8 @@ from text2sql_grpo.integrations.verifiers.task_session import TaskSession
 from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
+from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, without_spread
 from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored, without_spread
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,241 @@
+"""TRL's GRPO over whole multi-turn rollouts of our engine."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOTrainer
+
+from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
+from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
+from text2sql_grpo.rollout.turns import R, Session
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.bad_steps import BadSteps
+from text2sql_grpo.training.checkpoints import Checkpoints
+from text2sql_grpo.training.processes import gathered, wait
+from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
+from text2sql_grpo.training.turn_advantages import spread, turn_advantages
+
+Scores = dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The rollouts of one generation batch, judged; one entry of each list per rollout.
+
+    Attributes:
+        scores: Of each named reward; None for a rollout that must not be trained on.
+        rewards: Their weighted sums.
+        metrics: Facts that are averaged over the batch and logged.
+        turn_rewards: Of each rollout, what each of its sampled turns earned besides; None for none.
+    """
+
+    rollouts: Sequence[Rollout]
+    scores: Sequence[Scores]
+    rewards: Sequence[float | None]
+    metrics: Sequence[dict[str, float]]
+    turn_rewards: Sequence[Sequence[float]] | None = None
+
+
+class RolloutGRPOTrainer(GRPOTrainer, ABC):
+    """`GRPOTrainer` whose completions are whole rollouts of our engine; what is played, a subclass says.
+
+    What changes: rollouts come from our engine through TRL's `rollout_func`, observations are
+    masked out of the loss, each named reward is a TRL reward function of its own (so each is
+    logged), masked rollouts weigh nothing, and turns may have advantages of their own. Checkpoints are
+    whole or not there, and a run that goes on from one ends as if it had never stopped; a step that
+    cannot be taken is skipped or halved, and counted.
+
+    Args:
+        model: The policy, or its folder or Hub id.
+        args: Training arguments.
+        num_prompts: What is trained on is known by its number, 0 to this.
+        reward_weights: Of each named reward.
+        tools: JSON schemas that the chat template shows; None for none.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: SQLGRPOConfig,
+        *,
+        num_prompts: int,
+        reward_weights: Mapping[str, float],
+        tools: list[dict[str, Any]] | None,
+        processing_class: PreTrainedTokenizerBase,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        trl_compat.silence_masked_samples()
+        args.reward_weights = list(reward_weights.values())
+        super().__init__(
+            model=model,
+            reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(reward_weights)],
+            args=args,
+            # Numbers of examples, which may lie on disk; what TRL calls the prompt is the session's to write.
+            train_dataset=Dataset.from_dict(
+                {
+                    "prompt": [[{"role": "user", "content": ""}]] * num_prompts,
+                    "example": range(num_prompts),
+                }
+            ),
+            processing_class=processing_class,
+            peft_config=peft_config,
+            callbacks=callbacks,
+        )
+        # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
+        self.rollout_func = self._rollout
+        self._chat = ChatFormat(processing_class, tools=tools, eos_token_ids=self.eos_token_ids)
+        self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
+        reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
+        self._plays_by_slots = plays_by_slots(args.engine, reason)
+        self._update = SharedPrefixUpdate(self, is_wanted=args.shared_prefix)
+        self._batch: list[int] = []
+        self._scored: Scored | None = None
+        self._sampler: Any = None
+        self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
+        self.add_callback(self._checkpoints)
+        self.add_callback(self._bad_steps)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._batch = [row["example"] for row in inputs]
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._credit_turns(output)
+        self._update.sampled = None
+        return output
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._checkpoints.partial or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self._checkpoints.writing():
+            super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            trl_compat.draw_orders(self, self._sampler)
+            self._checkpoints.restore(Path(checkpoint))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Learns from one micro-batch; in halves if it does not fit into memory."""
+        step = super().training_step
+        return self._bad_steps.learn(lambda: step(*args, **kwargs))
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's loss of a micro-batch, or the part that a half of it has in that."""
+        compute = super().compute_loss
+        return self._bad_steps.loss(lambda: compute(*args, **kwargs))
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        prepare = super()._prepare_inputs
+        with self._update.splitting():
+            return self._bad_steps.inputs(lambda: prepare(generation_batch))
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        with self._update.scoring(inputs) as inputs:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> LogProbs:
+        return self._update.log_probs(super()._get_per_token_logps_and_entropies, *args, **kwargs)
+
+    def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+        """Continues token ids with the current policy: the trainer is the `Policy` of `generation`."""
+        return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No card beside the checkpoints: `publishing` writes one, with data and accuracy."""
+
+    @abstractmethod
+    def _play_batch(self, batch: Sequence[int]) -> Scored:
+        """The rollouts of these prompts, by number, played by `_play` and judged."""
+
+    def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's `rollout_func`: the rollouts of one generation batch, with their scores."""
+        self._scored = scored = self._play_batch(self._batch)
+        wait()  # rollouts last unequally long, and TRL's own meetings have a time-out
+        episodes, scores = scored.rollouts, scored.scores
+        filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
+        trained = [
+            score is not None and bool(episode.completion_ids)
+            for episode, score in zip(episodes, scores, strict=True)
+        ]
+        self._update.sampled = [
+            episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
+            for episode, is_trained in zip(episodes, trained, strict=True)
+        ]
+        return {
+            "prompt_ids": [episode.prompt_ids for episode in episodes],
+            "completion_ids": [episode.completion_ids or filler for episode in episodes],
+            "logprobs": trl_compat.sampling_log_probs(self, episodes),
+            "env_mask": self._update.sampled,
+            "scores": scores,
+            "metrics": list(scored.metrics),
+        }
+
+    def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
+        if not self._plays_by_slots:
+            with trl_compat.generating(self):
+                return run(sessions, self, self._chat, self._budgets)
+        with trl_compat.unwrapped_model(self) as model:
+            policy = SlotPolicy(model, trl_compat.sampling(self), max_slots=self.args.max_slots)
+            return run(sessions, policy, self._chat, self._budgets)
+
+    def _credit_turns(self, output: dict[str, Any]) -> None:
+        """Gives turns their own advantages, where any of them earned something."""
+        scored, self._scored = self._scored, None
+        if scored is None or scored.turn_rewards is None:
+            return
+        here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
+        all_rows = [row for rows in gathered(here) for row in rows]
+        if not any(reward for _, turns in all_rows for reward in turns):
+            return
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        advantages = turn_advantages(all_rows, group_size=size, scale=self.scale_rewards)
+        first = self.accelerator.process_index * len(here)
+        mine = advantages[first : first + len(here)]
+        output["advantages"] = spread(mine, [rollout.completion_mask for rollout in scored.rollouts], output)
+
+
+def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, bool]:
+    """Of each question, whether all rewards of its group are alike, so that it teaches nothing.
+
+    Args:
+        rewards: Of each episode the question's id and the reward; masked ones (None) do not count.
+    """
+    groups: dict[str, set[float]] = {}
+    for name, reward in rewards:
+        groups.setdefault(name, set()).update(() if reward is None else (round(reward, 6),))
+    return {name: len(found) < 2 for name, found in groups.items()}
+
+
+def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:
+    """A TRL reward function that hands out one of the scores made during the rollout."""
+
+    def reward(
+        scores: list[Scores],
+        metrics: list[dict[str, float]],
+        log_metric: Callable[[str, float], None],
+        **_: Any,
+    ) -> list[float | None]:
+        if logs_metrics:
+            for metric in metrics[0]:
+                log_metric(metric, sum(row[metric] for row in metrics) / len(metrics))
+        return [None if score is None else score[name] for score in scores]
+
+    reward.__name__ = name
+    return reward
