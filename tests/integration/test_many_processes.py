@@ -5,19 +5,23 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -29,7 +33,7 @@ from text2sql_grpo.jobs import train as job
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.bad_steps import BadSteps
-from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
+from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 pytestmark = [
@@ -50,9 +54,14 @@ WAYS: dict[str, dict[str, str]] = {
         "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
     },
     "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
-    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+    "zero3": {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    },
 }
-# accelerate takes DeepSpeed for a thing of GPUs.
+# accelerate takes all but DDP for a thing of GPUs: with these it does not notice that there are none.
+NO_GPU = {"ACCELERATE_TORCH_DEVICE": "cpu"}
 ON_CPU = ("--grpo.use_cpu", "false", "--grpo.ddp_backend", "gloo", "--grpo.dataloader_pin_memory", "false")
 DEEPSPEED = [
     pytest.param(
@@ -113,10 +122,12 @@ def start(
         first: Called in each process with its number, before the run.
         own_options: Of a process alone, by its number.
     """
-    if way.startswith("zero"):
+    if way != "ddp" and count > 1:
         options = (*options, *ON_CPU)
 
     def train(number: int) -> int:
+        if way == "fsdp2":  # which it else takes for DDP, without a word
+            PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)  # type: ignore[method-assign]
         first(number)
         own = (own_options or {}).get(number, ())
         return main(["train", "--config", str(config), "--run.output_dir", str(folder), *options, *own])
@@ -130,7 +141,7 @@ def start_all(folder: Path, job: Callable[[int], int], *, way: str = "ddp", coun
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         together["MASTER_PORT"] = str(probe.getsockname()[1])
-    surroundings = together | WAYS[way] if count > 1 else {}
+    surroundings = {} if count == 1 else together | NO_GPU | WAYS[way]
 
     def begin(number: int) -> int:
         own = {"RANK": str(number), "LOCAL_RANK": str(number)} if count > 1 else {}
@@ -212,17 +223,20 @@ def logged(folder: Path, name: str) -> list[Any]:
     return [row[name] for row in json_lines(folder / "metrics.jsonl")]
 
 
-def assert_same_learning(one: Path, other: Path, started: dict[str, torch.Tensor]) -> None:
+def assert_same_learning(one: Path, other: Path) -> None:
     """The same episodes and figures, and weights that moved alike."""
-    assert max((weight - started[name]).abs().max() for name, weight in weights(one).items()) > 0.01
-    torch.testing.assert_close(weights(other), weights(one), atol=1e-5, rtol=0)
+    learned, found = weights(one), weights(other)  # DeepSpeed saves tied weights twice
+    assert sum(norm > 0.1 for norm in logged(one, "grad_norm")) >= len(logged(one, "grad_norm")) / 2
+    torch.testing.assert_close({name: found[name] for name in learned}, learned, atol=1e-5, rtol=0)
     episodes, others = (json_lines(folder / "rollouts.jsonl") for folder in (one, other))
     assert [row["completion_ids"] for row in others] == [row["completion_ids"] for row in episodes]
     assert [row["reward"] for row in others] == [row["reward"] for row in episodes]
     for name in ("reward", "accuracy/strict", "episode/turns", "group/no_spread", "grad_norm", "entropy"):
-        assert logged(other, name) == pytest.approx(logged(one, name), rel=1e-4, abs=1e-6), name
+        assert logged(other, name) == pytest.approx(logged(one, name), rel=1e-4, abs=1e-5), name
 
 
+# A policy that has learned enough to learn more; it takes some seconds to make.
+READY = ("--warm_start.steps", "250", "--warm_start.practice_steps", "100")
 # Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.
 SGD = ("--grpo.optim", "sgd", "--grpo.learning_rate", "0.1")
 
@@ -236,7 +250,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Callable
     @cache
     def run(n_steps: int) -> Path:
         finish(
-            *(config, folder / str(n_steps), *SGD, "--grpo.max_steps", str(n_steps)),
+            *(config, folder / str(n_steps), *steps_of(n_steps)),
             **{"count": 1, "first": same_luck(1)},
         )
         return folder / str(n_steps)
@@ -247,22 +261,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Callable
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
 @pytest.mark.parametrize("n_steps", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_learn_what_one_learns(
-    config: Path, tmp_path: Path, alone: Callable[[int], Path], own_cache: Path, way: str, n_steps: int
+    config: Path, tmp_path: Path, alone: Callable[[int], Path], way: str, n_steps: int
 ) -> None:
     """The same questions, the same luck: the same episodes, rewards and weights."""
-    finish(config, tmp_path / way, *SGD, "--grpo.max_steps", str(n_steps), way=way, first=same_luck(2))
-    assert_same_learning(alone(n_steps), tmp_path / way, made_policy(own_cache))
+    finish(config, tmp_path / way, *steps_of(n_steps), way=way, first=same_luck(2))
+    assert_same_learning(alone(n_steps), tmp_path / way)
 
 
-def made_policy(cache: Path) -> dict[str, torch.Tensor]:
-    """The warm-started weights, of which there is one version."""
-    (folder,) = [path for path in (cache / "warm_starts").iterdir() if path.is_dir()]
-    return load_file(folder / "model.safetensors")
+def steps_of(count: int) -> tuple[str, ...]:
+    """Options of a run that is compared step by step."""
+    return (*SGD, "--grpo.max_steps", str(count), *(READY if count > 2 else ()))
 
 
-def test_a_whole_run_and_a_step_that_one_process_cannot_take(
-    config: Path, tmp_path: Path, own_cache: Path
-) -> None:
+def test_a_whole_run_and_a_step_that_one_process_cannot_take(config: Path, tmp_path: Path) -> None:
     """One writes and prints, both play and answer; weights stay alike where one alone skips a step."""
     folder = tmp_path / "run"
 
@@ -303,8 +314,7 @@ def test_a_whole_run_and_a_step_that_one_process_cannot_take(
     assert logged(folder, "step/skipped") == [1.0, 0.0]
     one, other = (torch.load(tmp_path / f"weights-{number}.pt") for number in (0, 1))
     torch.testing.assert_close(one, other, atol=0, rtol=0)
-    started = made_policy(own_cache)
-    assert any(not torch.equal(started[name], one[name]) for name in started)
+    assert logged(folder, "grad_norm")[1] > 0
 
 
 @pytest.mark.parametrize("where", ["loss", pytest.param("rollout", marks=pytest.mark.slow)])
@@ -380,3 +390,108 @@ def trainer_of_a_server(accelerator: Accelerator) -> Any:
     )
     trainer._generate_single_turn = partial(GRPOTrainer._generate_single_turn, trainer)
     return trainer
+
+
+@pytest.mark.slow
+def test_two_processes_learn_as_fast_as_one(config: Path, tmp_path: Path) -> None:
+    """Each with its own luck: over twenty steps of as many episodes the reward rises alike."""
+    rewards = {}
+    for way, count, size in (("one", 1, "32"), ("ddp", 2, "16"), ("fsdp2", 2, "16")):
+        options = (*READY, "--grpo.max_steps", "20", "--grpo.per_device_train_batch_size", size)
+        options = (*options, "--grpo.num_generations", "8", "--grpo.learning_rate", "0.002")
+        finish(config, tmp_path / way, *options, way=way, count=count, first=only_train)
+        curve = logged(tmp_path / way, "reward")
+        rewards[way] = (mean(curve[:5]), mean(curve[-5:]))
+    for start, end in rewards.values():
+        assert end - start > 0.05
+        assert end == pytest.approx(rewards["one"][1], abs=0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
+def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
+    config: Path, tmp_path: Path, way: str
+) -> None:
+    """Bit for bit: each process with its own random states and its part of the questions."""
+    one, other = tmp_path / "undisturbed", tmp_path / "stopped"
+    options = ("--grpo.max_steps", "8", "--grpo.num_iterations", "2")
+    finish(config, one, *options, way=way, first=only_train)
+    pids = start(config, other, *options, way=way, first=only_train)
+    while not (other / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    os.kill(pids[1], signal.SIGTERM)
+    assert ended(pids) == [130, 130], said(other, 0) + said(other, 1)
+    (stopped,) = saved_checkpoints(other)
+    assert flaw(stopped) is None
+    assert steps_done(stopped) < 8
+
+    finish(config, other, *options, "--resume", "auto", way=way, first=only_train)
+
+    torch.testing.assert_close(weights(other), weights(one), atol=0, rtol=0)
+    times = ("elapsed_s", "step_time")
+    metrics, others = (
+        [{name: value for name, value in row.items() if name not in times} for row in rows]
+        for rows in (json_lines(folder / "metrics.jsonl") for folder in (one, other))
+    )
+    assert others == metrics
+    episodes, others = (json_lines(folder / "rollouts.jsonl") for folder in (one, other))
+    assert [row["completion_ids"] for row in others] == [row["completion_ids"] for row in episodes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["slots", "generation"])
+@pytest.mark.parametrize("way", ["fsdp2", *DEEPSPEED])
+def test_no_process_waits_for_turns_that_another_one_does_not_take(
+    config: Path, tmp_path: Path, engine: str, way: str
+) -> None:
+    folder = tmp_path / "run"
+    options = ("--grpo.max_steps", "3", "--rollout.engine", engine)
+    first_turn_alone = {1: ("--environment.max_turns", "1")}
+    finish(config, folder, *options, way=way, first=only_train, own_options=first_turn_alone)
+
+    rows = json_lines(folder / "rollouts.jsonl")
+    turns = [[len(row["actions"]) for row in rows[i : i + 8]] for i in range(0, len(rows), 8)]
+    assert max(map(max, turns[0::2])) == 2  # of the first process
+    assert max(map(max, turns[1::2])) == 1
+
+
+@pytest.mark.slow
+def test_divided_weights_would_let_them_wait_for_ever(config: Path, tmp_path: Path) -> None:
+    """Why every process holds all weights while episodes are played."""
+
+    def first(number: int) -> None:
+        only_train()
+        trl_compat.whole_weights = lambda model: nullcontext()  # type: ignore[attr-defined]
+
+    one_turn = {1: ("--environment.max_turns", "1")}
+    pids = start(config, tmp_path / "run", way="fsdp2", first=first, own_options=one_turn)
+    assert 0 not in ended(pids, patience_s=15)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_documents(
+    config: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, which reaches a process of `accelerate launch` twice, saves; the run goes on to its end."""
+    folder = tmp_path / "run"
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"),
+        *("--config_file", str(repo_root / "config" / "accelerate" / "ddp.yaml")),
+        *("--mixed_precision", "no", "--main_process_port", "0", str(repo_root / "scripts" / "train.py")),
+        *("--config", str(config), "--run.output_dir", str(folder)),
+    ]
+    monkeypatch.setenv("PYTHONPATH", str(repo_root / "src"))
+    pid = subprocess.Popen([*command, "--grpo.max_steps", "2000"], start_new_session=True)
+    while not (folder / "metrics.jsonl").exists():
+        assert pid.poll() is None
+        time.sleep(0.05)
+    os.killpg(pid.pid, signal.SIGINT)
+    assert pid.wait(PATIENCE_S) != 0
+    (stopped,) = saved_checkpoints(folder)
+    assert flaw(stopped) is None
+
+    steps = str(steps_done(stopped) + 2)
+    subprocess.run([*command, "--grpo.max_steps", steps, "--resume", "auto"], check=True)
+
+    assert logged(folder, "step") == list(range(1, int(steps) + 1))
+    assert (folder / "merged" / "model.safetensors").is_file()

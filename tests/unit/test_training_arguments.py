@@ -65,10 +65,16 @@ def test_settings_that_do_not_go_together(
 WHOLE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
 
 
+ZERO3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+
 @pytest.mark.parametrize(
     ("surroundings", "reason"),
     [
         (WHOLE, None),
+        (ZERO3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}, None),
+        (ZERO3 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, None),
+        (ZERO3, "zero3_save_16bit_model must be true"),
         ({"FSDP_VERSION": "1"}, None),  # left over from another launch
         (WHOLE | {"FSDP_VERSION": "1"}, r"fsdp_version must be 2, got 1"),
         (
@@ -77,16 +83,18 @@ WHOLE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TY
         ),
     ],
 )
-def test_launches_that_would_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surroundings: dict[str, str], reason: str | None
-) -> None:
+def test_launches_that_would_leave_nothing(surroundings: dict[str, str], reason: str | None) -> None:
     reasons = wrong_launch(surroundings)
     assert len(reasons) == (reason is not None)
-    if reason is not None:
-        for name, value in surroundings.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(ConfigError, match=reason):
-            made(tmp_path)
+    assert reason is None or re.search(reason, reasons[0])
+
+
+def test_a_model_that_accelerate_would_not_divide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would train copies on CPUs, and say nothing."""
+    for name, value in WHOLE.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"would silently train copies of it on CPUs"):
+        made(tmp_path, use_cpu=True)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class SQLGRPOConfig(GRPOConfig):
         is_fsdp = _is_fsdp(os.environ)
         stage = self.deepspeed_plugin.zero_stage if self.deepspeed_plugin else 0
         wrong = wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3)
-        for reason in [*wrong_launch(os.environ), *wrong]:
+        for reason in [*wrong_launch(os.environ, is_on_cpu=self.use_cpu), *wrong]:
             raise ValueError(reason)
 
 
@@ -109,26 +109,38 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
     return reasons
 
 
-def wrong_launch(surroundings: Mapping[str, str]) -> list[str]:
-    """Why what accelerate's config says would not train, or leave no model; none if it is fine.
+def wrong_launch(surroundings: Mapping[str, str], *, is_on_cpu: bool = False) -> list[str]:
+    """Why what accelerate's config says would not be done, or leave no model; none if it is fine.
 
     Args:
         surroundings: The environment variables by which `accelerate launch` says it.
+        is_on_cpu: Whether CPUs train, where accelerate knows copies of the model alone.
     """
-    if not _is_fsdp(surroundings):
-        return []
     reasons = []
+    is_deepspeed = surroundings.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if is_on_cpu and (_is_fsdp(surroundings) or is_deepspeed):
+        reasons.append(
+            "accelerate divides a model among accelerators alone (FSDP, DeepSpeed), and would silently train "
+            "copies of it on CPUs: take config/accelerate/ddp.yaml there"
+        )
     version = surroundings.get("FSDP_VERSION", "1")
-    if version != "2":
+    if _is_fsdp(surroundings) and version != "2":
         reasons.append(
             f"accelerate's fsdp_version must be 2, got {version}: its predecessor flattens weights, so that "
             "episodes could not be played with them"
         )
     kind = surroundings.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
-    if kind != "FULL_STATE_DICT":
+    if _is_fsdp(surroundings) and kind != "FULL_STATE_DICT":
         reasons.append(
             f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: of divided weights no "
             "model would be saved at the end"
+        )
+    name = "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+    is_zero3 = is_deepspeed and surroundings.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+    if is_zero3 and surroundings.get(name, "false").lower() != "true":
+        reasons.append(
+            "accelerate's zero3_save_16bit_model must be true: of divided weights no model would be saved at "
+            "the end"
         )
     return reasons
 

@@ -74,10 +74,10 @@ def _generate(trainer: GRPOTrainer, prompts: list[list[int]], max_new_tokens: in
 def _generates_together(trainer: GRPOTrainer) -> bool:
     """Whether TRL generates in one call of all processes.
 
-    vLLM does so as a server, and where several processes share one; transformers with ZeRO-3.
+    vLLM does so as a server, and where several processes share one; transformers where weights are divided.
     """
     if not trainer.use_vllm:
-        return are_several() and trainer._dist.is_zero3
+        return are_several() and (trainer._dist.is_zero3 or trainer.is_fsdp_enabled)
     return are_several() and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
 
 
@@ -133,8 +133,6 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
 def shared_prefix_obstacle(trainer: GRPOTrainer) -> str | None:
     """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer._dist.is_zero3:
-        return "ZeRO-3 divides its weights"
     if trainer.args.use_liger_kernel or trainer.args.torch_compile:
         return "use_liger_kernel or torch_compile is set"
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
@@ -201,10 +199,10 @@ def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> Iterator[None]
 def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
     """Whether rows without an advantage have no gradient, and may have a pass of their own.
 
-    Where FSDP divides the weights, each pass waits for the same one of the other processes.
+    Where weights are divided, each pass waits for the same one of the other processes.
     """
     has_no_gradient = trainer.beta == 0.0 and not trainer._entropy_bonus_enabled
-    return bool(has_no_gradient and not trainer.is_fsdp_enabled)
+    return bool(has_no_gradient and not trainer.is_fsdp_enabled and not trainer._dist.is_zero3)
 
 
 def may_sort_rows(trainer: GRPOTrainer) -> bool:
