@@ -1,0 +1,96 @@
+"""What processes tell each other: one alone, and two that meet over gloo."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.tiny_model import write_model
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.rollout.policy import SlotPolicy
+from text2sql_grpo.training import processes
+from text2sql_grpo.training.policy import load_policy
+
+needs_fork = pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+)
+
+
+def two(job: Callable[[int], None]) -> list[int]:
+    """The exit codes of two processes that do a job: 0, 1 after a `RunError`, 70 after anything else."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    pids = []
+    for number in range(2):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            code = 70
+            try:
+                signal.alarm(30)
+                distributed.init_process_group("gloo", init_method=address, rank=number, world_size=2)
+                job(number)
+                code = 0
+            except RunError:
+                code = 1
+            finally:
+                os._exit(code)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def test_one_process_is_the_main_one_and_waits_for_nobody() -> None:
+    assert (processes.number(), processes.is_main(), processes.are_several()) == (0, True, False)
+    assert processes.gathered([1, 2]) == [[1, 2]]
+    assert (processes.any_of(True), processes.any_of(False)) == (True, False)
+    processes.meet()
+    processes.wait()
+    with processes.main_first():
+        pass
+    processes.end()
+
+
+@needs_fork
+def test_two_processes_know_what_each_has(tmp_path: Path) -> None:
+    def job(number: int) -> None:
+        processes.meet()
+        assert processes.gathered([number] * number) == [[], [1]]
+        assert processes.any_of(number == 1)
+        assert not processes.any_of(False)
+        with processes.main_first():
+            made = tmp_path / "made"
+            assert made.exists() == (number == 1)
+            made.touch()
+        assert processes.is_main() == (number == 0)
+        processes.wait()
+
+    assert two(job) == [0, 0]
+
+
+@needs_fork
+def test_a_process_that_ends_leaves_nobody_waiting() -> None:
+    def job(number: int) -> None:
+        processes.meet()
+        if number == 1:
+            raise RunError("mine")
+        with pytest.raises(RunError, match=r"got one that ended or does not answer \(seen by process 0\)"):
+            processes.wait()
+
+    assert two(job) == [0, 1]
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shape"), processes.others_ending():
+        raise RuntimeError("Connection of a shape")
+
+
+def test_a_model_that_others_are_to_fill_cannot_be_used_alone(tmp_path: Path) -> None:
+    model = load_policy(str(write_model(tmp_path / "model"))).model
+    assert processes.holds_all_weights(model)
+    with processes.whole_weights(model):  # nothing is divided, so nothing happens
+        assert SlotPolicy(model).model is model
+    assert not processes.holds_all_weights(model.to("meta"))
