@@ -190,7 +190,7 @@ def only_train(number: int = 0) -> None:
         "_check_merge": {},
     }.items():
         setattr(job, name, lambda *_, result=result: result)
-    job.load_policy = job._report = lambda *_: None  # type: ignore[attr-defined,assignment]
+    job.load_policy = job.report = lambda *_: None  # type: ignore[attr-defined,assignment]
 
 
 def same_luck(count: int) -> Callable[[int], None]:

@@ -49,9 +49,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run that ends with its last step, unmerged and not evaluated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "_save_and_merge", lambda *_: Path())
-    monkeypatch.setattr(job, "_evaluate", lambda *_: {})
+    monkeypatch.setattr(job, "held_out_accuracy", lambda *_: {})
     monkeypatch.setattr(job, "load_policy", lambda *_: None)
-    monkeypatch.setattr(job, "_report", lambda *_: None)
+    monkeypatch.setattr(job, "report", lambda *_: None)
     return write_config(tmp_path, grpo=GRPO, evaluation={"before_training": False, "merge_samples": 0})
 
 

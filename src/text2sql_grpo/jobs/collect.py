@@ -210,7 +210,8 @@ def _play_served(
         from text2sql_grpo.integrations import chat_endpoint
     except ImportError as error:
         raise ConfigError(
-            f"expected the package openai for --base_url, got none: {error}; pip install 'text2sql-grpo[collect]'"
+            f"expected the package openai for --base_url, got none: {error} "
+            "(pip install 'text2sql-grpo[collect]')"
         ) from error
     environment = bench.environment
     client = openai.OpenAI(

@@ -25,6 +25,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
+from text2sql_grpo.training.demonstrations import looking_turns
 from text2sql_grpo.training.policy import LoadedPolicy, load_policy
 from text2sql_grpo.training.progress import progress_bar
 
@@ -155,6 +156,7 @@ def answer_all(
     title: str = "Evaluation",
     temperature: float = 0.0,
     seed: int = 0,
+    force_look: bool = False,
 ) -> dict[str, list[Answer]]:
     """Each question of each set answered by a model on the device of the run.
 
@@ -162,6 +164,7 @@ def answer_all(
         title: Of the bar that a person sees.
         temperature: 0 is greedy.
         seed: Of sampling.
+        force_look: The first turn of each is given: the look of a demonstration.
     """
     model = policy.model
     if not getattr(model, "is_quantized", False):  # else it was placed when it was loaded
@@ -184,6 +187,7 @@ def answer_all(
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
+                first_turns=[looking_turns(example)[0] for example in examples] if force_look else None,
                 on_answer=lambda: bar.advance(task),
             )
     return answers

@@ -1,9 +1,13 @@
 """What training and evaluation both need: databases, questions, environment, grader."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rich.console import Console
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases
@@ -18,6 +22,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets
 from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training.alerts import Alerts
 
 T = TypeVar("T")
 
@@ -89,6 +94,37 @@ def _open_environment(config: Config, databases: Databases, executor: SQLExecuto
     from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 
     return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)
+
+
+@dataclass
+class Run:
+    """One run of the main job, from an open workbench to a merged model.
+
+    Attributes:
+        alerts: One or none.
+    """
+
+    bench: Workbench
+    console: Console
+    alerts: list[Alerts]
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        return self.bench.config
+
+    @property
+    def folder(self) -> Path:
+        return self.config.run.output_dir
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage; the run prints all of them at its end."""
+        started, cpu_started = time.monotonic(), time.process_time()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 1)
+        self.cpu_seconds[name] = round(time.process_time() - cpu_started, 1)
 
 
 def quarantined(config: Config) -> frozenset[str]:

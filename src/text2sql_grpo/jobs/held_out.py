@@ -1,0 +1,109 @@
+"""Held-out accuracy of a policy before and after its training, by all processes of a run together."""
+
+import json
+from typing import Any
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import ConfigError, ModelError
+from text2sql_grpo.evaluation.answers import write_answers
+from text2sql_grpo.evaluation.blind import blind_cap
+from text2sql_grpo.evaluation.evaluate import Answer, accuracy, summary
+from text2sql_grpo.jobs.evaluate import answer_all
+from text2sql_grpo.jobs.run_folder import write_record
+from text2sql_grpo.jobs.setup import Run, evenly_spaced
+from text2sql_grpo.training import processes
+from text2sql_grpo.training.policy import LoadedPolicy
+
+
+def _answer(
+    run: Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, *, force_look: bool = False
+) -> dict[str, list[Answer]]:
+    """The answers to all questions; each process that holds the whole model makes a share of them."""
+    holds = [holds for (holds,) in processes.gathered([processes.holds_all_weights(policy.model)])]
+    holders = [number for number, has_all in enumerate(holds) if has_all]
+    if not holders:
+        raise ConfigError(
+            "expected a process that holds the whole model for the evaluation, got none (ZeRO-3 divides it "
+            "while it is read): set evaluation.before_training: false, or accelerate's zero3_init_flag: false"
+        )
+    own: dict[str, list[Answer]] = {}
+    if processes.number() in holders:
+        first = holders.index(processes.number())
+        share = {name: examples[first :: len(holders)] for name, examples in sets.items()}
+        own = answer_all(
+            policy,
+            run.bench,
+            share,
+            run.console,
+            title=title,
+            temperature=run.config.evaluation.temperature,
+            seed=run.config.run.seed,
+            force_look=force_look,
+        )
+    everybody = processes.gathered([own])
+    shares = [everybody[number][0] for number in holders]
+    return {
+        name: [shares[i % len(shares)][name][i // len(shares)] for i in range(len(examples))]
+        for name, examples in sets.items()
+    }
+
+
+def _held_out(run: Run) -> dict[str, list[Example]]:
+    return {
+        name: evenly_spaced(examples, run.config.data.test_samples)
+        for name, examples in run.bench.test.items()
+    }
+
+
+def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
+    """Held-out accuracy before GRPO, the accuracy with the look forced, and the blind cap."""
+    path = run.folder / "evaluation.json"
+    if not run.config.evaluation.before_training or not run.bench.test:
+        return {}
+    is_known = processes.is_main() and is_resumed and path.exists()
+    if processes.any_of(is_known):
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if is_known else {}
+        return known
+    with run.stage("evaluation before"):
+        record = {
+            "before": {"sets": held_out_accuracy(run, policy, "before")},
+            "lookup": _lookup_marks(run, policy),
+        }
+    if processes.is_main():
+        write_record(path, record)
+    return record
+
+
+def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
+    """Counts and accuracies of each held-out set; whole answers are written into the run folder."""
+    answers = _answer(run, policy, _held_out(run), f"Evaluation {when}")
+    if processes.is_main():
+        write_answers(
+            run.folder / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl"), answers
+        )
+    return {name: summary(answered) for name, answered in answers.items()}
+
+
+def _lookup_marks(run: Run, policy: LoadedPolicy) -> dict[str, Any]:
+    """Per held-out set: look-up accuracy with the look forced, and what a blind policy can reach."""
+    protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
+    marks: dict[str, Any] = {}
+    for name, examples in _held_out(run).items():
+        asked = [example for example in examples if example.look_sql]
+        if not asked:
+            continue
+        cap = blind_cap(asked, run.bench.databases, run.bench.grader)
+        marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
+        if protocol_can_force:
+            forced = _answer(run, policy, {name: asked}, f"Look forced, {name}", force_look=True)[name]
+            marks[name]["forced_look_before"] = accuracy(forced).record()
+    gate = run.config.warm_start.min_forced_look_accuracy if run.config.warm_start else 0.0
+    reached = [
+        mark["forced_look_before"]["accuracy"] for mark in marks.values() if "forced_look_before" in mark
+    ]
+    if reached and max(reached) < gate:
+        raise ModelError(
+            f"expected the warm-started policy to answer {gate:.0%} of look-up questions when the look is "
+            f"forced, got {max(reached):.0%}: GRPO would have nothing to choose; raise warm_start.steps"
+        )
+    return marks

@@ -1,0 +1,81 @@
+"""What a finished run leaves and says: its record, curve, model card, table and times."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Column, Table
+
+from text2sql_grpo.jobs.doctor_checks import hardware
+from text2sql_grpo.jobs.run_folder import write_record
+from text2sql_grpo.jobs.setup import Run
+from text2sql_grpo.publishing.model_card import write_model_card
+from text2sql_grpo.reporting.learning_curve import plot_learning_curve
+from text2sql_grpo.training.policy import LoadedPolicy
+
+
+def report(
+    run: Run, policy: LoadedPolicy, merged: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """Writes and prints all that a run has to say at its end."""
+    record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
+    record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
+    record["hardware"] = hardware()
+    write_record(run.folder / "evaluation.json", record)
+    picture = plot_learning_curve(run.folder)
+    write_model_card(run.folder, merged)
+    run.console.print(_table(before, after))
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
+    executor = run.bench.executor
+    share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
+    run.console.print(
+        f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s ({share:.1%} of it) for "
+        f"{executor.queries} queries, {executor.cache_hits} of them from the cache",
+        soft_wrap=True,
+    )
+    for what, path in (
+        ("merged model", merged),
+        ("learning curve", picture),
+        ("evaluation", run.folder / "evaluation.json"),
+        ("every episode", run.folder / "rollouts.jsonl"),
+        ("metrics", run.folder / "metrics.jsonl"),
+    ):
+        run.console.print(f"  {what:15} {path}", soft_wrap=True)
+    command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
+    run.console.print(f"Look at its answers: {command}", soft_wrap=True)
+
+
+def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    """Short enough for 80 columns; counts stand in `evaluation.json`."""
+    table = Table(
+        Column("held-out set", no_wrap=True),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="Strict accuracy with its 95% interval",
+    )
+    for column in ("before GRPO", "after GRPO", "look forced before", "blind cap"):
+        table.add_column(column, justify="right")
+    for name, entry in after.items():
+        earlier = before.get("before", {}).get("sets", {}).get(name)
+        marks = before.get("lookup", {}).get(name, {})
+        rows: list[tuple[str, Any, Any, Any]] = [(name, entry["overall"], earlier and earlier["overall"], {})]
+        if "lookup" in entry["by_family"]:
+            was = earlier and earlier["by_family"]["lookup"]
+            rows.append(("  look-up", entry["by_family"]["lookup"], was, marks))
+        for title, now, was, marked in rows:
+            table.add_row(
+                f"{title} ({now['strict']['total']})",
+                _shown(was and was["strict"]),
+                _shown(now["strict"]),
+                _shown(marked.get("forced_look_before")),
+                _shown(marked.get("blind_cap", {}).get("best")),
+            )
+    return table
+
+
+def _shown(record: dict[str, Any] | None) -> str:
+    if not record:
+        return "-"
+    low, high = record["interval"]
+    return f"{record['accuracy']:.0%} ({low:.0%}-{high:.0%})"
