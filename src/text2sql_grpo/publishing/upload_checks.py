@@ -29,12 +29,18 @@ _NOT_READ = (
     *(".safetensors", ".png", ".pt", ".pth", ".bin", ".wandb"),
     *("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
 )
-_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|WEBHOOK|(^|_)KEY$|_KEY_|APIKEY", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|WEBHOOK|(^|_)KEY$|_KEY_|APIKEY", re.IGNORECASE
+)
 _MIN_SECRET_CHARS = 8
 _SECRET = re.compile(
-    rb"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bgh[pousr]_[A-Za-z0-9]{36}|\bAKIA[0-9A-Z]{16}\b"
+    rb"(?:\b|\\[nrt])"  # a line break in JSON is written with a letter, which is no boundary
+    rb"(?:hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{32,}|AKIA[0-9A-Z]{16}\b"
+    rb"|gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{22,})"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----|https://hooks\.slack\.com/services/\w"
-    rb"|https://discord(?:app)?\.com/api/webhooks/\d|\w://[^\s:@/\"']{1,64}:[^\s:@/\"']{1,64}@"
+    rb"|https://discord(?:app)?\.com/api/webhooks/\d"
+    # A password in an address, but no placeholder such as `..`, `<password>` or `$PASSWORD`.
+    rb"|\w://[^\s:@/\"']{0,64}:(?!\.\.|\*\*|<|\$\{?[A-Z])[^\s@/\"']{1,512}@"
 )
 
 
@@ -94,10 +100,10 @@ def check_no_secrets(folder: Path, names: Iterable[str]) -> None:
     """Return if no file holds a secret of this environment, or what looks like somebody's.
 
     Raises:
-        HubError: Which file and line; the secret itself is not shown.
+        HubError: Which file and line, and the variable; the secret itself is not shown.
     """
     values = {
-        value.strip().encode()
+        name: value.strip().encode()
         for name, value in os.environ.items()
         if _SECRET_VARIABLE.search(name) and len(value.strip()) >= _MIN_SECRET_CHARS
     }
@@ -106,8 +112,11 @@ def check_no_secrets(folder: Path, names: Iterable[str]) -> None:
             continue
         with (folder / name).open("rb") as file:
             for number, line in enumerate(file, 1):
-                if _SECRET.search(line) or any(value in line for value in values):
+                found = [f"the value of {variable}" for variable, value in values.items() if value in line]
+                if not found and _SECRET.search(line):
+                    found = ["what looks like a token, a private key, a webhook or a password in an address"]
+                if found:
                     raise HubError(
-                        f"expected files without secrets, got one that holds a token, a password or a key of "
-                        f"this environment: nothing was sent ({folder / name}, line {number})"
+                        f"expected files without secrets, got {found[0]}: nothing was sent "
+                        f"({folder / name}, line {number})"
                     )
