@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.hub_server import TOKEN, Hub, Repository, running_hub
 from tests.tiny_model import logits_of, write_adapter, write_model
@@ -25,17 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = REPO_ROOT / "scripts" / "push_to_hub.py"
-READ_BACK = """
-import sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-repo_id, token, out = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(repo_id, token=token)
-tokenizer = AutoTokenizer.from_pretrained(repo_id, token=token)
-prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
-with torch.no_grad():
-    logits = model.eval()(input_ids=torch.arange(48).reshape(2, 24)).logits
-torch.save({"logits": logits, "prompt": prompt}, out)
-"""
 
 
 @pytest.fixture
@@ -95,13 +84,17 @@ def test_pushed_model_is_read_back_with_equal_logits(
         'from_pretrained("me/sql"' in ModelCard(hub.repositories["me/sql"].files["README.md"].decode()).text
     )
 
-    out = tmp_path / "read_back.pt"
-    command = [sys.executable, "-c", READ_BACK, "me/sql", TOKEN, str(out)]
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}
-    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
-    answer = torch.load(out)
-    assert torch.equal(answer["logits"], logits_of(AutoModelForCausalLM.from_pretrained(merged)))
-    assert answer["prompt"] == "<|im_start|>user\nhi<|im_end|>\n"
+    # A reader's process would take the endpoint from HF_ENDPOINT when it starts.
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+    address = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    model, tokenizer = (
+        reader.from_pretrained("me/sql", token=TOKEN, cache_dir=tmp_path / "downloads")
+        for reader in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    assert torch.equal(logits_of(model), logits_of(AutoModelForCausalLM.from_pretrained(merged)))
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n"
 
 
 def test_example_of_the_model_card_runs(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,12 +103,12 @@ def test_example_of_the_model_card_runs(merged: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.strip()
 
 
-def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path) -> None:
-    refused = push_by_script("--folder", str(merged), "--repo_id", "me/sql")
+def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", "--folder", str(merged), "--repo_id", "me/sql"]) == 1
 
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("error: expected a Hub token in HF_TOKEN or HF_KEY")
-    assert "nothing was sent" in refused.stderr
+    message = capsys.readouterr().err
+    assert message.startswith("error: expected a Hub token in HF_TOKEN or HF_KEY")
+    assert "nothing was sent" in message
     assert hub.requests == []
 
 
@@ -282,6 +275,7 @@ def run(tmp_path: Path) -> Path:
         "evaluation.jsonl": '{"set": "dev"}\n',
         "evaluation.json": "{}",
         "learning_curve.png": "a picture",
+        "evaluation-base[1].json": "{}",
         ".env": f"HF_TOKEN={TOKEN}",
         "notes.txt": "mine",
         "wandb/offline-run/run.wandb": "a log",
@@ -299,7 +293,7 @@ def run(tmp_path: Path) -> Path:
 
 RUN_FILES = {
     *("README.md", "config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "evaluation.json"),
-    "learning_curve.png",
+    *("learning_curve.png", "evaluation-base[1].json"),
 }
 
 
@@ -318,6 +312,7 @@ def test_run_folder_goes_out_as_a_private_dataset_without_checkpoints(
     assert card.data.to_dict()["configs"] == [
         {"config_name": name, "data_files": f"{name}.jsonl"} for name in ("rollouts", "metrics", "evaluation")
     ]
+    assert "- `evaluation.json`: accuracy" in card.text and "comparison" not in card.text
 
 
 def test_more_of_a_run_folder_goes_out_where_it_is_asked_for_but_never_keys(hub: Hub, run: Path) -> None:
@@ -325,8 +320,9 @@ def test_more_of_a_run_folder_goes_out_where_it_is_asked_for_but_never_keys(hub:
     assert hub.repositories["datasets/me/run"].files.keys() == RUN_FILES | {
         *("checkpoint-1/model.safetensors", "checkpoint-1/trainer_state.json", "wandb/offline-run/run.wandb"),
     }
-    with pytest.raises(DataError, match=r"expected --include of names in the run folder, got 'checkpont-\*'"):
-        push_run_folder(run, "me/run", include=["checkpont-*"], token=TOKEN)
+    for name in ("checkpont-*", "../*", str(run / "wandb"), "."):
+        with pytest.raises(DataError, match="expected --include of names in the run folder, got '"):
+            push_run_folder(run, "me/run", include=[name], token=TOKEN)
     with pytest.raises(DataError, match=r"expected a run folder with config\.yaml"):
         push_run_folder(run / "merged", "me/run", token=TOKEN)
 

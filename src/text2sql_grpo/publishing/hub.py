@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from glob import escape
 from pathlib import Path
 from typing import Literal
 
@@ -109,7 +110,9 @@ def push_run_folder(
     if not (run / "config.yaml").is_file():
         raise DataError(f"expected a run folder with config.yaml, found none: {run}")
     for pattern in include:
-        if not list(run.glob(pattern)):
+        parts = Path(pattern).parts
+        is_inside = parts and ".." not in parts and not Path(pattern).is_absolute()
+        if not is_inside or not any(run.glob(pattern)):
             raise DataError(f"expected --include of names in the run folder, got {pattern!r} ({run})")
 
     def names() -> list[str]:
@@ -180,7 +183,7 @@ def _push(
             repo_type=kind,
             folder_path=folder,
             commit_message=f"Upload {kind}",
-            allow_patterns=names(),
+            allow_patterns=[escape(name) for name in names()],
             delete_patterns=list(stale) or None,
         )
     except HfHubHTTPError as error:

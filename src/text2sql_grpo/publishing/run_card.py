@@ -6,6 +6,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from text2sql_grpo.publishing.model_card import MARK
 
+_FILES = {
+    "config.yaml": "the settings",
+    "evaluation.json": "accuracy on held-out sets, with intervals",
+    "comparison.json": "two models on the same questions",
+}
 _TABLES = {
     "rollouts": "every episode of training, whole: messages, actions, tokens, scores",
     "metrics": "one line a training step",
@@ -22,12 +27,12 @@ def write_run_card(run: Path) -> Path:
         configs=[{"config_name": name, "data_files": f"{name}.jsonl"} for name in found],
     )
     lines = [f"- `{name}.jsonl`: {about}" for name, about in found.items()]
+    lines += [f"- `{name}`: {about}" for name, about in _FILES.items() if (run / name).is_file()]
     curve = "![Learning curve](learning_curve.png)\n\n" if (run / "learning_curve.png").is_file() else ""
     text = (
         f"---\n{data.to_yaml()}\n---\n{MARK}\n\n# {run.resolve().name}\n\n"
         "What a training run of text2sql-grpo left: its config, figures and episodes.\n\n"
-        f"{curve}{chr(10).join(lines)}\n- `config.yaml`: the settings\n"
-        "- `evaluation.json`: accuracy on held-out sets, with intervals\n"
+        f"{curve}{chr(10).join(lines)}\n"
     )
     path = run / "README.md"
     DatasetCard(text).save(path)
