@@ -65,7 +65,7 @@ def test_answers_at_hand_are_compared_without_a_model(
     assert "gold      SELECT staff FROM branch WHERE code = 'LIS-02'" in out
     assert "base      SELECT 7  (" in out
     assert "trained   SELECT staff FROM branch WHERE code = 'LIS-02'  (equal)" in out
-    assert "gains 2 and loses 1: better, +25.0%" in out and "This could be chance" in out
+    assert "gains 2 and loses 1: better, +25.0 points" in out and "This could be chance" in out
     written = record("run/comparison.json")
     assert written["overall"]["strict"] | {"interval": None} == {
         "base": written["overall"]["strict"]["base"],
@@ -132,6 +132,8 @@ def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixt
         (["run", "a.jsonl"], "expected a run folder with evaluation.jsonl, got none (run)"),
         (["a.jsonl", "a.jsonl", "--sets", "dev"], "expected --sets of test_values, got 'dev'"),
         (["a.jsonl", "broken.jsonl"], "broken.jsonl, line 1"),
+        (["a.jsonl", "mistyped.jsonl"], "got FileNotFoundError"),
+        (["a.jsonl", "a.jsonl", "--run.seed", "1"], "expected --run.seed with a model to ask"),
         (["a.jsonl", "a.jsonl", "--out", "c.txt"], "expected --out to name a .json file, got c.txt"),
         (["nobody/base", "nobody/model"], "got none: add --config FILE"),
         (["a.jsonl", "lonely.json"], "lonely.jsonl, line 1"),

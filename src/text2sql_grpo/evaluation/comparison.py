@@ -186,10 +186,11 @@ class Comparison:
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
         chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
         odds = "less than 0.0001" if paired.p_value < 1e-4 else f"{paired.p_value:.2g}"
+        points = f"{paired.difference * 100:+.1f} points ({low * 100:+.1f} to {high * 100:+.1f})"
         return (
             f"Of {paired.total} questions the trained model gains {paired.gained} and loses {paired.lost}: "
-            f"{side}, {paired.difference:+.1%} ({low:+.1%} to {high:+.1%}). This {chance}: two equally good "
-            f"models would differ as much with probability {odds}."
+            f"{side}, {points}. This {chance}: two equally good models would differ as much or more with "
+            f"probability {odds}."
         )
 
 

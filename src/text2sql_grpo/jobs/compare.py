@@ -57,6 +57,11 @@ def compare_models(
     given = (base, trained)
     found = {role: _at_hand(name, sets) for role, name in zip(ROLES, given, strict=True)}
     known = {role: answers for role, answers in found.items() if answers is not None}
+    if len(known) == 2 and (config is not None or settings):
+        given_for_nothing = "--config" if config is not None else settings[0]
+        raise ConfigError(
+            f"expected {given_for_nothing} with a model to ask, got answers at hand on both sides"
+        )
     if len(known) < 2:
         bench = open_workbench(load_config(config or _config_around(trained, base), settings))
         asked = _asked(bench, sets, num_samples, *known.values())
@@ -89,7 +94,7 @@ def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
                 f"expected a run folder with evaluation.jsonl, got none ({name}): name its merged model, "
                 "or a file of answers"
             )
-    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+    if path.suffix not in (".json", ".jsonl"):
         return None
     answers = read_answers(path.with_suffix(".jsonl"))
     known = {one.set for one in answers}
