@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 from huggingface_hub import get_token
 from packaging.requirements import Requirement
@@ -21,13 +20,13 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.integrations import trackers as tracking
+from text2sql_grpo.jobs.hardware import GIB, hardware
 from text2sql_grpo.sql import Limits, SQLExecutor
-from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, wrong_combinations
+from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
 from text2sql_grpo.training.memory import Sharding
 from text2sql_grpo.training.policy import four_bit_obstacle
 
 Status = Literal["ok", "note", "skipped", "problem"]
-GIB = 1 << 30
 _PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
     *("bitsandbytes", "vllm", "deepspeed"),
@@ -113,16 +112,6 @@ def versions() -> Finding:
     return Finding("versions", "problem" if wrong else "ok", text, facts)
 
 
-def hardware() -> dict[str, Any]:
-    """The device that a run would use, its memory, and the CPU cores."""
-    kind = device_type()
-    facts: dict[str, Any] = {"type": kind, "cpu_cores": os.cpu_count(), "memory_bytes": device_memory(kind)}
-    if kind == "cuda":
-        facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
-        facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
-    return facts
-
-
 def device() -> Finding:
     """The accelerator of the run, its memory, and what it can do."""
     facts = hardware()
@@ -133,21 +122,6 @@ def device() -> Finding:
     facts["four_bit"] = obstacle is None
     text += "; 4-bit weights: " + ("yes" if obstacle is None else f"no, {obstacle}")
     return Finding("device", "ok", text, facts)
-
-
-def device_memory(kind: str) -> int | None:
-    """Bytes of the device that a run would use; None where nobody says."""
-    if kind == "cuda":
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return host_memory()
-
-
-def host_memory() -> int | None:
-    """Bytes of this machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Finding:

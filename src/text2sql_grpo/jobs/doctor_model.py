@@ -19,7 +19,8 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.jobs.doctor_checks import GIB, Finding, Launch, device_memory, duration, host_memory
+from text2sql_grpo.jobs.doctor_checks import Finding, Launch, duration
+from text2sql_grpo.jobs.hardware import GIB, device_memory, host_memory
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rewards import RewardMix

@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from text2sql_grpo.jobs.doctor_checks import hardware
+from text2sql_grpo.jobs.hardware import hardware
 from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.publishing.model_card import write_model_card

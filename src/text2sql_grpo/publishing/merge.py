@@ -13,22 +13,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import yaml
-from peft import PeftConfig, PeftModelForCausalLM, PeftType
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.publishing.merge_sources import (
+    Quantization,
+    dtype_before_rounding,
+    dtype_to_write,
+    load_tokenizer,
+    put_adapter_on,
+    read_adapter_config,
+    read_generation_config,
+    read_model_config,
+)
 from text2sql_grpo.publishing.stored_weights import StoredWeights, to_four_bits_and_back, write_weights
 from text2sql_grpo.publishing.streamed_model import Fetch, base_name, filled, hollow_model, streamed_logits
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Quantization = Literal["auto", "none", "4bit"]
 _PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
 
 
@@ -102,20 +108,20 @@ def merge_adapter(
         raise ModelError(f"expected an adapter to put on base {base}, got a full model: {adapter}")
     _check_out(out, adapter)
 
-    peft_config = _read_adapter_config(adapter) if is_adapter else None
+    peft_config = read_adapter_config(adapter) if is_adapter else None
     model_path = base or (peft_config.base_model_name_or_path if peft_config else str(adapter))
     if not model_path:
         raise ModelError(f"expected the adapter to name its base, got none; give --base: {adapter}")
-    config = _read_model_config(model_path)
-    target_dtype = _target_dtype(dtype, config)
-    quantized_from = _quantized_from(adapter, quantization, config) if is_adapter else None
+    config = read_model_config(model_path)
+    target_dtype = dtype_to_write(dtype, config)
+    quantized_from = dtype_before_rounding(adapter, quantization, config) if is_adapter else None
     plain = hollow_model(config)
-    tokenizer = _load_tokenizer(adapter, model_path, vocab_size=_vocab_size(plain))
+    tokenizer = load_tokenizer(adapter, model_path, vocab_size=_vocab_size(plain))
     token_ids = torch.randint(_vocab_size(plain), (2, 16), generator=torch.Generator().manual_seed(0))
 
     fetch = merged = _base_weights(plain, model_path, quantized_from)
     if peft_config:
-        adapted = _put_adapter_on(hollow_model(config), peft_config, adapter, model_path)
+        adapted = put_adapter_on(hollow_model(config), peft_config, adapter, model_path)
         expected = streamed_logits(adapted, token_ids, fetch)
         merged = _merged_weights(adapted, fetch, adapter)
     logits = streamed_logits(plain, token_ids, merged)
@@ -128,7 +134,7 @@ def merge_adapter(
     with _complete_folder(out) as folder:
         write_weights(folder, ((name, merged(name).to(target_dtype)) for name in _weight_names(plain)))
         config.save_pretrained(folder)
-        _generation_config(model_path, plain).save_pretrained(folder)
+        read_generation_config(model_path, plain).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         written = streamed_logits(plain, token_ids, _base_weights(plain, str(folder), None))
         if target_dtype == torch.float32:
@@ -210,18 +216,6 @@ def _merged_weights(adapted: Any, fetch: Fetch, adapter: Path) -> Fetch:
     return merged
 
 
-def _quantized_from(
-    adapter: Path, quantization: Quantization, config: PreTrainedConfig
-) -> torch.dtype | None:
-    """The type from which the base was rounded to 4 bits in training; None if it was not."""
-    run = adapter.resolve().parent / "config.yaml"
-    said: Any = yaml.safe_load(run.read_text(encoding="utf-8")) if run.is_file() else None
-    model = (said.get("model") or {}) if isinstance(said, dict) else {}
-    if quantization == "auto":
-        quantization = model.get("quantization", "none")
-    return DTYPES.get(str(model.get("dtype")), config.dtype) if quantization == "4bit" else None
-
-
 def _check_out(out: Path, source: Path) -> None:
     if out.resolve() == source.resolve():
         raise ModelError(f"expected another folder to write to than the one that is read: {out}")
@@ -231,84 +225,8 @@ def _check_out(out: Path, source: Path) -> None:
         raise ModelError(f"expected a new folder or an earlier merged model, found other files: {out}")
 
 
-def _read_adapter_config(adapter: Path) -> Any:
-    try:
-        config = PeftConfig.from_pretrained(str(adapter))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"expected a readable adapter_config.json: {error} ({adapter})") from error
-    if config.peft_type != PeftType.LORA:
-        raise ModelError(f"expected a LoRA adapter, got {config.peft_type}: {adapter}")
-    config.inference_mode = True
-    return config
-
-
-def _read_model_config(model_path: str) -> PreTrainedConfig:
-    """The config of a model, for one that is not quantized any more."""
-    try:
-        config = AutoConfig.from_pretrained(model_path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a model folder or Hub id as base, got {model_path!r}: {error}") from error
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is not None:
-        if quantization.get("quant_method") != "bitsandbytes" or not quantization.get("load_in_4bit"):
-            raise ModelError(
-                f"expected a base that is not quantized, or by bitsandbytes to 4 bits, got "
-                f"{quantization.get('quant_method')}; give the original as --base: {model_path}"
-            )
-        del config.quantization_config
-    return config
-
-
-def _target_dtype(dtype: str, config: PreTrainedConfig) -> torch.dtype:
-    """The type to write; `auto` is the stored type of the base, float32 where its config is silent."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
-    return DTYPES[dtype] if dtype != "auto" else (config.dtype or torch.float32)
-
-
-def _generation_config(model_path: str, model: Any) -> Any:
-    try:
-        return GenerationConfig.from_pretrained(model_path)
-    except OSError:  # It has none of its own.
-        return model.generation_config
-
-
 def _vocab_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
-
-
-def _load_tokenizer(adapter: Path, model_path: str, *, vocab_size: int) -> Any:
-    """The tokenizer beside the adapter, else the base's; refused if the base was not made for it."""
-    is_beside = (adapter / "tokenizer_config.json").is_file() or (adapter / "tokenizer.json").is_file()
-    source = str(adapter) if is_beside else model_path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a tokenizer in {adapter} or {model_path}: {error}") from error
-    largest_id = max(tokenizer.get_vocab().values())
-    if largest_id >= vocab_size:
-        raise ModelError(
-            f"expected a base with at least {largest_id + 1} token embeddings (tokenizer of {source}), "
-            f"got {vocab_size}: {model_path}"
-        )
-    return tokenizer
-
-
-def _put_adapter_on(model: Any, config: Any, adapter: Path, model_path: str) -> Any:
-    """The base with the adapter on it; every weight of one must have its place in the other."""
-    try:
-        model = PeftModelForCausalLM(model, config)
-        # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
-        result = model.load_adapter(str(adapter), "default")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"expected an adapter made for {model_path}: {error} ({adapter})") from error
-    misfits = [*result.missing_keys, *result.unexpected_keys]
-    if misfits:
-        raise ModelError(
-            f"expected an adapter made for {model_path}: {len(misfits)} weights of one have no place "
-            f"in the other, such as {misfits[0]} ({adapter})"
-        )
-    return model.eval()
 
 
 def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: float, what: str) -> float:

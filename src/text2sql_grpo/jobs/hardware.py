@@ -1,0 +1,35 @@
+"""The device that a run uses, and memory."""
+
+import os
+from typing import Any
+
+import torch
+
+from text2sql_grpo.training.arguments import device_type
+
+GIB = 1 << 30
+
+
+def hardware() -> dict[str, Any]:
+    """The device that a run would use, its memory, and the CPU cores."""
+    kind = device_type()
+    facts: dict[str, Any] = {"type": kind, "cpu_cores": os.cpu_count(), "memory_bytes": device_memory(kind)}
+    if kind == "cuda":
+        facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
+        facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
+    return facts
+
+
+def device_memory(kind: str) -> int | None:
+    """Bytes of the device that a run would use; None where nobody says."""
+    if kind == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return host_memory()
+
+
+def host_memory() -> int | None:
+    """Bytes of this machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
