@@ -188,7 +188,6 @@ def test_trackio_holds_every_figure_by_the_same_name(folder: Path) -> None:
 
 
 def test_wandb_without_a_key_stays_in_the_run_folder_with_every_figure(folder: Path) -> None:
-    wandb.teardown()  # an earlier test may have set it up to be disabled
     train(folder, ["wandb"])
     wandb.teardown()  # its service writes to the end of the process
 
