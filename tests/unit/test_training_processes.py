@@ -85,7 +85,7 @@ def test_a_process_that_ends_leaves_nobody_waiting() -> None:
 
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shape"), processes.others_ending():
-        raise RuntimeError("Connection of a shape")
+        raise RuntimeError("gloo of another shape")
 
 
 def test_a_model_that_others_are_to_fill_cannot_be_used_alone(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.training import processes
 from text2sql_grpo.training.checkpoints import PARTIAL, checkpoint_step, flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.run_log import RunLog
 
@@ -52,15 +51,11 @@ def find_checkpoint(config: Config, resume: str | None, console: Console) -> Pat
     """
     if resume is None:
         return None
-    state = PartialState()
     # One process reads gigabytes for all.
-    found = [_find(config.run.output_dir, resume, console) if state.is_main_process else None]
-    if state.num_processes > 1:
-        found = broadcast_object_list(found)
-    (checkpoint,) = found
+    found = [_find(config.run.output_dir, resume, console)] if processes.is_main() else []
+    checkpoint = processes.gathered(found)[0][0]
     if isinstance(checkpoint, str):
         raise RunError(checkpoint)
-    assert checkpoint is not None
     saved = checkpoint.parent / "config.yaml"
     if saved.is_file() and load_config(saved).model != config.model:
         raise ConfigError(
@@ -94,9 +89,9 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
     An earlier run is put aside: its logs are never appended to by another, and nothing of it is lost. The
     logs of a run that goes on are cut back to its checkpoint.
     """
-    state, folder = PartialState(), config.run.output_dir
+    folder = config.run.output_dir
     is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
-    if state.is_main_process:
+    if processes.is_main():
         try:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             if checkpoint is not None and is_same_run:
@@ -108,7 +103,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
             write_whole(folder / "config.yaml", dump_config(config))
         except OSError as error:
             raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
-    state.wait_for_everyone()
+    processes.wait()
 
 
 def _put_aside_earlier_run(folder: Path, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What training and evaluation both need: databases, questions, environment, grader."""
+"""What jobs share: databases, questions, environment, grader; and the run of the main job."""
 
 import time
 from collections.abc import Iterator, Sequence

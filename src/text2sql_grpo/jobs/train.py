@@ -83,7 +83,8 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     check_fills_a_batch(questions, arguments)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
-    check_folder(run.folder)
+    if processes.is_main():  # the others would see what it tries and readies there
+        check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
         soft_wrap=True,
@@ -125,11 +126,11 @@ def _improve(
         progress.close()
         for alerts in run.alerts:
             alerts.close()
-    if stopper.is_stopping:
+    if processes.any_of(stopper.is_stopping):
         raise KeyboardInterrupt
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
-    steps = trainer.state.global_step or arguments.max_steps  # 0 where all of it was done before
+    steps = trainer.state.global_step or arguments.max_steps  # 0 where the checkpoint had done them all
     del trainer
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")

@@ -82,8 +82,8 @@ def others_ending() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # gloo has no class of its own for this.
-        if isinstance(error, distributed.DistError) or (are_several() and "onnection" in str(error)):
+        # gloo has no class of its own for this; its messages begin with the file that they come from.
+        if isinstance(error, distributed.DistError) or (are_several() and "gloo" in str(error)):
             raise RunError(
                 f"expected all {distributed.get_world_size()} processes to go on, got one that ended or does "
                 f"not answer (seen by process {number()}): its own message says why"
@@ -112,7 +112,7 @@ def whole_weights(model: torch.nn.Module) -> Iterator[None]:
     waits for ever. The layers then keep them between passes, as FSDP2 has it for its root.
     """
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for part in parts for group in part._get_fsdp_state()._fsdp_param_groups]
+    groups = [group for part in parts for group in _weight_groups(part)]
     kept = [group.post_forward_mesh_info for group in groups]
     for part in parts:
         part.unshard()
@@ -127,10 +127,17 @@ def whole_weights(model: torch.nn.Module) -> Iterator[None]:
             part.reshard()
 
 
+def _weight_groups(part: FSDPModule) -> list[Any]:
+    """What FSDP2 gathers at once; older versions of torch have one group or none in each module."""
+    state = vars(part._get_fsdp_state())
+    groups = state.get("_fsdp_param_groups", [state.get("_fsdp_param_group")])
+    return [group for group in groups if group is not None]
+
+
 def holds_all_weights(model: torch.nn.Module) -> bool:
     """Whether this process can use a model by itself.
 
-    FSDP lets one process of a machine read the weights (`fsdp_cpu_ram_efficient_loading`), ZeRO-3 divides
+    FSDP lets one process of each machine read the weights (`fsdp_cpu_ram_efficient_loading`), ZeRO-3 divides
     them while they are read (`zero3_init_flag`).
     """
     return not any(parameter.is_meta or hasattr(parameter, "ds_id") for parameter in model.parameters())

@@ -150,7 +150,7 @@ class StopOnInterrupt(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Asks the trainer for a checkpoint and its end, after the same step in every process."""
-        self.is_stopping = any_of(self.is_stopping)
-        if self.is_stopping:
+        if any_of(self.is_stopping):  # a signal that comes meanwhile counts at the end of the next step
+            self.is_stopping = True
             control.should_save = True
             control.should_training_stop = True
