@@ -173,7 +173,8 @@ def test_wandb_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         training.alerts._tracks_with_wandb = True
         training.log({"reward": 0.25})
         assert "did not reach" not in training.end()
-    wandb.finish()  # a disabled run stays the current one otherwise
+    wandb.finish()  # a disabled run stays the current one otherwise,
+    wandb.teardown()  # and its settings those of the next
 
     (alert,) = told
     assert alert["title"] == "shop: min_reward"

@@ -169,6 +169,7 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
 
             if wandb.run is not None:
                 wandb.finish()
+            wandb.teardown()  # else the next run of this process would be kept in this one's folder
         if opened.callbacks:
             import weave
 
