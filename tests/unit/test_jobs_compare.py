@@ -132,11 +132,11 @@ def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixt
         (["run", "a.jsonl"], "expected a run folder with evaluation.jsonl, got none (run)"),
         (["a.jsonl", "a.jsonl", "--sets", "dev"], "expected --sets of test_values, got 'dev'"),
         (["a.jsonl", "broken.jsonl"], "broken.jsonl, line 1"),
-        (["a.jsonl", "mistyped.jsonl"], "got FileNotFoundError"),
+        (["a.jsonl", "mistyped.jsonl"], "No such file or directory: 'mistyped.jsonl'"),
         (["a.jsonl", "a.jsonl", "--run.seed", "1"], "expected --run.seed with a model to ask"),
         (["a.jsonl", "a.jsonl", "--out", "c.txt"], "expected --out to name a .json file, got c.txt"),
         (["nobody/base", "nobody/model"], "got none: add --config FILE"),
-        (["a.jsonl", "lonely.json"], "lonely.jsonl, line 1"),
+        (["a.jsonl", "lonely.json"], "No such file or directory: 'lonely.jsonl'"),
     ],
 )
 def test_what_cannot_be_compared_is_said(

@@ -87,7 +87,9 @@ def read_answers(path: Path) -> list[Judged]:
         with path.open(encoding="utf-8") as file:
             for line in file:
                 answers.append(Judged.of(json.loads(line)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise DataError(f"expected the answers of an evaluation, got {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
         where = f"{path}, line {len(answers) + 1}"
         raise DataError(
             f"expected the answers of an evaluation, one a line, got {error!r} ({where})"
