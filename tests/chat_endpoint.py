@@ -34,14 +34,17 @@ class Answer:
 
 @contextmanager
 def served(
-    answer: Callable[[dict[str, Any]], Answer],
+    answer: Callable[[dict[str, Any]], Answer | str],
     *,
     fails: Callable[[dict[str, Any]], bool] = lambda request: False,
+    status: int = 500,
 ) -> Iterator[str]:
     """The base URL of an endpoint that answers requests, one at a time.
 
     Args:
+        answer: A string is sent as a page of HTML.
         fails: Whether it answers with an error of its own instead; asked of several requests at once.
+        status: Of that error.
     """
     lock = threading.Lock()
 
@@ -49,12 +52,14 @@ def served(
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if fails(request):
-                self.send_error(500)
+                self.send_error(status)
                 return
             with lock:
-                body = json.dumps(_completion(request, answer(request))).encode()
+                said = answer(request)
+            is_page = isinstance(said, str)
+            body = (said if is_page else json.dumps(_completion(request, said))).encode()
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/html" if is_page else "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

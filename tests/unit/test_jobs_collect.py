@@ -129,7 +129,7 @@ def test_an_mcp_server_that_dies_makes_no_episode(tmp_path: Path, repo_root: Pat
     with served(answer) as url:
         source = Endpoint(url, "script", parallel=2)
         with pytest.raises(RunError, match="the MCP server died"):
-            collect(config, out, source, console=silent(), samples=1, num_questions=2)
+            collect(config, out, source, console=silent(), samples=2, num_questions=2)
         assert json_lines(out) == []
         dies[0] = False
         assert collect(config, out, source, console=silent(), samples=1, num_questions=2) == 0
@@ -165,6 +165,37 @@ def test_failures_of_the_endpoint_are_nobodys_episodes(config: Config, tmp_path:
     assert Counter(row["example"] for row in json_lines(out)) == {row["id"]: 1 for row in QUESTIONS}
 
 
+def test_requests_that_are_refused_do_not_end_the_run(config: Config, tmp_path: Path) -> None:
+    def fails(request: dict[str, Any]) -> bool:
+        return question_of(request) != "Branches?"  # asked after two others, each four times
+
+    with served(right, fails=fails, status=400) as url:
+        source = Endpoint(url, "script", parallel=1)
+        assert collect(config, tmp_path / "e.jsonl", source, console=silent()) == 1
+    assert [row["example"] for row in json_lines(tmp_path / "e.jsonl")] == ["count"] * 4
+
+
+def test_an_endpoint_that_dies_on_the_way_ends_the_run(config: Config, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def fails(request: dict[str, Any]) -> bool:
+        seen.append(question_of(request))
+        return len(seen) > 4  # after two episodes of two turns
+
+    with served(right, fails=fails) as url:
+        source = Endpoint(url, "script", parallel=1, retries=0)
+        with pytest.raises(RunError, match="got 4 failures in a row: InternalServerError"):
+            collect(config, tmp_path / "e.jsonl", source, console=silent())
+    assert len(json_lines(tmp_path / "e.jsonl")) == 2
+
+
+def test_a_page_instead_of_an_answer_is_nobodys_episode(config: Config, tmp_path: Path) -> None:
+    with served(lambda request: "<html>Log in</html>") as url:
+        source = Endpoint(url, "script", parallel=1, retries=0)
+        with pytest.raises(RunError, match="in a row: an answer without choices: <html>Log in"):
+            collect(config, tmp_path / "e.jsonl", source, console=silent())
+
+
 def test_a_failure_in_passing_is_asked_again(config: Config, tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -182,7 +213,7 @@ def test_a_failure_in_passing_is_asked_again(config: Config, tmp_path: Path) -> 
 
 def test_an_endpoint_that_never_answers_ends_the_run(config: Config, tmp_path: Path) -> None:
     source = Endpoint("http://127.0.0.1:9/v1", "script", parallel=2, retries=0)
-    with pytest.raises(RunError, match="expected episodes, got 2 failures: APIConnectionError"):
+    with pytest.raises(RunError, match="expected episodes, got 4 failures in a row: APIConnectionError"):
         collect(config, tmp_path / "e.jsonl", source, console=silent())
     assert json_lines(tmp_path / "e.jsonl") == []
 

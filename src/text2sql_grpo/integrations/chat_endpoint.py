@@ -1,5 +1,6 @@
 """Sessions played by a model behind an OpenAI-compatible endpoint: vLLM, llama.cpp, MLX's server."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,18 @@ import openai
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.tool_calls import call_text, read_arguments
+from text2sql_grpo.integrations.tool_calls import turn_text
 
-# What asking again will not mend.
+# What no other request will mend.
 _REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 
 
 class EndpointFailure(Exception):
     """The endpoint did not answer, or not as it should: nobody's episode."""
+
+
+class RequestRefused(EndpointFailure):
+    """It does not take this request, such as a chat that is longer than its context; it may take others."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,12 @@ def play(
             )
         except _REFUSALS as error:
             raise RunError(f"expected an endpoint that serves {sampling.model}, got: {error}") from error
-        except openai.OpenAIError as error:
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            raise RequestRefused(f"{type(error).__name__}: {error}") from error
+        except (openai.OpenAIError, json.JSONDecodeError) as error:
             raise EndpointFailure(f"{type(error).__name__}: {error}") from error
-        if not completion.choices:
-            raise EndpointFailure("an answer without choices")
+        if not getattr(completion, "choices", None):  # openai hands over what is no JSON as text
+            raise EndpointFailure(f"an answer without choices: {str(completion)[:200]}")
         choice, usage = completion.choices[0], completion.usage
         if usage is not None:
             prompt_tokens = usage.prompt_tokens if prompt_tokens is None else prompt_tokens
@@ -84,10 +91,7 @@ def play(
 
 
 def _text(message: Any) -> str:
-    """An assistant message as the protocols read it: thinking, text, and calls that the server parsed."""
-    thinking = getattr(message, "reasoning_content", None)
-    calls = [
-        call_text(call.function.name, read_arguments(call.function.arguments))
-        for call in message.tool_calls or []
-    ]
-    return "".join([f"<think>{thinking}</think>" if thinking else "", message.content or "", *calls])
+    # llama.cpp and SGLang name it `reasoning_content`, vLLM and OpenRouter `reasoning`.
+    thinking = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    return turn_text(thinking, message.content, calls)

@@ -1,19 +1,39 @@
 """Tool calls that arrive as structures, written as the text that the native protocol reads."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
+
+
+def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[str, str]]) -> str:
+    """An assistant message as the protocols read it.
+
+    Args:
+        thinking: What the server took out of the text.
+        calls: Those that the server parsed: names, and arguments as it wrote them.
+    """
+    return "".join(
+        [
+            f"<think>{thinking}</think>" if thinking else "",
+            content or "",
+            *(call_text(name, _read(arguments)) for name, arguments in calls),
+        ]
+    )
 
 
 def call_text(name: str, arguments: Any) -> str:
     """One call as Qwen's template writes it; what is wrong with it is left for the protocol to say.
 
-    >>> call_text("run_sql", {"sql": "SELECT 1"})
-    '<tool_call>{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    >>> print(call_text("run_sql", {"sql": "SELECT 'é'"}))
+    <tool_call>
+    {"name": "run_sql", "arguments": {"sql": "SELECT 'é'"}}
+    </tool_call>
     """
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def read_arguments(arguments: str) -> object:
+def _read(arguments: str) -> object:
     """Arguments as a server wrote them, which may be no JSON: then the protocol says so."""
     try:
         return json.loads(arguments)

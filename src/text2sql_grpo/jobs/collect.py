@@ -27,6 +27,7 @@ from text2sql_grpo.training.run_log import episode_record
 from text2sql_grpo.training.trajectories import EpisodeFile, Keep, kept
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
+_PATIENCE = 4  # failures of an endpoint in a row, or as many as episodes are played at once
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _play_served(
     environment = bench.environment
     client = openai.OpenAI(
         base_url=source.base_url,
-        api_key=os.environ.get(source.key_variable, "none"),
+        api_key=os.environ.get(source.key_variable) or "none",
         max_retries=source.retries,
         timeout=source.timeout_s,
     )
@@ -230,19 +231,20 @@ def _play_served(
         return episode
 
     failures: list[str] = []
-    num_played = 0
+    in_a_row = 0
     pool = ThreadPoolExecutor(source.parallel, thread_name_prefix="episode")
     try:
         samples = {pool.submit(play, sample): sample for sample in todo}
         for future in as_completed(samples):
             try:
-                recorder.write(samples[future], future.result())
-                num_played += 1
+                recorder.write(samples.pop(future), future.result())
+                in_a_row = 0
             except chat_endpoint.EndpointFailure as failure:
                 failures.append(str(failure))
-                if not num_played and len(failures) >= source.parallel:
+                in_a_row += not isinstance(failure, chat_endpoint.RequestRefused)
+                if in_a_row >= max(_PATIENCE, source.parallel):
                     raise RunError(
-                        f"expected episodes, got {len(failures)} failures: {failure} ({source.base_url})"
+                        f"expected episodes, got {in_a_row} failures in a row: {failure} ({source.base_url})"
                     ) from failure
             on_end()
     finally:

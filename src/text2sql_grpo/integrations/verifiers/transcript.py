@@ -6,7 +6,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.protocols import MalformedTurn, ParsedCall, parse_call, parse_tags
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.integrations.tool_calls import call_text, read_arguments
+from text2sql_grpo.integrations import tool_calls
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -15,10 +15,9 @@ OUT_OF_TOKENS = "max_total_tokens"  # a stop condition of verifiers' own
 
 
 def turn_text(message: "vf.AssistantMessage") -> str:
-    """An assistant message as the protocols read it: thinking, text, and calls that the server parsed."""
-    thinking = f"<think>{message.reasoning_content}</think>" if message.reasoning_content else ""
-    calls = [call_text(call.name, read_arguments(call.arguments)) for call in message.tool_calls or []]
-    return "".join([thinking, message.content or "", *calls])
+    """An assistant message as the protocols read it."""
+    calls = [(call.name, call.arguments) for call in message.tool_calls or []]
+    return tool_calls.turn_text(message.reasoning_content, message.content, calls)
 
 
 def is_cut(trace: "vf.Trace") -> bool:
