@@ -63,8 +63,10 @@ def test_tools_of_a_chat_are_in_its_prompt(tmp_path: Path) -> None:
     ("chats", "message"),
     [
         ([{"messages": CHAT}, {"prompt": "?"}], r"expected messages, got prompt \(.*line 2\)"),
-        ([{"messages": CHAT[:1]}], "ends with an assistant"),
-        ([{"messages": [{"role": "user", "content": "?" * 300}, CHAT[1]]}], "fit into 256 tokens"),
+        ([{"messages": CHAT[:1]}], r"ends with an assistant, .*line 1\)"),
+        ([{"messages": [CHAT[0], {"role": "assistant", "content": None}]}], "a role and text, got .*null"),
+        ([{"messages": [{"role": "user", "content": "?" * 300}, CHAT[1]]}], "of at most 256 tokens"),
+        ([], "got none among 0"),
     ],
 )
 def test_chats_that_teach_nothing_are_refused(tmp_path: Path, chats: list[Any], message: str) -> None:

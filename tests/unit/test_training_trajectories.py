@@ -71,7 +71,7 @@ def test_a_line_that_is_no_episode_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text('{"a": 1}\n' + line + "\n", "utf-8")
     with pytest.raises(DataError, match="line 2"):
-        read_episodes(path)
+        list(read_episodes(path))
 
 
 RECORDS = [

@@ -1,5 +1,6 @@
 """Supervised training of a model on collected chats, by TRL's SFTTrainer, before reinforcement learning."""
 
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from text2sql_grpo.config import Config, dump_config
+from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.publishing.merge import merge_adapter
@@ -64,7 +66,7 @@ def warm_start(
         raise ConfigError(
             f"expected a multiple of {settings.micro_batch_size} as batch size, got {settings.batch_size}"
         )
-    chats = read_episodes(data)
+    chats = list(read_episodes(data))
     model_settings = resolved(config.model, device_type())
     policy = load_policy(
         config.model.path,
@@ -100,28 +102,38 @@ def warm_start(
 def _dataset(
     chats: list[dict[str, Any]], policy: LoadedPolicy, config: Config, data: Path, console: Console
 ) -> Dataset:
-    chat = ChatFormat(policy.tokenizer, tools=TOOLS if config.environment.protocol == "native" else None)
+    usual_tools = TOOLS if config.environment.protocol == "native" else None
+    chat = ChatFormat(policy.tokenizer, tools=usual_tools)
     longest = context_length(policy.model)
     rows = []
     for number, record in enumerate(chats, 1):
-        if not isinstance(record.get("messages"), list):
-            raise DataError(
-                f"expected messages, got {', '.join(record) or 'nothing'} ({data}, line {number})"
-            )
-        if record.get("tools", chat.tools) != chat.tools:
-            chat = ChatFormat(policy.tokenizer, tools=record["tools"])
-        ids, labels = supervised_tokens(record["messages"], chat)
+        tools = record.get("tools", usual_tools)
+        if tools != chat.tools:
+            chat = ChatFormat(policy.tokenizer, tools=tools)
+        try:
+            ids, labels = supervised_tokens(_messages(record), chat)
+        except DataError as error:
+            raise DataError(f"{error} ({data}, line {number})") from error
         if len(ids) <= longest:
             rows.append({"input_ids": ids, "labels": labels})
     if not rows:
-        raise DataError(
-            f"expected chats that fit into {longest} tokens, got {len(chats)} of other kinds ({data})"
-        )
+        raise DataError(f"expected chats of at most {longest} tokens, got none among {len(chats)} ({data})")
     counted = sum(label != -100 for row in rows for label in row["labels"])
     console.print(f"{len(rows)} chats, {counted} tokens of the assistant", soft_wrap=True)
     if len(rows) < len(chats):
         console.print(f"{len(chats) - len(rows)} are longer than the model's context and left out")
     return Dataset.from_list(rows)
+
+
+def _messages(record: dict[str, Any]) -> list[Message]:
+    messages = record.get("messages")
+    if not isinstance(messages, list):
+        raise DataError(f"expected messages, got {', '.join(record) or 'nothing'}")
+    for message in messages:
+        texts = [message.get(name) for name in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"expected messages of a role and text, got {json.dumps(message)[:200]}")
+    return messages
 
 
 def _arguments(settings: SupervisedSettings, out: Path, seed: int, *, is_adapter: bool) -> SFTConfig:

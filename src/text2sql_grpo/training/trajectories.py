@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 Keep = Literal["correct", "best_of_n", "shortest_correct"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 Record = dict[str, Any]
+_IN_MEMORY = ("example", "sample", "database", "messages", "stop_reason", "is_masked", "strict", "reward")
 
 
 class EpisodeFile:
@@ -26,7 +27,7 @@ class EpisodeFile:
         settings: What the episodes depend on.
 
     Attributes:
-        records: All that are in the file.
+        records: All that are in the file, without tokens and actions.
 
     Raises:
         ConfigError: The file holds episodes of other settings.
@@ -41,7 +42,7 @@ class EpisodeFile:
             _check_settings(path, json.loads(json.dumps(settings)))
             path.touch()
             _cut_torn_line(path)
-            self.records = read_episodes(path)
+            self.records = [_slim(record) for record in read_episodes(path)]
         except OSError as error:
             raise RunError(f"expected a file that can be written, got {error} ({path})") from error
 
@@ -54,15 +55,22 @@ class EpisodeFile:
         """Appends an episode; from any thread."""
         line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         with self._lock:
-            before = self.path.stat().st_size
             try:
-                with self.path.open("ab", buffering=0) as file:
-                    if file.write(line) != len(line):
-                        raise OSError("the file took a part of the line")
+                before = self.path.stat().st_size
+                try:
+                    with self.path.open("ab", buffering=0) as file:
+                        if file.write(line) != len(line):
+                            raise OSError("the file took a part of the line")
+                except OSError:
+                    os.truncate(self.path, before)  # a full disk leaves no half line behind
+                    raise
             except OSError as error:
-                os.truncate(self.path, before)  # a full disk leaves no half line behind
                 raise RunError(f"expected space for episodes, got {error} ({self.path})") from error
-            self.records.append(record)
+            self.records.append(_slim(record))
+
+
+def _slim(record: Record) -> Record:
+    return {name: record[name] for name in _IN_MEMORY}
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -78,39 +86,38 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
                 f"expected the settings of the episodes that are in the file, got another "
                 f"{', '.join(different)} ({path}): take another --out"
             )
-    elif has_episodes:
+        return
+    if has_episodes:
         raise ConfigError(f"expected a new file or one of an earlier collection, got {path}")
     beside.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 def _cut_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
+    with path.open("rb") as file:
+        whole = sum(len(line) for line in file if line.endswith(b"\n"))
+    if whole < path.stat().st_size:
         os.truncate(path, whole)
 
 
-def read_episodes(path: Path) -> list[Record]:
-    """The lines of a file of episodes.
+def read_episodes(path: Path) -> Iterator[Record]:
+    """The lines of a file of episodes or chats.
 
     Raises:
         DataError: No such file, or a line that is no JSON object.
     """
-    records: list[Record] = []
+    number = 1
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise DataError(
                         f"expected an object, got {type(record).__name__} ({path}, line {number})"
                     )
-                records.append(record)
+                yield record
+                number += 1
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"expected episodes, one a line, got {error} ({path}, line {len(records) + 1})"
-        ) from error
-    return records
+        raise DataError(f"expected episodes, one a line, got {error} ({path}, line {number})") from error
 
 
 def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
