@@ -13,6 +13,7 @@ import pytest
 
 from tests.number_game import PACKAGES, find_packages, game_model, game_tokenizer, game_trainer
 from tests.tiny_run import json_lines
+from text2sql_grpo.errors import RunError
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None,
@@ -66,6 +67,8 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
         "save_steps": 1,
     }
     game_trainer(tmp_path, max_steps=2, **small).train()
+    with pytest.raises(RunError, match="got earlier traces"):
+        game_trainer(tmp_path, max_steps=2, **small).train()
     resumed = game_trainer(tmp_path, max_steps=3, **small)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     rows = json_lines(tmp_path / "run" / "traces.jsonl")

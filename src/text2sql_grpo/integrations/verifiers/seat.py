@@ -18,8 +18,7 @@ from verifiers.v1.utils.decorators import invoke  # type: ignore[import-untyped,
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.toolbox import Toolbox
-
-OUT_OF_TOKENS = "max_total_tokens"
+from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,9 @@ class Seat:
     async def _exchange(self, task: vf.Task, options: dict[str, Any]) -> AsyncIterator["Exchange"]:
         if self.trace is not None:
             raise RunError("expected an environment that plays one rollout an episode, got a second one")
-        if any(value is not None for name, value in options.items() if name != "on_trace"):
-            raise RunError(f"expected an agent that is given no {' and no '.join(options)}")
+        given = [name for name, value in options.items() if name != "on_trace" and value is not None]
+        if given:
+            raise RunError(f"expected an agent that is given a task alone, got {', '.join(given)} too")
         self.trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             state=state_cls(type(task))(),

@@ -62,7 +62,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     ) -> None:
         self._package = package = open_package(taskset, taskset_config, num_tasks=num_tasks)
         self._loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True)
+        thread = threading.Thread(target=_serve, args=[self._loop], name="verifiers", daemon=True)
         thread.start()
         weakref.finalize(self, _close, self._loop, thread)
         self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), self._loop).result()
@@ -86,6 +86,15 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         for toolset in toolsets:
             await toolset.setup()
         return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """As TRL's; refuses to mix its traces with those of an earlier run."""
+        traces = self._run_log.folder / TRACES_FILE
+        if not resume_from_checkpoint and traces.exists() and traces.stat().st_size:
+            raise RunError(
+                f"expected a new output folder or resume_from_checkpoint, got earlier traces ({traces})"
+            )
+        return super().train(resume_from_checkpoint, **options)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -208,7 +217,16 @@ def _write_config(folder: Path, taskset: vf.Taskset) -> None:
     (folder / TRACES_FILE).touch()
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs until it is stopped, and then ends the rollouts that a failure left waiting for their turn."""
+    loop.run_forever()
+    if waiting := asyncio.all_tasks(loop):
+        for task in waiting:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(waiting))
+    loop.close()
+
+
 def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    loop.close()
