@@ -135,7 +135,8 @@ def test_what_is_asked_for() -> None:
     assert trackers(["weave", "tensorboard"]) == ["weave", "tensorboard"]
     assert reported_by_transformers(["weave", "tensorboard"]) == ["tensorboard"]
     assert reported_by_transformers(["weave"]) == ["none"]
-    for wrong in ("tensorbord", ["wandb", "weaver"], 5):
+    assert trackers("mlflow") == ["mlflow"]  # of transformers
+    for wrong in ("tensorbord", ["wandb", "weaver"], 5, "all"):
         with pytest.raises(
             ConfigError, match="must be a list of wandb, trackio, tensorboard, weave, or none"
         ):

@@ -37,7 +37,7 @@ def trackers(report_to: Any) -> list[str]:
     if report_to is None:
         return ["wandb"]
     names = [report_to] if isinstance(report_to, str) else report_to
-    known = {*TRACKERS, *INTEGRATION_TO_CALLBACK, "all", "none"}
+    known = {*TRACKERS, *INTEGRATION_TO_CALLBACK, "none"}
     if not isinstance(names, list) or any(name not in known for name in names):
         raise ConfigError(
             f"grpo.report_to must be a list of {', '.join(TRACKERS)}, or none, got {report_to!r}"
