@@ -14,6 +14,8 @@ from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.jobs.warm_start import SupervisedSettings, warm_start
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training.trajectories import supervised_tokens
 
 CHAT = [
     {"role": "user", "content": "branch(code)\nStaff?"},
@@ -54,9 +56,17 @@ def test_the_assistants_words_are_learned(tmp_path: Path, lora: Any, trained: st
     assert load_config(out / "config.yaml").model.path == str(tmp_path / "base")
 
 
-def test_tools_of_a_chat_are_in_its_prompt(tmp_path: Path) -> None:
+def test_a_chat_has_its_own_tools_in_its_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def tokens(messages: Any, chat: ChatFormat) -> tuple[list[int], list[int]]:
+        seen.append(chat.tools)
+        return supervised_tokens(messages, chat)
+
+    monkeypatch.setattr("text2sql_grpo.jobs.warm_start.supervised_tokens", tokens)
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
-    assert (train(tmp_path, [{"messages": CHAT, "tools": [tool]}, {"messages": CHAT}]) / "merged").is_dir()
+    out = train(tmp_path, [{"messages": CHAT, "tools": [tool]}, {"messages": CHAT}])
+    assert (out / "merged").is_dir() and seen == [[tool], None]
 
 
 @pytest.mark.parametrize(
