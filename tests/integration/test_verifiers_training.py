@@ -13,7 +13,10 @@ import pytest
 
 from tests.number_game import PACKAGES, find_packages, game_model, game_tokenizer, game_trainer
 from tests.tiny_run import json_lines
+from text2sql_grpo.cli import main
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training.trajectories import supervised_tokens
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None,
@@ -58,6 +61,16 @@ def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path, repo_root: Pa
     assert scores(json_lines(tmp_path / "replay" / "traces.jsonl")) == scores(late)
     assert len(set(scores(late).values())) > 3
 
+    chats = tmp_path / "chats.correct.jsonl"
+    options = ["--traces", str(tmp_path / "run"), "--out", str(tmp_path / "chats.jsonl")]
+    assert main(["collect", *options, "--keep", "correct", "shortest_correct"]) == 0
+    chat = ChatFormat(game_tokenizer())
+    learned = {tuple(supervised_tokens(row["messages"], chat)[0]) for row in json_lines(chats)}
+    found = [row["traces"][0]["nodes"] for row in late if row["traces"][0]["metrics"]["found"] == 1]
+    assert learned == {tuple(token for node in nodes for token in node["token_ids"]) for nodes in found}
+    assert len(found) > len(learned) == len(json_lines(chats))
+    assert 1 < len(json_lines(tmp_path / "chats.shortest_correct.jsonl")) < len(learned)
+
 
 def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
     small = {
@@ -75,6 +88,19 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert [row["run"]["work"]["step"] for row in rows] == [row["step"] for row in rows]
     assert len({row["traces"][0]["id"] for row in rows}) == len(rows)
+
+
+def test_what_is_no_traces_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["collect", "--traces", str(tmp_path), "--out", str(tmp_path / "chats.jsonl")]
+    assert main(options) == 1
+    assert "expected --keep with --traces, got none" in capsys.readouterr().err
+    assert main([*options, "--keep", "correct"]) == 1
+    assert f"expected traces of verifiers, got [Errno 2] No such file or directory: '{tmp_path}" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "traces.jsonl").write_text('{"example": 1}\n', "utf-8")
+    assert main([*options, "--keep", "correct"]) == 1
+    assert "expected traces of verifiers, got" in capsys.readouterr().err
 
 
 def test_the_example_runs(tmp_path: Path, repo_root: Path) -> None:

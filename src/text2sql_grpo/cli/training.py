@@ -166,6 +166,9 @@ def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model_path", help="model folder, such as RUN/merged, or Hub id")
     source.add_argument("--base_url", metavar="URL", help="OpenAI-compatible endpoint; needs --model")
+    source.add_argument(
+        "--traces", type=Path, metavar="DIR", help="play nothing: choose from what vf-eval or a training left"
+    )
     parser.add_argument("--model", metavar="NAME", help="of the model at --base_url")
     parser.add_argument("--config", type=Path, help="default: config.yaml in the folder around --model_path")
     parser.add_argument("--out", type=Path, required=True, help="JSONL of episodes; goes on if it is there")
@@ -196,12 +199,18 @@ def run_collect(options: argparse.Namespace) -> int:
     """Rolls a model out to episodes on disk."""
     from text2sql_grpo.config import load_config
 
+    options.writes_to = options.out
+    if options.traces is not None:
+        from rich.console import Console
+
+        from text2sql_grpo.jobs.collect import collect_traces
+
+        return collect_traces(options.traces, options.out, console=Console(), keep=options.keep)
     if (options.base_url is None) != (options.model is None):
         raise ConfigError("expected --base_url and --model together, got one of them")
     if options.model_path is None and options.config is None:
         raise ConfigError("expected --config FILE with --base_url, got none")
     config = load_config(options.config or config_around(options.model_path), options.settings)
-    options.writes_to = options.out
 
     quiet_libraries()
     from rich.console import Console

@@ -107,11 +107,8 @@ def collect(
     found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
     right = sum(record["strict"] for record in found)
     console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
-    for name in keep:
-        chats = kept(found, name)
-        path = out.with_suffix(f".{name}.jsonl")
-        _write(path, chats, bench)
-        console.print(f"{len(chats)} chats ({name}): {path}", soft_wrap=True)
+    is_native = config.environment.protocol == "native"
+    _write_kept(found, keep, out, console, tools=bench.environment.tools if is_native else None)
     if failures:
         console.print(f"{len(failures)} episodes were not played, the first: {failures[0]}", soft_wrap=True)
         console.print("Run the same command again to try them once more.")
@@ -253,10 +250,52 @@ def _play_served(
     return failures
 
 
-def _write(path: Path, chats: Sequence[dict[str, Any]], bench: Workbench) -> None:
-    is_native = bench.config.environment.protocol == "native"
-    tools = {"tools": bench.environment.tools} if is_native else {}
-    draft = path.with_name(f".{path.name}.partial")
-    lines = [json.dumps(chat | tools, ensure_ascii=False) + "\n" for chat in chats]
-    draft.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
-    draft.replace(path)
+def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[Keep]) -> int:
+    """Chats worth learning from, of what `vf-eval` or a training on a verifiers taskset played.
+
+    Args:
+        folder: With `traces.jsonl`.
+        out: Chats are written beside it, as `NAME.FILTER.jsonl`.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        RunError: The traces cannot be read, or the chats not be written.
+    """
+    try:
+        from text2sql_grpo.integrations.verifiers.chats import trace_records
+    except ImportError as error:
+        raise ConfigError(
+            f"expected the package verifiers for --traces, got none: {error} "
+            "(pip install 'text2sql-grpo[verifiers]')"
+        ) from error
+    if not keep:
+        raise ConfigError(
+            "expected --keep with --traces, got none: nothing is played, so nothing else is made"
+        )
+    records = list(trace_records(folder))
+    console.print(f"{len(records)} traces: {folder}", soft_wrap=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _write_kept(records, keep, out, console)
+    return 0
+
+
+def _write_kept(
+    records: Sequence[dict[str, Any]],
+    keep: Sequence[Keep],
+    out: Path,
+    console: Console,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+) -> None:
+    for name in keep:
+        chats = kept(records, name)
+        if tools is not None:
+            chats = [chat | {"tools": tools} for chat in chats]
+        path = out.with_suffix(f".{name}.jsonl")
+        draft = path.with_name(f".{path.name}.partial")
+        lines = [json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats]
+        draft.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+        draft.replace(path)
+        console.print(f"{len(chats)} chats ({name}): {path}", soft_wrap=True)

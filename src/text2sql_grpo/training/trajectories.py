@@ -143,8 +143,8 @@ def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
             chosen += sorted(scored, key=lambda record: -record["reward"])[:1]
         else:
             chosen += sorted(right, key=lambda record: sum(map(len, _said(record))))[:1]
-    names = ("example", "sample", "database", "messages")
-    return [{name: record[name] for name in names} for record in chosen]
+    names = ("example", "sample", "database", "messages", "tools")
+    return [{name: record[name] for name in names if name in record} for record in chosen]
 
 
 def _said(record: Record) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class TaskSession:
         messages = self._next()
         if messages is None:
             return [{"role": "user", "content": ""}]  # for the engine; the episode is over
-        self.episode.messages = [_plain(message) for message in messages]
+        self.episode.messages = [plain(message) for message in messages]
         return list(self.episode.messages)
 
     def step(self, assistant_text: str) -> Message | None:
@@ -69,7 +69,7 @@ class TaskSession:
             raise RunError(f"expected one message between two turns, got {len(messages)} ({self._name})")
         if self._chat.tools and messages[0].role != "tool":
             raise RunError(f"expected only tools to answer where there are any, got a user ({self._name})")
-        self.episode.messages.append(_plain(messages[0]))
+        self.episode.messages.append(plain(messages[0]))
         return self.episode.messages[-1]
 
     def finish(self) -> vf.Trace:
@@ -165,7 +165,7 @@ def _episode(package: Package, trace: vf.Trace) -> vf.Episode:
     return vf.Episode(env=vf.EnvInfo(id=package.id), task=trace.task, traces=[trace], ok=trace.ok)
 
 
-def _plain(message: Any) -> Message:
+def plain(message: Any) -> Message:
     """A message as chat templates read it.
 
     Raises:

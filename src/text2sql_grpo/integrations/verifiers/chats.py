@@ -1,0 +1,68 @@
+"""Traces that `vf-eval` or a training left, as the records that filters choose chats from."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from pydantic import ValidationError
+from verifiers.v1.utils.trace_store import TRACES_FILE, read_episodes  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.integrations.verifiers.task_session import plain
+from text2sql_grpo.integrations.verifiers.transcript import turn_text
+
+FULL_REWARD = 1.0
+
+
+def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """A record of each trace: its task, messages, tools, reward, and whether it counts as right.
+
+    Tasksets say how good a trace is, not whether it is right: right is one with a reward of 1 or more. What
+    is not ok, was cut short, went several ways, or has more than one reply to a turn is marked as masked.
+
+    Args:
+        folder: With `traces.jsonl`.
+
+    Raises:
+        DataError: No such file, or it holds something else.
+    """
+    try:
+        episodes = read_episodes(folder, vf.WireTrace)
+    except (OSError, ValueError, KeyError, ValidationError) as error:
+        raise DataError(f"expected traces of verifiers, got {error} ({folder / TRACES_FILE})") from error
+    seen: Counter[str] = Counter()
+    for trace in (trace for episode in episodes for trace in episode.traces):
+        name = str(trace.task.key)
+        tools = trace.branches[-1].tools if trace.branches else []
+        messages = [_message(message) for message in trace.messages]
+        is_whole = trace.ok and not trace.is_truncated and trace.num_branches == 1
+        yield {
+            "example": name,
+            "sample": seen[name],
+            "messages": messages,
+            "stop_reason": "submitted",
+            "is_masked": not (is_whole and _takes_turns(messages)),
+            "strict": trace.reward >= FULL_REWARD,
+            "reward": trace.reward,
+            **({"tools": [_tool(tool) for tool in tools]} if tools else {}),
+        }
+        seen[name] += 1
+
+
+def _takes_turns(messages: Sequence[dict[str, str]]) -> bool:
+    said = [message["role"] == "assistant" for message in messages]
+    turns = said[said.index(True) :] if any(said) else []
+    return turns == [number % 2 == 0 for number in range(len(turns))] and len(turns) % 2 == 1
+
+
+def _message(message: Any) -> dict[str, str]:
+    if message.role == "assistant":
+        return {"role": "assistant", "content": turn_text(message)}
+    return dict(plain(message))
+
+
+def _tool(tool: vf.Tool) -> dict[str, Any]:
+    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": shown}
