@@ -7,6 +7,7 @@ are the same everywhere: `NAME` of `metrics.jsonl` is `train/NAME`, one of a hel
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -168,7 +169,7 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
             import wandb
 
             if wandb.run is not None:
-                wandb.finish()
+                wandb.finish(exit_code=int(sys.exc_info()[0] is not None))  # a run that failed says so
             wandb.teardown()  # else the next run of this process would be kept in this one's folder
         if opened.callbacks:
             import weave

@@ -75,6 +75,8 @@ def merge(
     if num_samples is not None and not (adapter / "adapter_config.json").is_file():
         raise ModelError(f"expected an adapter to compare with its merged model, got none: {adapter}")
     bench = open_workbench(config) if config is not None and num_samples is not None else None
+    if bench is not None:
+        held_out_sets(bench, None)  # that there are none is said before the work
     report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
     console.print(str(report), soft_wrap=True)
     if bench is not None and num_samples is not None:
