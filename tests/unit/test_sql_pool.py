@@ -162,6 +162,35 @@ def test_killed_worker_costs_a_batch_nothing_but_what_ran(database: Path) -> Non
     assert [outcome.rows for outcome in outcomes] == [((200000, i),) for i in range(12)]
 
 
+@posix_only
+def test_workers_killed_while_they_start_cost_nothing(executor: SQLExecutor, database: Path) -> None:
+    executor.execute(database, "SELECT 1")
+    (ours,) = executor._pools.values()
+    idle = [ours._start() for _ in range(3)]
+    ours._idle += idle
+    for worker in idle:
+        os.kill(worker._process.pid, signal.SIGKILL)
+
+    assert executor.execute(database, "SELECT count(*) FROM t").rows == ((3,),)
+    assert not set(idle) & set(workers(executor))
+
+
+@posix_only
+def test_workers_that_are_always_killed_stop_the_run(
+    executor: SQLExecutor, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = pool.WorkerPool._start
+
+    def start_and_kill(self: pool.WorkerPool) -> Worker:
+        worker = start(self)
+        os.kill(worker._process.pid, signal.SIGKILL)
+        return worker
+
+    monkeypatch.setattr(pool.WorkerPool, "_start", start_and_kill)
+    with pytest.raises(RunError, match="expected a SQL worker to start, but it ended with code -9"):
+        executor.execute(database, "SELECT 1")
+
+
 def test_worker_killed_while_idle_costs_nothing(executor: SQLExecutor, database: Path) -> None:
     executor.execute(database, "SELECT 1")
     (worker,) = workers(executor)

@@ -15,13 +15,14 @@ from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import framed, marshalled
 from text2sql_grpo.sql.outcome import Limits
-from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, Reply, Worker
+from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, Reply, Worker
 
 MAX_CHUNK = 256  # queries in one message
 FIRST_CHUNK = 8  # the same, before it is known how long queries take
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
+MAX_STARTS = 10  # of workers that others kill before they are ready, for one message
 
 Query = tuple[str, str]  # location and SQL
 Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
@@ -118,6 +119,14 @@ class WorkerPool:
             batch.fail(error)
 
     def _ask(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
+        for _ in range(MAX_STARTS - 1):
+            try:
+                return self._ask_worker(request, n_queries, limits)
+            except KilledAtStart:
+                continue
+        return self._ask_worker(request, n_queries, limits)
+
+    def _ask_worker(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
         worker = self._take()
         is_alive = False
         # A thread that looks for its answer again and again is in the way of others that work.

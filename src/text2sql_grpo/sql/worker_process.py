@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,10 @@ class Reply(NamedTuple):
     answers: list[Answer | None]
     is_plain: bool
     ending: Ending
+
+
+class KilledAtStart(RunError):
+    """Somebody else ended a worker that was still starting, for want of memory perhaps."""
 
 
 class Worker:
@@ -124,7 +129,8 @@ class Worker:
             self._frames.read()
         except (EOFError, OSError):
             code = self._process.wait()
-            raise RunError(
+            is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
+            raise (KilledAtStart if is_killed else RunError)(
                 f"expected a SQL worker to start, but it ended with code {code} before its first query; "
                 f"its last words stand on standard error (command: {sys.executable} -I -S)"
             ) from None
