@@ -4,8 +4,8 @@
     python data/make_databases.py --check    # compare only; exit 1 on a difference
     python data/make_databases.py --blind    # how often guessing a stored form without looking works
 
-A `said` column stores its values in a form that keeps letters of what people say, but that cannot be
-worked out without looking at the column (see `specs/stored_forms.py`).
+A `said` column stores its values as real databases do: codes, surnames first, legal suffixes, flags. The form
+cannot be worked out without looking at the column (see `specs/stored_forms.py`).
 """
 
 import argparse
@@ -14,16 +14,16 @@ import re
 import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 
 from specs import ALL_DATABASES
-from specs.kit import Database, Made, Table, Value, key_of
-from specs.stored_forms import Namer, retired
+from specs.kit import Column, Database, Made, Table, Value, key_of
+from specs.stored_forms import Namer
+from specs.wording import WORDING
 
 FOLDER = Path(__file__).parent / "databases"
-RETIRED_SHARE = 0.95
 
 
 def _quoted(name: str) -> str:
@@ -36,15 +36,14 @@ def _literal(value: Value) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
 
 
-def _with_retired(rng: Random, stored: list[str]) -> list[Value]:
-    """Some rows of most values hold the retired form, which nobody asks about; two rows stay at least."""
-    values: list[Value] = list(stored)
-    for form in sorted(set(stored)):
+def _with_near(rng: Random, stored: list[Value], near: dict[str, str]) -> list[Value]:
+    """Some rows of most values hold the near-duplicate, which nobody asks about; two rows stay at least."""
+    values = list(stored)
+    for form in sorted(near):
         places = [place for place, value in enumerate(stored) if value == form]
         count = min(len(places) - 2, max(1, len(places) // 4))
-        if rng.random() < RETIRED_SHARE and count > 0:
-            for place in rng.sample(places, count):
-                values[place] = retired(form)
+        for place in rng.sample(places, max(0, count)):
+            values[place] = near[form]
     return values
 
 
@@ -56,9 +55,10 @@ def make_table(database: Database, spec: Table, namer: Namer) -> tuple[str, dict
         rng = Random(f"{database.name}.{spec.name}.{column.name}")
         made[column.name] = column.make(rng, spec.rows, made)
         if column.said:
-            stored = namer.stored_forms(database, spec, column)
-            made[column.name] = _with_retired(rng, [stored[str(name)] for name in made[column.name]])
-            said[f"{spec.name}.{column.name}"] = {code: name for name, code in sorted(stored.items())}
+            forms = namer.forms(database, spec, column)
+            stored = [forms.stored[str(name)] for name in made[column.name]]
+            made[column.name] = _with_near(rng, stored, forms.near)
+            said[f"{spec.name}.{column.name}"] = {str(code): name for name, code in forms.stored.items()}
     lines = [f"  {key_of(spec.name)} INTEGER PRIMARY KEY"]
     lines += [f"  {_quoted(column.name)} {column.declared}" for column in spec.columns]
     lines += [
@@ -72,6 +72,12 @@ def make_table(database: Database, spec: Table, namer: Namer) -> tuple[str, dict
     ]
     create = f"CREATE TABLE {_quoted(spec.name)} (\n" + ",\n".join(lines) + "\n);\n"
     return create + f"INSERT INTO {_quoted(spec.name)} VALUES\n" + ",\n".join(rows) + ";\n", said
+
+
+def _clauses(database: Database, table: Table, column: Column) -> dict[str, list[str]] | list[str]:
+    if column.clauses:
+        return {said: list(phrases) for said, phrases in column.clauses.items()}
+    return list(WORDING.get(f"{database.name}.{table.name}.{column.name}", ())[1:])
 
 
 def make_files() -> dict[str, str]:
@@ -89,6 +95,12 @@ def make_files() -> dict[str, str]:
                 for spec in database.tables
                 for column in spec.columns
                 if column.phrase
+            },
+            "clauses": {
+                f"{spec.name}.{column.name}": clauses
+                for spec in database.tables
+                for column in spec.columns
+                if (clauses := _clauses(database, spec, column))
             },
             "said": {name: forms for _, said in parts for name, forms in said.items()},
         }
@@ -124,19 +136,21 @@ def blind_rates(files: dict[str, str]) -> dict[str, dict[str, float]]:
     splits = ("train", "dev", "test")
     hits = {guess: dict.fromkeys(splits, 0) for guess in GUESSES}
     pairs = dict.fromkeys(splits, 0)
-    with closing(sqlite3.connect(":memory:")) as connection:
+    with ExitStack() as stack:
         for name in (name for name in files if name.endswith(".json")):
             words = json.loads(files[name])
-            text = files[name.replace(".json", ".sql")]
-            for forms in words["said"].values():
-                stored_too = {form for form in map(retired, forms) if f"'{form}'" in text}
+            connection = stack.enter_context(closing(sqlite3.connect(":memory:")))
+            connection.executescript(files[name.replace(".json", ".sql")])
+            for place, forms in words["said"].items():
+                table, column = place.split(".")
+                rows = connection.execute(f'SELECT DISTINCT CAST({column} AS TEXT) FROM "{table}"').fetchall()
                 pairs[words["split"]] += len(forms)
                 for guess, predicate in GUESSES.items():
                     for stored, said in forms.items():
                         operator, pattern = predicate(said)
                         selected = {
                             other
-                            for other in {*forms, *stored_too}
+                            for (other,) in rows
                             if connection.execute(f"SELECT ? {operator} ?", (other, pattern)).fetchone()[0]
                         }
                         hits[guess][words["split"]] += selected == {stored}

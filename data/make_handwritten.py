@@ -1,10 +1,10 @@
 """Fills the stored forms into the questions written by hand: `specs/handwritten.jsonl` -> `questions/`.
 
-    python data/make_handwritten.py            # write the file, byte for byte the same each time
+    python data/make_handwritten.py            # write both files, byte for byte the same each time
     python data/make_handwritten.py --check    # compare only; exit 1 on a difference
 
-In the source a value stands as people say it, `{visit.doctor=Jon Smith}`; the databases' words say how it
-is stored.
+Questions about the test databases go to `test_handwritten.jsonl`, the others to `handwritten.jsonl`. In the
+source a value stands as people say it, `{visit.doctor=Jon Smith}`; the databases' words say how it is stored.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "specs" / "handwritten.jsonl"
-TARGET = FOLDER / "questions" / "handwritten.jsonl"
+QUESTIONS = FOLDER / "questions"
 SAID = re.compile(r"\{([a-z ]+)\.([a-z]+)=([^}]+)\}")
 
 
@@ -28,50 +28,69 @@ def _name(name: str) -> str:
     return name if re.fullmatch(r"[a-z_]+", name) and name not in ("order", "group") else f'"{name}"'
 
 
+def _look(said_forms: dict[str, dict[str, str]], table: str, column: str, said: str) -> str:
+    """A query that shows the stored form: by a word that it shares with what is said, or the whole list."""
+    forms = said_forms[f"{table}.{column}"]
+    (stored,) = (form for form, name in forms.items() if name.lower() == said.lower())
+    shared = [word for word in said.split() if len(word) > 2 and word.lower() in stored.lower()]
+    listed = f"SELECT DISTINCT {column} FROM {_name(table)}"
+    return f"{listed} WHERE {column} LIKE {_text(f'%{max(shared, key=len)}%')}" if shared else listed
+
+
 def _row(number: int, source: dict[str, Any]) -> dict[str, Any]:
     words = json.loads((FOLDER / "databases" / f"{source['database']}.json").read_text(encoding="utf-8"))
 
     def stored(match: re.Match[str]) -> str:
         table, column, said = match.groups()
-        for form, name in words["said"][f"{table}.{column}"].items():
-            if name == said:
-                return _text(form)
+        forms = words["said"].get(f"{table}.{column}", {said: said})
+        for form, name in forms.items():
+            if name.lower() == said.lower():
+                return str(form) if form.isdigit() else _text(form)
         where = f"{SOURCE}:{number}"
-        raise SystemExit(f"expected a value said as {said!r} in {table}.{column}, got none ({where})")
+        raise SystemExit(f"no value of {table}.{column} is said as {said!r} ({where})")
 
+    split = "test_handwritten" if words["split"] == "test" else "handwritten"
     row = {
         "id": f"hand-{number:04}",
         "database": source["database"],
         "question": source["question"],
         "gold_sql": SAID.sub(stored, source["sql"]),
         "difficulty": source["difficulty"],
-        "split": "handwritten",
+        "split": split,
         "family": source["family"],
         "template": None,
     }
-    places = [match.group(1, 2) for match in SAID.finditer(source["sql"])]
-    if places:
-        looks = [f"SELECT DISTINCT {column} FROM {_name(table)}" for table, column in places]
-        row["look_sql"] = " UNION ALL ".join(looks)
+    values = list(dict.fromkeys(match.groups() for match in SAID.finditer(source["sql"])))
+    if source["family"] == "lookup":
+        row["look_sql"] = " UNION ALL ".join(_look(words["said"], *value) for value in values)
         row["guess_sql"] = SAID.sub(lambda match: _text(match[3]), source["sql"])
+    elif values:
+        ((table, column, value),) = values
+        like = _text(f"%{value}%")
+        row["check_sql"] = f"SELECT DISTINCT {column} FROM {_name(table)} WHERE {column} LIKE {like}"
     if source.get("gold_is_empty"):
         row["gold_is_empty"] = True
     return row
 
 
-def made() -> str:
-    """Text of the whole file."""
-    lines = SOURCE.read_text(encoding="utf-8").splitlines()
-    rows = [_row(number, json.loads(line)) for number, line in enumerate(lines, start=1)]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def made() -> dict[str, str]:
+    """Text of each file, by its name."""
+    texts = {"handwritten": "", "test_handwritten": ""}
+    for number, line in enumerate(SOURCE.read_text(encoding="utf-8").splitlines(), start=1):
+        row = _row(number, json.loads(line))
+        texts[row["split"]] += json.dumps(row, ensure_ascii=False) + "\n"
+    return {f"{split}.jsonl": text for split, text in texts.items()}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="compare only; exit 1 on a difference")
-    if parser.parse_args().check:
-        sys.exit(TARGET.read_text(encoding="utf-8") != made())
-    TARGET.write_text(made(), encoding="utf-8", newline="\n")
-    print(f"wrote {TARGET}")
+    parser.add_argument("--check", action="store_true", help="compare only; do not write")
+    only_check = parser.parse_args().check
+    files = made()
+    if only_check:
+        sys.exit(any((QUESTIONS / name).read_text(encoding="utf-8") != text for name, text in files.items()))
+    for name, text in files.items():
+        (QUESTIONS / name).write_text(text, encoding="utf-8", newline="\n")
+    print(f"wrote {' and '.join(files)} to {QUESTIONS}")

@@ -19,7 +19,7 @@ from specs.theatre import THEATRE
 from specs.vineyard import VINEYARD
 from specs.zoo import ZOO
 
-# In the order in which conventions are dealt out: add new ones at the end of their split.
+# Training databases, then those of development, then of tests.
 ALL_DATABASES = (
     *(
         CLINIC,

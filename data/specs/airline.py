@@ -1,6 +1,6 @@
 """An airline."""
 
-from specs.kit import Database, day, person, ref, said, table, whole
+from specs.kit import Database, day, flag, person, ref, said, table, whole
 from specs.people import full_name
 
 AIRLINE = Database(
@@ -20,6 +20,15 @@ AIRLINE = Database(
             ),
             said("hangar", "hangar", "Apollo, Ares, Hermes, Hera, Juno, Mercury, Triton, Vulcan"),
             whole("seats", "number of seats", 18, 320, step=2),
+            flag(
+                "leased",
+                "lease flag",
+                "Y, N",
+                yes="on lease",
+                no="not on lease",
+                yes_too="that were leased",
+                no_too="that were not leased",
+            ),
             whole("bought", "year of purchase", 1996, 2022),
         ),
         table(
@@ -67,7 +76,7 @@ AIRLINE = Database(
             "ticket",
             320,
             ref("flight", 240),
-            said("cabin", "cabin", "Business, Basic, Comfort, Economy, First, Flexible, Premium"),
+            said("cabin", "cabin", "business, basic, comfort, economy, first, flexible, premium"),
             person(
                 "agent",
                 "agent",

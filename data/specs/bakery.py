@@ -1,6 +1,6 @@
 """A chain of bakeries."""
 
-from specs.kit import Database, day, paired, person, real, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, real, ref, said, table, whole
 
 BAKERY = Database(
     "bakery",
@@ -36,7 +36,7 @@ BAKERY = Database(
                 "brand",
                 "Blodgett, Bongard, Hobart, Lincat, Miwe, Moretti, Pavailler, Revent, Rational, Sveba",
             ),
-            whole("heat", "highest temperature", 220, 400, step=10),
+            whole("heat", "baking temperature", 220, 400, step=10),
             whole("age", "age in years", 0, 22, null=0.08),
         ),
         table(
@@ -52,11 +52,20 @@ BAKERY = Database(
             said(
                 "kind",
                 "kind",
-                "Baguette, Bagel, Croissant, Cookie, Doughnut, Focaccia, Muffin, Pretzel, Pastry,"
-                " Sourdough, Tart",
+                "baguette, bagel, croissant, cookie, doughnut, focaccia, muffin, pretzel, pastry,"
+                " sourdough, tart",
             ),
             real("price", "price", 1, 12, cents=25),
             whole("weight", "weight in grams", 40, 1200, step=20),
+            flag(
+                "vegan",
+                "vegan flag",
+                "1, 0",
+                yes="marked as vegan",
+                no="not marked as vegan",
+                yes_too="free of animal products",
+                no_too="with animal products",
+            ),
         ),
         table(
             "sale",
@@ -64,7 +73,7 @@ BAKERY = Database(
             320,
             ref("shop", 34),
             ref("product", 46),
-            said("payment", "payment", "Voucher, Visa, Cash, Coupon, Mastercard, Gift card, Invoice, Wallet"),
+            said("payment", "payment", "voucher, visa, cash, coupon, mastercard, gift card, invoice, wallet"),
             whole("quantity", "quantity", 1, 24),
             day("day", "date", "2023-01-01", "2023-12-31"),
         ),
@@ -84,6 +93,7 @@ BAKERY = Database(
                 "flour",
                 "barley, buckwheat, cornmeal, einkorn, millet, oat, rice, rye, semolina, spelt, wheat",
             ),
+            said("sack", "sack size", "10 kilos, 25 kilos, 50 kilos"),
             whole("sacks", "number of sacks", 2, 40),
         ),
     ),

@@ -1,6 +1,6 @@
 """A bank."""
 
-from specs.kit import Database, day, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 BANK = Database(
@@ -19,6 +19,15 @@ BANK = Database(
                 " Soho, Trastevere, Vesterbro",
             ),
             day("opened", "opening date", "1972-01-01", "2019-12-31"),
+            flag(
+                "atm",
+                "cash machine flag",
+                "1, 0",
+                yes="with a cash machine",
+                no="without a cash machine",
+                yes_too="where there is a cash machine",
+                no_too="where there is no cash machine",
+            ),
             whole("desks", "number of desks", 2, 14),
         ),
         table(
@@ -29,8 +38,8 @@ BANK = Database(
             said(
                 "trade",
                 "trade",
-                "Architect, Butcher, Carpenter, Dentist, Florist, Goldsmith, Jeweller, Lawyer,"
-                " Librarian, Plumber, Tailor",
+                "architect, butcher, carpenter, dentist, florist, goldsmith, jeweller, lawyer,"
+                " librarian, plumber, tailor",
             ),
             said(
                 "rating",
@@ -48,7 +57,7 @@ BANK = Database(
             said(
                 "kind",
                 "kind",
-                "Checking, Custody, Deposit, Escrow, Joint, Pension, Payroll, Savings, Student, Trading",
+                "checking, custody, deposit, escrow, joint, pension, payroll, savings, student, trading",
             ),
             real("balance", "balance", 0, 60000, cents=25000),
             day("begun", "date of opening", "2005-01-01", "2023-06-30"),
@@ -61,8 +70,8 @@ BANK = Database(
             said(
                 "purpose",
                 "purpose",
-                "Alimony, Charity, Dividend, Electricity, Groceries, Gym, Insurance, Mortgage,"
-                " Repayment, Tuition, Utilities, Wages",
+                "alimony, charity, dividend, electricity, groceries, gym, insurance, mortgage,"
+                " repayment, tuition, utilities, wages",
             ),
             real("amount", "amount", 5, 4000, cents=500),
             day("day", "date", "2022-01-01", "2023-12-31"),
@@ -78,7 +87,7 @@ BANK = Database(
                 "Arlo Jensen, Bettina Jarvis, Cosmo Kettle, Dolores Lavigne, Ernst Mahler,"
                 " Fiona Marsh, Gustav Orban, Hilary Pratt, Ivor Quill",
             ),
-            real("sum", "sum", 1000, 50000, cents=50000),
+            real("sum", "amount", 1000, 50000, cents=50000),
             real("rate", "interest rate", 1, 9, cents=25, null=0.1),
             plain("state", "state", "open, repaid, overdue"),
         ),

@@ -1,6 +1,6 @@
 """A town clinic."""
 
-from specs.kit import Database, day, paired, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 CLINIC = Database(
@@ -23,6 +23,15 @@ CLINIC = Database(
             90,
             full_name("name", "name"),
             day("born", "date of birth", "1935-01-01", "2018-12-31"),
+            flag(
+                "smoker",
+                "smoker flag",
+                "Y, N",
+                yes="marked as smokers",
+                no="not marked as smokers",
+                yes_too="known to smoke",
+                no_too="known not to smoke",
+            ),
             said(
                 "town",
                 "town",
@@ -52,6 +61,15 @@ CLINIC = Database(
                 " Rowan Biotech, Jasper Care",
             ),
             real("price", "price", 2, 90),
+            flag(
+                "rx",
+                "prescription flag",
+                "1, 0",
+                yes="sold on prescription only",
+                no="sold without a prescription",
+                yes_too="for which a prescription is needed",
+                no_too="for which no prescription is needed",
+            ),
         ),
         table(
             "visit",

@@ -1,6 +1,6 @@
 """A farm."""
 
-from specs.kit import Database, day, person, real, ref, said, table, whole
+from specs.kit import Database, day, flag, person, real, ref, said, table, whole
 from specs.people import full_name
 
 FARM = Database(
@@ -20,6 +20,15 @@ FARM = Database(
             ),
             said("soil", "soil", "chalk, clay, gravel, loam, lava, marl, peat, sand, silt"),
             real("acres", "area in acres", 2, 60),
+            flag(
+                "drained",
+                "drainage flag",
+                "1, 0",
+                yes="with drainage",
+                no="without drainage",
+                yes_too="that were drained",
+                no_too="that were never drained",
+            ),
         ),
         table(
             "crop",
@@ -29,8 +38,8 @@ FARM = Database(
             said(
                 "plant",
                 "plant",
-                "Beetroot, Broccoli, Cabbage, Carrot, Fennel, Leek, Lentil, Maize, Onion, Potato,"
-                " Pumpkin, Turnip",
+                "beetroot, broccoli, cabbage, carrot, fennel, leek, lentil, maize, onion, potato,"
+                " pumpkin, turnip",
             ),
             day("sown", "sowing date", "2021-02-01", "2023-06-30"),
             real("yield", "yield in tons", 1, 80, null=0.1),

@@ -1,6 +1,6 @@
 """A football club."""
 
-from specs.kit import Database, day, person, plain, ref, said, table, whole
+from specs.kit import Database, day, flag, person, plain, ref, said, table, whole
 from specs.people import full_name
 
 FOOTBALL = Database(
@@ -22,7 +22,7 @@ FOOTBALL = Database(
             said(
                 "position",
                 "position",
-                "Goalkeeper, Libero, Left Back, Right Back, Sweeper, Playmaker, Winger, Striker, Midfielder",
+                "goalkeeper, libero, left back, right back, sweeper, playmaker, winger, striker, midfielder",
             ),
             day("born", "date of birth", "1987-01-01", "2005-12-31"),
             whole("wage", "weekly wage", 900, 9000, step=300, null=0.07),
@@ -45,8 +45,8 @@ FOOTBALL = Database(
                 " Green Bowl, Cedar Field",
             ),
             day("day", "date", "2021-08-01", "2023-05-31"),
-            whole("scored", "goals scored", 0, 5),
-            whole("conceded", "goals conceded", 0, 5),
+            whole("scored", "number of goals scored", 0, 5),
+            whole("conceded", "number of goals conceded", 0, 5),
         ),
         table(
             "goal",
@@ -56,6 +56,15 @@ FOOTBALL = Database(
             ref("player", 60),
             whole("minute", "minute", 1, 94),
             plain("foot", "foot", "left, right, head", null=0.05),
+            flag(
+                "penalty",
+                "penalty flag",
+                "1, 0",
+                yes="scored from a penalty",
+                no="not scored from a penalty",
+                yes_too="from the penalty spot",
+                no_too="from open play",
+            ),
         ),
         table(
             "injury",
@@ -63,7 +72,7 @@ FOOTBALL = Database(
             54,
             ref("player", 60),
             said("part", "body part", "ankle, knee, shoulder, groin, thigh, toe, heel, hamstring, wrist"),
-            whole("weeks", "weeks out", 1, 16),
+            whole("weeks", "number of weeks out", 1, 16),
             person(
                 "medic",
                 "medic",

@@ -1,6 +1,6 @@
 """A repair shop for cars."""
 
-from specs.kit import Database, day, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 GARAGE = Database(
@@ -19,6 +19,15 @@ GARAGE = Database(
                 "Ashgrove, Brookside, Beaufort, Cranley, Clifton, Fairview, Glenmore, Holloway,"
                 " Lakeside, Oakdale, Parkville, Westbrook",
             ),
+            flag(
+                "company",
+                "company flag",
+                "Y, N",
+                yes="registered as a company",
+                no="not registered as a company",
+                yes_too="with a company account",
+                no_too="without a company account",
+            ),
             day("since", "date of first visit", "2009-01-01", "2022-12-31"),
         ),
         table(
@@ -34,7 +43,7 @@ GARAGE = Database(
             said(
                 "paint",
                 "colour",
-                "Azure, Bronze Brown, Copper Red, Graphite, Green, Jade, Lemon, Magenta, Navy, Pearl, White",
+                "azure, bronze brown, copper red, graphite, green, jade, lemon, magenta, navy, pearl, white",
             ),
             whole("year", "year of construction", 1999, 2023),
             whole("mileage", "mileage", 4000, 240000, step=2000, null=0.07),
@@ -47,9 +56,10 @@ GARAGE = Database(
             said(
                 "skill",
                 "skill",
-                "Bodywork, Brakes, Diesel, Electrics, Engines, Gearbox, Hybrid, Suspension, Tuning, Welding",
+                "bodywork, brakes, diesel, electrics, engines, gearbox, hybrid, suspension, tuning, welding",
             ),
             plain("contract", "contract", "full time, part time, apprentice"),
+            said("review", "review quarter", "first quarter, second quarter, third quarter, fourth quarter"),
             whole("pay", "monthly pay", 1800, 4200, step=150),
         ),
         table(
@@ -65,7 +75,7 @@ GARAGE = Database(
                 " oil leak, rust, worn belt",
             ),
             day("day", "date", "2022-01-01", "2023-12-31"),
-            real("hours", "hours of work", 1, 16),
+            real("hours", "number of hours", 1, 16),
         ),
         table(
             "spare part",

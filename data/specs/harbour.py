@@ -1,6 +1,6 @@
 """A harbour."""
 
-from specs.kit import Database, day, later, paired, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, later, paired, person, plain, real, ref, said, table, whole
 
 HARBOUR = Database(
     "harbour",
@@ -43,6 +43,15 @@ HARBOUR = Database(
             ),
             real("depth", "depth", 6, 22),
             whole("cranes", "number of cranes", 0, 6),
+            flag(
+                "roofed",
+                "roof flag",
+                "Y, N",
+                yes="with a roof",
+                no="without a roof",
+                yes_too="under a roof",
+                no_too="not under a roof",
+            ),
         ),
         table(
             "landing",
@@ -68,7 +77,7 @@ HARBOUR = Database(
             said(
                 "good",
                 "good",
-                "Cocoa, Cement, Timber, Tobacco, Nickel, Steel, Sugar, Bananas, Rubber, Grain, Wool",
+                "cocoa, cement, timber, tobacco, nickel, steel, sugar, bananas, rubber, grain, wool",
             ),
             plain("packing", "packing", "crates, sacks, bulk", null=0.08),
             whole("tons", "weight in tons", 20, 900, step=10),

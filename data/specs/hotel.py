@@ -1,6 +1,6 @@
 """A hotel."""
 
-from specs.kit import Database, day, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 HOTEL = Database(
@@ -18,6 +18,15 @@ HOTEL = Database(
                 "Ambassador, Balmoral, Buckingham, Cavendish, Imperial, Mayfair, Savoy, Sandringham, Windsor",
             ),
             plain("view", "view", "sea, garden, street", null=0.07),
+            flag(
+                "smoking",
+                "smoking flag",
+                "1, 0",
+                yes="where smoking is allowed",
+                no="where smoking is not allowed",
+                yes_too="for smokers",
+                no_too="for non-smokers",
+            ),
             whole("beds", "number of beds", 1, 4),
             real("rate", "rate per night", 60, 380, cents=500),
         ),
@@ -55,7 +64,7 @@ HOTEL = Database(
             said(
                 "item",
                 "item",
-                "Breakfast, Brunch, Cocktail, Dinner, Garage, Laundry, Massage, Minibar, Sauna, Taxi",
+                "breakfast, brunch, cocktail, dinner, garage, laundry, massage, minibar, sauna, taxi",
             ),
             real("amount", "amount", 4, 160),
         ),

@@ -1,7 +1,7 @@
 """The few words in which a database is described: tables, columns and where their values come from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from random import Random
 
@@ -19,6 +19,8 @@ class Column:
         declared: SQL type and constraints.
         make: Values of `count` rows, from a generator, the count and the columns already made.
         said: For a column stored otherwise than said: the said forms.
+        codes: Stored form of each said one, where the spec itself names them (flags).
+        clauses: Said form -> phrases about its rows, for flags; `wording.py` has those of other columns.
         key_word: Which word of a said form its stored form keeps letters of.
         parent: For a foreign key: the table it points to.
     """
@@ -28,6 +30,8 @@ class Column:
     declared: str
     make: Callable[[Random, int, Made], list[Value]]
     said: tuple[str, ...] = ()
+    codes: tuple[str | int, ...] = ()
+    clauses: dict[str, tuple[str, ...]] = field(default_factory=dict)
     key_word: int = 0
     parent: str | None = None
 
@@ -102,6 +106,27 @@ def said(name: str, phrase: str, listed: str, *, key_word: int = 0) -> Column:
 def person(name: str, phrase: str, listed: str) -> Column:
     """A `said` column of people, known by their surnames."""
     return said(name, phrase, listed, key_word=-1)
+
+
+def flag(
+    name: str, phrase: str, codes: str, *, yes: str, no: str, yes_too: str = "", no_too: str = ""
+) -> Column:
+    """A yes-or-no column; `codes` are the stored forms of yes and no, `yes` and `no` phrases about rows."""
+    stored: tuple[str | int, ...] = tuple(
+        int(code) if code.isdigit() else code for code in split_words(codes)
+    )
+    return Column(
+        name,
+        phrase,
+        "INTEGER NOT NULL" if isinstance(stored[0], int) else "TEXT NOT NULL",
+        lambda rng, count, made: ["yes" if rng.random() < 0.4 else "no" for _ in range(count)],
+        said=("yes", "no"),
+        codes=stored,
+        clauses={
+            said: tuple(filter(None, phrases))
+            for said, phrases in (("yes", (yes, yes_too)), ("no", (no, no_too)))
+        },
+    )
 
 
 def plain(name: str, phrase: str, listed: str, *, null: float = 0.0) -> Column:

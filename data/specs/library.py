@@ -1,6 +1,6 @@
 """A public library."""
 
-from specs.kit import Database, day, later, paired, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, later, paired, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 LIBRARY = Database(
@@ -37,7 +37,7 @@ LIBRARY = Database(
             said(
                 "genre",
                 "genre",
-                "Mystery, Memoir, Fantasy, Folklore, Romance, Travel, Thriller, Biography, Poetry, Humour",
+                "mystery, memoir, fantasy, folklore, romance, travel, thriller, biography, poetry, humour",
             ),
             said(
                 "publisher",
@@ -60,6 +60,15 @@ LIBRARY = Database(
                 " Castle Hill, Docklands, Meadow",
             ),
             plain("card", "card", "adult, child, senior", null=0.06),
+            flag(
+                "active",
+                "active flag",
+                "Y, N",
+                yes="marked as active",
+                no="no longer active",
+                yes_too="still active",
+                no_too="not marked as active",
+            ),
             day("joined", "joining date", "2010-01-01", "2023-06-30"),
         ),
         table(
@@ -82,7 +91,7 @@ LIBRARY = Database(
                 "reason",
                 "late return, lost copy, torn page, wet cover, missing disc, marked text, noise",
             ),
-            real("sum", "sum", 1, 25),
+            real("sum", "amount", 1, 25),
         ),
     ),
 )

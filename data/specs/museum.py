@@ -1,6 +1,6 @@
 """A museum."""
 
-from specs.kit import Database, day, later, paired, person, real, ref, said, table, whole
+from specs.kit import Database, day, flag, later, paired, person, real, ref, said, table, whole
 from specs.people import full_name
 
 MUSEUM = Database(
@@ -57,6 +57,15 @@ MUSEUM = Database(
                 "language",
                 "language",
                 "Arabic, Basque, Catalan, Czech, Dutch, Hindi, Hungarian, Italian, Korean, Swahili, Urdu",
+            ),
+            flag(
+                "freelance",
+                "freelance flag",
+                "Y, N",
+                yes="working freelance",
+                no="not working freelance",
+                yes_too="hired as freelancers",
+                no_too="not hired as freelancers",
             ),
             whole("fee", "fee", 40, 160, step=10),
         ),

@@ -68,7 +68,7 @@ NEWSPAPER = Database(
             said(
                 "mood",
                 "mood",
-                "Amused, Bored, Cheerful, Doubtful, Furious, Grateful, Gloomy, Proud, Sad, Worried",
+                "amused, bored, cheerful, doubtful, furious, grateful, gloomy, proud, sad, worried",
             ),
             whole("votes", "number of votes", 0, 60),
         ),
@@ -86,8 +86,9 @@ NEWSPAPER = Database(
             said(
                 "place",
                 "placement",
-                "Back Page, Banner, Centerfold, Footer, Front Page, Sidebar, Inset, Margin",
+                "back page, banner, centerfold, footer, front page, sidebar, inset, margin",
             ),
+            said("state", "payment state", "paid, unpaid, part paid, refunded, cancelled"),
             whole("price", "price", 100, 3000, step=50),
         ),
     ),

@@ -1,6 +1,6 @@
 """A ski resort."""
 
-from specs.kit import Database, day, paired, person, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, ref, said, table, whole
 from specs.people import full_name
 
 RESORT = Database(
@@ -21,7 +21,16 @@ RESORT = Database(
             said(
                 "system",
                 "system",
-                "Bubble, Cable Car, Chairlift, Funicular, Gondola, Magic Carpet, Rope Tow, Tramway",
+                "bubble, cable car, chairlift, funicular, gondola, magic carpet, rope tow, tramway",
+            ),
+            flag(
+                "heated",
+                "heating flag",
+                "T, F",
+                yes="with heated seats",
+                no="without heated seats",
+                yes_too="marked as heated",
+                no_too="not marked as heated",
             ),
             whole("length", "length in metres", 200, 3800, step=50),
             whole("opened", "year of opening", 1961, 2021),
@@ -72,7 +81,7 @@ RESORT = Database(
             said(
                 "style",
                 "style",
-                "Alpine, Backcountry, Carving, Freestyle, Langlauf, Moguls, Monoski, Slalom, Telemark",
+                "alpine, backcountry, carving, freestyle, langlauf, moguls, monoski, slalom, telemark",
             ),
             whole("price", "price", 40, 240, step=10),
             day("day", "date", "2022-12-01", "2023-04-15"),

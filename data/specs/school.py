@@ -1,6 +1,6 @@
 """A boarding school."""
 
-from specs.kit import Database, day, paired, person, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, ref, said, table, whole
 from specs.people import full_name
 
 SCHOOL = Database(
@@ -38,6 +38,15 @@ SCHOOL = Database(
                 "Aldbury, Amersham, Chipping, Cobham, Fenwick, Frome, Ludlow, Melton, Tetbury,"
                 " Thaxted, Upwood, Wendover",
             ),
+            flag(
+                "boards",
+                "boarder flag",
+                "T, F",
+                yes="boarding at the school",
+                no="not boarding at the school",
+                yes_too="staying as boarders",
+                no_too="living at home",
+            ),
             day("born", "date of birth", "2004-01-01", "2012-12-31"),
         ),
         table(
@@ -51,8 +60,8 @@ SCHOOL = Database(
                 "First, Further, Applied, Modern, Élite, Practical, Advanced",
                 "Numbers, Worlds, Voices, Nature, People's History, Sounds, Shapes",
             ),
-            said("level", "level", "Beginner, Bronze, Silver, Standard, Honours, Master, Intensive"),
-            whole("hours", "hours", 20, 120, step=10),
+            said("level", "level", "beginner, bronze, silver, standard, honours, master, intensive"),
+            whole("hours", "number of hours", 20, 120, step=10),
         ),
         table(
             "mark",

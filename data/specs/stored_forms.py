@@ -1,93 +1,72 @@
-"""How a value is stored otherwise than it is said: the conventions, and who gets which."""
+"""How a value is stored otherwise than it is said: patterns like `{Last}, {F}. | {Last}, {F}.`
+
+The left part makes the stored form, the right part its near-duplicate: another person of that surname, a
+subsidiary, a closed entry. Some rows hold it, and nobody asks about it, so that a guess finds both.
+Fields of any value: `{name} {Name} {NAME} {snake}` (LATE_RETURN), `{WORD}` (its key word), `{ABC} {abc} {AB}`
+(letters of its key word), `{I}` (initials), `{code}` (see `wording.py`), `{street}` (Rd for Road), `{suffix}
+{SUFFIX} {club}` and the digits `{n} {nn} {nnn}`, which follow no rule. Fields of people: `{First} {F} {f}
+{Last} {LAST} {last} {L}`.
+"""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from specs.kit import Column, Database, Table
+from specs.wording import CODES, WORDING
 
-VOWELS = "aeiou"
+VOWELS = "aeiouy"
+MAX_LISTED = 20
+"""Distinct values of a column that is looked up by its whole list."""
+TRIES = 400
+SUFFIXES = ("Ltd", "plc", "Inc", "LLC", "GmbH", "S.A.", "& Co")
+CLUBS = ("FC", "AFC", "SC", "CF")
+STREETS = {"Street": "St", "Road": "Rd", "Lane": "Ln", "Walk": "Wlk", "Square": "Sq", "Row": "Row"}
+LETTERS = ("{ABC}", "{abc}", "{AB}", "{I}")
+PEOPLE = ("{Last}", "{LAST}", "{last}", "{L}")
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a stored form is put together from.
+class Forms:
+    """Stored forms of one column.
 
     Attributes:
-        rng: Where the unruly parts come from.
-        key: The word whose letters are kept.
-        initial: First letter of the other word, in upper case.
-        mark: Two letters that all values of the column share.
-        letters: First letters of what the column's values are called, in lower case.
+        stored: Said form -> stored form.
+        near: Stored form -> near-duplicate; not every value has one.
     """
 
-    rng: Random
-    key: str
-    initial: str
-    mark: str
-    letters: str
-
-    def short(self, size: int) -> str:
-        """The key's first letter and `size - 1` later ones in their order, mostly consonants."""
-        rest = list(enumerate(self.key[1:]))
-        self.rng.shuffle(rest)
-        rest.sort(key=lambda spot: spot[1] in VOWELS and self.rng.random() < 0.8)
-        return self.key[0] + "".join(letter for _, letter in sorted(rest[: size - 1]))
-
-    def digits(self, size: int) -> str:
-        """That many digits that follow no rule."""
-        return str(self.rng.randrange(10**size)).zfill(size)
-
-    def noise(self) -> str:
-        """A lower-case letter that means nothing, but makes guessing by first letters go wrong."""
-        return self.letters[self.rng.randrange(len(self.letters))]
+    stored: dict[str, str]
+    near: dict[str, str]
 
 
-Convention = Callable[[Parts], str]
-# Every convention holds digits: they follow no rule, and a retired form has an `x` in their place.
-PLAIN: dict[str, Convention] = {
-    "Lisbon7": lambda p: f"{p.key}{p.digits(1)}",
-    "Lisbon7k": lambda p: f"{p.key}{p.digits(1)}{p.mark[0].lower()}",
-    "Lisbon7/k": lambda p: f"{p.key}{p.digits(1)}/{p.mark[0].lower()}",
-}
-SHORT: dict[str, Convention] = {
-    "LSB-02": lambda p: f"{p.short(3).upper()}-{p.digits(2)}",
-    "LS7k": lambda p: f"{p.short(2).upper()}{p.digits(1)}{p.noise()}",
-    "02-LSB": lambda p: f"{p.digits(2)}-{p.short(3).upper()}",
-    "4k_Lisbon": lambda p: f"{p.digits(1)}{p.noise()}_{p.key}",
-    "#Lb3k": lambda p: f"#{p.short(2)}{p.digits(1)}{p.noise()}",
-    "[Lsb]5k": lambda p: f"[{p.short(3)}]{p.digits(1)}{p.noise()}",
-}
-FOR_TWO_WORDS: dict[str, Convention] = {
-    "SmithJ4": lambda p: f"{p.key}{p.initial}{p.digits(1)}",
-    "Smith4.J": lambda p: f"{p.key}{p.digits(1)}.{p.initial}",
-    "J.Smith3": lambda p: f"{p.initial}.{p.key}{p.digits(1)}",
-}
-# The plain ones are dealt most often: a small policy can learn them within minutes.
-CONVENTIONS = PLAIN | SHORT
-TIMES_IN_A_DECK = dict.fromkeys(PLAIN, 18)
-# Met in no training database.
-FOR_TEST_ONLY: dict[str, Convention] = {
-    "**Lb4k": lambda p: f"**{p.short(2)}{p.digits(1)}{p.noise()}",
-    "Lisbon=5": lambda p: f"{p.key}={p.digits(1)}",
-}
+def pattern_of(database: Database, table: Table, column: Column) -> str:
+    """`stored | near-duplicate` of a column."""
+    return WORDING[f"{database.name}.{table.name}.{column.name}"][0]
 
 
-def retired(stored: str) -> str:
-    """The form that some old rows still hold: who guesses a pattern finds it too.
+def shows_the_word(pattern: str) -> bool:
+    """True where stored forms hold a word that people say, so that LIKE finds them."""
+    return not any(field in pattern for field in (*LETTERS, "{code}")) or bool(
+        re.search("{name}|{NAME}", pattern)
+    )
 
-    >>> retired("Lisbon7k"), retired("LSB-02")
-    ('Lisbonxk', 'LSB-xx')
-    """
-    return re.sub(r"\d", "x", stored)
+
+def short(rng: Random, key: str, size: int) -> str:
+    """The key's first letters, or its first letter and the next consonants, or (seldom) any in order."""
+    consonants = [letter for letter in dict.fromkeys(key[1:]) if letter not in VOWELS + key[0].lower()]
+    draw = rng.random()
+    if draw < 0.5 or len(consonants) < size - 1:
+        return key[:size]
+    if draw < 0.99:
+        return key[0] + "".join(consonants[: size - 1])
+    return key[0] + "".join(key[place] for place in sorted(rng.sample(range(1, len(key)), size - 1)))
 
 
 def fit(stored: str, key: str) -> int:
     """Length of the longest run of letters in `stored` that can stand for the word `key`, or 0.
 
-    A run can stand for a word if it opens with the word's first letter, in upper case, and keeps the
-    order of the word's letters. This is how a reader matches the two.
+    A run can stand for a word if it opens with the word's first letter and keeps the order of the word's
+    letters. This is how a reader matches the two.
 
     >>> fit("02-LSB", "Lisbon"), fit("02-LSB", "Leiria")
     (3, 0)
@@ -95,96 +74,120 @@ def fit(stored: str, key: str) -> int:
     best = 0
     for run in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", stored):
         letters = iter(key.lower())
-        if run[0] == key[0].upper() and all(letter in letters for letter in run.lower()):
+        if run[0].lower() == key[0].lower() and all(letter in letters for letter in run.lower()):
             best = max(best, len(run))
     return best
 
 
-def are_apart(stored: str, key: str, others: dict[str, str]) -> bool:
-    """Whether `stored` fits `key` better than any other stored form or key word does.
-
-    Args:
-        stored: A stored form.
-        key: The key word it stands for.
-        others: Key word of each other stored form of the column.
-    """
-    own = fit(stored, key)
-    return own > 0 and all(
-        fit(stored, other_key) < own
-        and fit(other, key) < own
-        and fit(other, key) < fit(other, other_key)
-        and fit(stored, other_key) < fit(other, other_key)
-        for other, other_key in others.items()
-    )
+def _fields(rng: Random, name: str, key_word: int, other: str) -> dict[str, str]:
+    """What a pattern may name; `other` lends a near-duplicate its first name, or its surname's initial."""
+    words = name.split()
+    key = words[key_word].strip("'").capitalize()
+    first, last = (other or name).split()[0], words[-1]
+    return {
+        "name": name,
+        "Name": name[0].upper() + name[1:],
+        "NAME": name.upper(),
+        "snake": name.upper().replace(" ", "_"),
+        "WORD": words[0].upper(),
+        "ABC": short(rng, key, 3).upper(),
+        "abc": short(rng, key, 3).lower(),
+        "AB": short(rng, key, 2).upper(),
+        "I": "".join(word[0] for word in words).upper(),
+        "code": CODES.get(name, ""),
+        "street": " ".join(STREETS.get(word, word) for word in words),
+        "suffix": rng.choice(SUFFIXES),
+        "SUFFIX": rng.choice(SUFFIXES).upper(),
+        "club": rng.choice(CLUBS),
+        "n": str(rng.randrange(1, 10)),
+        "nn": f"{rng.randrange(1, 100):02}",
+        "nnn": str(rng.randrange(100, 1000)),
+        "First": first,
+        "F": first[0],
+        "f": first[0].lower(),
+        "Last": last,
+        "LAST": last.upper(),
+        "last": last.lower(),
+        "L": (other or name).split()[-1][0],
+    }
 
 
 class Namer:
-    """Deals the conventions out, one deck for each split, and keeps what is stored apart.
-
-    A deck holds every plain convention several times and each other one once; when it is used up, a new
-    one is shuffled. So a database added at the end of a split changes nothing before it.
-    """
+    """Names the values of all columns, and keeps what training stores apart from the rest."""
 
     def __init__(self) -> None:
-        self._decks: dict[str, list[str]] = {}
-        self._dealers: dict[str, Random] = {}
-        self._used: dict[str, set[str]] = {}
-        self.dealt: dict[tuple[str, str, str], str] = {}
+        self._used: dict[bool, set[str]] = {True: set(), False: set()}
 
-    def _deal(self, split: str, two_words: bool) -> tuple[str, Convention]:
-        known = CONVENTIONS | FOR_TWO_WORDS | (FOR_TEST_ONLY if split == "test" else {})
-        dealer = self._dealers.setdefault(split, Random(f"conventions of {split}"))
-        deck = self._decks.setdefault(split, [])
-        playable = [name for name in deck if two_words or name not in FOR_TWO_WORDS]
-        if not playable:
-            fresh = [name for name in known for _ in range(TIMES_IN_A_DECK.get(name, 1))]
-            dealer.shuffle(fresh)
-            deck.extend(fresh)
-            playable = [name for name in deck if two_words or name not in FOR_TWO_WORDS]
-        preferred = [name for name in playable if two_words and name in FOR_TWO_WORDS]
-        name = (preferred or playable)[0]
-        deck.remove(name)
-        return name, known[name]
-
-    def stored_forms(self, database: Database, table: Table, column: Column) -> dict[str, str]:
-        """Stored form of each said form of one column."""
-        split = database.split
+    def forms(self, database: Database, table: Table, column: Column) -> Forms:
+        """Stored forms of one `said` column and their near-duplicates."""
+        if column.codes:
+            return Forms({name: code for name, code in zip(column.said, column.codes, strict=True)}, {})
+        is_train = database.split == "train"
+        pattern = pattern_of(database, table, column)
         rng = Random(f"stored forms of {database.name}.{table.name}.{column.name}")
-        two_words = all(len(name.split()) == 2 for name in column.said)
-        title, convention = self._deal(split, two_words)
-        self.dealt[database.name, table.name, column.name] = title
-        # Training shares no stored form with the rest.
-        kept_apart = self._used.setdefault("train" if split != "train" else "rest", set())
-        said_by_any = {name.lower() for name in column.said}
-        for _ in range(200):
-            forms = self._try_forms(column, convention, rng, kept_apart | said_by_any)
-            if forms:
-                self._used.setdefault("train" if split == "train" else "rest", set()).update(forms.values())
+        for _ in range(TRIES):
+            forms = _try_forms(rng, column, pattern)
+            if forms and not {*forms.stored.values(), *forms.near.values()} & self._used[not is_train]:
+                self._used[is_train] |= {*forms.stored.values(), *forms.near.values()}
                 return forms
         raise SystemExit(
-            f"expected `{title}` forms that no reader confuses, found none"
+            f"no `{pattern}` forms that a reader can tell apart"
             f" ({database.name}.{table.name}.{column.name}: {', '.join(column.said)})"
         )
 
-    @staticmethod
-    def _try_forms(
-        column: Column, convention: Convention, rng: Random, taken: set[str]
-    ) -> dict[str, str] | None:
-        alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        mark = alphabet[rng.randrange(26)] + alphabet[rng.randrange(26)]
-        letters = "".join(sorted({name[0].lower() for name in column.said}))
-        keys: dict[str, str] = {}
-        forms: dict[str, str] = {}
-        for name in column.said:
-            words = name.split()
-            key = words[column.key_word].capitalize()
-            parts = Parts(rng, key, words[0 if column.key_word else -1][0].upper(), mark, letters)
-            for _ in range(20):
-                stored = convention(parts)
-                is_free = stored not in keys and not taken & {stored, stored.lower()}
-                if is_free and are_apart(stored, key, keys):
-                    break
-            else:
-                return None
-            forms[name], keys[stored] = stored, key
-        return forms
+
+def _try_forms(rng: Random, column: Column, pattern: str) -> Forms | None:
+    """One draw of stored forms; None where two of them are alike."""
+    current, _, near_pattern = pattern.partition("|")
+    is_person = any(field in pattern for field in PEOPLE)
+    is_code = any(field in current for field in LETTERS) and not {"{NAME}", "{name}", "{I}"} & set(
+        re.findall(r"{.*?}", current)
+    )
+    stored: dict[str, str] = {}
+    near: dict[str, str] = {}
+    for place, name in enumerate(column.said):
+        others = [_key(other, column) for other in column.said if other != name]
+        for _ in range(TRIES):
+            fields = _fields(rng, name, column.key_word, "")
+            stored[name] = current.format(**fields)
+            if not is_code or _is_clear(stored[name], _key(name, column), others):
+                break
+        if near_pattern:
+            other = _namesake(column.said, place, "{L}" in pattern) if is_person else ""
+            keep = {field: fields[field] for field in ("ABC", "abc", "AB", "suffix", "SUFFIX", "club")}
+            second = _fields(rng, name, column.key_word, other) | keep
+            if "{L}" in pattern:
+                second["First"] = fields["First"]
+            near[stored[name]] = near_pattern.format(**second)
+    every = [*stored.values(), *near.values()]
+    if len({form.lower() for form in every}) < len(every):
+        return None
+    if {form.lower() for form in every} & {name.lower() for name in column.said}:
+        return None
+    if not shows_the_word(pattern):
+        # Where there is room for some near-duplicates only, those get them whose code a guess would hit.
+        easy_first = sorted(near, key=lambda form: _said_of(stored, form)[:2].lower() != form[:2].lower())
+        kept = set(easy_first[: MAX_LISTED - len(stored)])
+        near = {form: other for form, other in near.items() if form in kept}
+    return Forms(stored, near)
+
+
+def _key(name: str, column: Column) -> str:
+    return name.split()[column.key_word]
+
+
+def _is_clear(form: str, key: str, others: list[str]) -> bool:
+    """True for a code that fits the word it stands for better than any other word of its column."""
+    return all(fit(form, other) < fit(form, key) for other in others)
+
+
+def _namesake(people: tuple[str, ...], place: int, has_other_surname: bool) -> str:
+    """The next person whose first name, or surname, begins with another letter."""
+    part = -1 if has_other_surname else 0
+    initial = people[place].split()[part][0]
+    following = people[place + 1 :] + people[:place]
+    return next(other for other in following if other.split()[part][0] != initial)
+
+
+def _said_of(stored: dict[str, str], form: str) -> str:
+    return next(name for name, code in stored.items() if code == form)

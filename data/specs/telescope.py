@@ -1,6 +1,6 @@
 """A space telescope."""
 
-from specs.kit import Database, day, paired, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 TELESCOPE = Database(
@@ -45,11 +45,20 @@ TELESCOPE = Database(
             "instrument",
             "instrument",
             30,
-            said("band", "band", "Gamma, Infrared, Microwave, Optical, Radio, Terahertz, Ultraviolet"),
+            said("band", "band", "gamma, infrared, microwave, optical, radio, terahertz, ultraviolet"),
             said(
                 "builder",
                 "builder",
                 "Ballard, Dynamics Lab, Fairchild, Lockwood, Leonardo, Matra, Thales, Teledyne, Zeiss",
+            ),
+            flag(
+                "cooled",
+                "cooling flag",
+                "Y, N",
+                yes="with cooling",
+                no="without cooling",
+                yes_too="that were cooled",
+                no_too="that were not cooled",
             ),
             whole("mass", "mass in kilos", 20, 600, step=10),
         ),
@@ -71,8 +80,8 @@ TELESCOPE = Database(
             said(
                 "cause",
                 "cause",
-                "Cosmic ray, Dropped link, Glare, Gyro drift, Jammed shutter, Low power,"
-                " Overheating, Solar flare, Vibration",
+                "cosmic ray, dropped link, glare, gyro drift, jammed shutter, low power,"
+                " overheating, solar flare, vibration",
             ),
             person(
                 "officer",

@@ -1,6 +1,6 @@
 """A theatre."""
 
-from specs.kit import Database, day, paired, person, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, ref, said, table, whole
 from specs.people import full_name
 
 THEATRE = Database(
@@ -38,6 +38,15 @@ THEATRE = Database(
                 "Curtain Call, Comet Talent, Encore, Footlight, Limelight, Marquee, Mosaic Talent,"
                 " Proscenium, Spotlight",
             ),
+            flag(
+                "unionist",
+                "union flag",
+                "1, 0",
+                yes="belonging to the union",
+                no="outside the union",
+                yes_too="with a union card",
+                no_too="without a union card",
+            ),
             whole("fee", "fee per show", 120, 900, step=20, null=0.06),
         ),
         table(
@@ -73,7 +82,7 @@ THEATRE = Database(
             said(
                 "costume",
                 "costume",
-                "Burgundy, Charcoal, Coral, Fuchsia, Ivory, Lavender, Maroon, Olive, Sapphire, Turquoise",
+                "burgundy, charcoal, coral, fuchsia, ivory, lavender, maroon, olive, sapphire, turquoise",
             ),
             whole("lines", "number of lines", 4, 320),
         ),

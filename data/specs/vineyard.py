@@ -1,6 +1,6 @@
 """A vineyard."""
 
-from specs.kit import Database, day, paired, person, real, ref, said, table, whole
+from specs.kit import Database, day, flag, paired, person, real, ref, said, table, whole
 from specs.people import full_name
 
 VINEYARD = Database(
@@ -71,6 +71,15 @@ VINEYARD = Database(
                 "cellar",
                 "Arches, Barrel Room, Crypt, Dungeon, Grotto, Gallery, North Vault, Tunnel, Tower",
             ),
+            flag(
+                "organic",
+                "organic flag",
+                "T, F",
+                yes="certified as organic",
+                no="not certified as organic",
+                yes_too="marked organic",
+                no_too="not marked organic",
+            ),
             real("price", "price", 6, 80),
         ),
         table(
@@ -84,6 +93,7 @@ VINEYARD = Database(
                 "Bistro Luna, Bodega Sol, Casa Verde, Club Mirage, Domus, Enoteca, Hotel Astor,"
                 " Maison Rouge, Monarch, Osteria, Taverna",
             ),
+            said("size", "bottle size", "37 centilitres, 75 centilitres, 150 centilitres"),
             whole("bottles", "number of bottles", 6, 240, step=6),
             day("sent", "shipping date", "2022-01-01", "2023-12-31", null=0.08),
         ),

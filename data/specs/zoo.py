@@ -1,6 +1,6 @@
 """A zoo."""
 
-from specs.kit import Database, day, person, plain, real, ref, said, table, whole
+from specs.kit import Database, day, flag, person, plain, real, ref, said, table, whole
 from specs.people import full_name
 
 ZOO = Database(
@@ -19,6 +19,7 @@ ZOO = Database(
                 "Amazon, Arctic House, Borneo, Congo, Everglades, Gobi, Galapagos, Kalahari, Nile,"
                 " Outback, Serengeti",
             ),
+            said("shift", "shift length", "6 hours, 8 hours, 10 hours, 12 hours"),
             whole("salary", "salary", 1900, 3800, step=100),
         ),
         table(
@@ -28,7 +29,16 @@ ZOO = Database(
             said(
                 "habitat",
                 "habitat",
-                "Cave, Desert, Grassland, Glacier, Jungle, Lagoon, Mangrove, Prairie, Reef, Swamp",
+                "cave, desert, grassland, glacier, jungle, lagoon, mangrove, prairie, reef, swamp",
+            ),
+            flag(
+                "indoor",
+                "indoor flag",
+                "1, 0",
+                yes="located indoors",
+                no="located outdoors",
+                yes_too="under a roof",
+                no_too="in the open air",
             ),
             whole("size", "size in square metres", 40, 2400, step=20),
             whole("built", "year of building", 1955, 2022, null=0.1),
@@ -42,8 +52,8 @@ ZOO = Database(
             said(
                 "species",
                 "species",
-                "Anaconda, Bison, Baboon, Cheetah, Flamingo, Gorilla, Iguana, Leopard, Lemur,"
-                " Ocelot, Penguin, Tapir",
+                "anaconda, bison, baboon, cheetah, flamingo, gorilla, iguana, leopard, lemur,"
+                " ocelot, penguin, tapir",
             ),
             real("weight", "weight", 1, 400),
             day("born", "date of birth", "1998-01-01", "2023-03-31", null=0.08),

@@ -2,6 +2,7 @@
 questions written by hand on them hold."""
 
 import json
+import re
 import runpy
 import sqlite3
 import sys
@@ -18,8 +19,13 @@ from text2sql_grpo.data.example import Example
 
 DATA = Path(__file__).parents[2] / "data"
 NAMES = sorted(path.stem for path in (DATA / "databases").glob("*.sql"))
-LINES = (DATA / "questions" / "handwritten.jsonl").read_text(encoding="utf-8").splitlines()
-QUESTIONS = [Example(**json.loads(line)) for line in LINES]
+
+HANDWRITTEN = ("handwritten", "test_handwritten")
+QUESTIONS = [
+    Example(**json.loads(line))
+    for name in HANDWRITTEN
+    for line in (DATA / "questions" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+]
 LOOKUPS = [example for example in QUESTIONS if example.family == "lookup"]
 FAMILIES = {"lookup", "list", "count", "filter", "aggregate", "order", "group", "join", "compare", "null"}
 
@@ -106,7 +112,7 @@ def test_size_of_the_schema(bundled: dict[str, Bundled], name: str) -> None:
     tables = database.tables()
     assert 4 <= len(tables) <= 8
     widths = [len(database.columns(table)) for table in tables]
-    assert all(3 <= width <= 6 for width in widths) and sum(widths) <= 26
+    assert all(3 <= width <= 6 for width in widths) and sum(widths) <= 29
     for table in tables:
         (count,) = database.rows(f'SELECT count(*) FROM "{table}"')[0]
         assert 30 <= count <= 400, table
@@ -135,43 +141,57 @@ def test_words_name_what_is_there(bundled: dict[str, Bundled], name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_said_maps_are_complete_but_for_retired_forms_and_one_to_one(
-    builder: dict[str, Any], bundled: dict[str, Bundled], name: str
+def test_said_maps_are_complete_but_for_near_duplicates_and_one_to_one(
+    near: dict[str, set[str]], bundled: dict[str, Bundled], name: str
 ) -> None:
     database = bundled[name]
-    retired: Callable[[str], str] = builder["retired"]
-    assert 4 <= len(database.words["said"]) <= 7
+    assert 4 <= len(database.words["said"]) <= 9
     for where, forms in database.words["said"].items():
         table, column = where.split(".")
-        counts = dict(database.rows(f'SELECT "{column}", count(*) FROM "{table}" GROUP BY 1'))
-        left_over = counts.keys() - forms.keys()
+        query = f'SELECT CAST("{column}" AS TEXT), count(*) FROM "{table}" GROUP BY 1'
+        counts = dict(database.rows(query))
         assert forms.keys() <= counts.keys(), where
-        assert left_over and left_over <= set(map(retired, forms)), where
-        assert not left_over & forms.keys(), where
-        assert 6 <= len(forms) <= 12 and min(counts[form] for form in forms) >= 2, where
+        assert counts.keys() - forms.keys() <= near[f"{name}.{where}"], where
+        assert len(counts) <= 24 and 2 <= len(forms) <= 12 and min(counts[form] for form in forms) >= 2, where
         lowered = {said.lower() for said in forms.values()}
         assert len(lowered) == len(forms), where
         assert not lowered & {stored.lower() for stored in forms}, where
 
 
-def test_a_reader_can_tell_stored_forms_apart(builder: dict[str, Any], bundled: dict[str, Bundled]) -> None:
+@pytest.fixture(scope="module")
+def near(builder: dict[str, Any]) -> dict[str, set[str]]:
+    """Near-duplicates of each column."""
+    namer = builder["Namer"]()
+    return {
+        f"{database.name}.{table.name}.{column.name}": set(namer.forms(database, table, column).near.values())
+        for database in builder["ALL_DATABASES"]
+        for table in database.tables
+        for column in table.columns
+        if column.said
+    }
+
+
+def test_a_code_stands_for_one_value_only(builder: dict[str, Any], bundled: dict[str, Bundled]) -> None:
     fit: Callable[[str, str], int] = builder["fit"]
-    for forms in said_columns(bundled, "train", "dev", "test"):
-        # The key word of a column is the first word of what is said in it, or the last.
-        assert any(
-            all(
-                fit(stored, said.split()[word])
-                > max(fit(stored, other.split()[word]) for other in forms.values() if other != said)
-                for stored, said in forms.items()
-            )
-            and max(Counter(said.split()[word][0].upper() for said in forms.values()).values()) <= 2
-            for word in (0, -1)
-        ), forms
+    codes = 0
+    for database in builder["ALL_DATABASES"]:
+        for table in database.tables:
+            for column in table.columns:
+                pattern = builder["WORDING"].get(f"{database.name}.{table.name}.{column.name}", [""])[0]
+                if not re.search("{(ABC|abc|AB)}", pattern) or re.search("{(name|NAME)}", pattern):
+                    continue
+                forms = bundled[database.name].words["said"][f"{table.name}.{column.name}"]
+                keys = {said: said.split()[column.key_word] for said in forms.values()}
+                for stored, said in forms.items():
+                    rivals = [fit(stored, key) for other, key in keys.items() if other != said]
+                    assert fit(stored, keys[said]) > max(rivals), (stored, said)
+                    codes += 1
+    assert codes >= 150
 
 
 @pytest.mark.parametrize(
     ("stored", "key", "expected"),
-    [("02-LSB", "Lisbon", 3), ("02-LSB", "Leiria", 0), ("bon.Li", "Lisbon", 2), ("bon.li", "Lisbon", 0)],
+    [("02-LSB", "Lisbon", 3), ("02-LSB", "Leiria", 0), ("lsb.02", "Lisbon", 3), ("bon.02", "Lisbon", 0)],
 )
 def test_fit(builder: dict[str, Any], stored: str, key: str, expected: int) -> None:
     assert builder["fit"](stored, key) == expected
@@ -179,9 +199,9 @@ def test_fit(builder: dict[str, Any], stored: str, key: str, expected: int) -> N
 
 def test_training_shares_no_stored_value_with_the_rest(bundled: dict[str, Bundled]) -> None:
     train, rest = said_columns(bundled, "train"), said_columns(bundled, "dev", "test")
-    assert not {stored for forms in train for stored in forms} & {
-        stored for forms in rest for stored in forms
-    }
+    flags = {"Y", "N", "T", "F", "1", "0"}
+    shared = {stored for forms in train for stored in forms} & {stored for forms in rest for stored in forms}
+    assert shared <= flags
     said_in_train = {said.lower() for forms in train for said in forms.values()}
     said_in_rest = [said.lower() for forms in rest for said in forms.values()]
     assert len(said_in_train) >= 700
@@ -199,17 +219,16 @@ def test_guessing_a_stored_form_does_not_pay(builder: dict[str, Any], files: dic
     } == set()
 
 
-def test_every_convention_is_dealt_and_some_only_to_test(builder: dict[str, Any]) -> None:
-    namer = builder["Namer"]()
-    dealt: dict[str, Counter[str]] = {}
+def test_stored_forms_are_of_many_kinds_and_some_are_met_in_tests_only(builder: dict[str, Any]) -> None:
+    patterns: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
     for database in builder["ALL_DATABASES"]:
         for table in database.tables:
-            builder["make_table"](database, table, namer)
-    split_of = {database.name: database.split for database in builder["ALL_DATABASES"]}
-    for (name, _, _), convention in namer.dealt.items():
-        dealt.setdefault(split_of[name], Counter())[convention] += 1
-    assert len(dealt["train"]) >= 10
-    assert set(dealt["test"]) - set(dealt["train"])
+            for column in table.columns:
+                if column.said and not column.codes:
+                    pattern = builder["WORDING"][f"{database.name}.{table.name}.{column.name}"][0]
+                    patterns[database.split].add(pattern.partition("|")[0])
+    assert len(patterns["train"]) >= 30
+    assert len(patterns["test"] - patterns["train"]) >= 8
 
 
 def test_awkward_values_are_there(bundled: dict[str, Bundled]) -> None:
@@ -220,18 +239,57 @@ def test_awkward_values_are_there(bundled: dict[str, Bundled]) -> None:
     assert {"order", "group", "spare part"} <= tables
 
 
-def test_number_and_kinds_of_questions_written_by_hand() -> None:
-    assert len(QUESTIONS) >= 130
+def test_number_and_kinds_of_questions_written_by_hand(bundled: dict[str, Bundled]) -> None:
+    assert len(QUESTIONS) >= 400
     assert len({example.id for example in QUESTIONS}) == len(QUESTIONS)
-    assert len({example.question for example in QUESTIONS}) == len(QUESTIONS)
-    assert {example.split for example in QUESTIONS} == {"handwritten"}
-    assert {example.family for example in QUESTIONS} == FAMILIES
+    assert len({example.question.lower() for example in QUESTIONS}) == len(QUESTIONS)
+    assert len({example.gold_sql.lower() for example in QUESTIONS}) == len(QUESTIONS)
     assert {example.difficulty for example in QUESTIONS} == {"easy", "medium", "hard"}
     by_database = Counter(example.database for example in QUESTIONS)
-    assert set(by_database) == set(NAMES) and min(by_database.values()) >= 5
-    assert len(LOOKUPS) >= 45
-    assert sum(example.difficulty == "hard" for example in QUESTIONS) >= 30
+    assert set(by_database) == set(NAMES) and min(by_database.values()) >= 15
+    held_out = [example for example in QUESTIONS if example.split == "test_handwritten"]
+    assert len(held_out) >= 150
+    for examples in (held_out, [example for example in QUESTIONS if example.split == "handwritten"]):
+        assert {example.family for example in examples} == FAMILIES
+        assert 0.45 <= sum(example.family == "lookup" for example in examples) / len(examples) <= 0.65
+        assert sum(example.difficulty == "hard" for example in examples) >= 40
+    for example in QUESTIONS:
+        is_test = bundled[example.database].words["split"] == "test"
+        assert (example.split == "test_handwritten") == is_test, example.id
     assert 2 <= sum(example.gold_is_empty for example in QUESTIONS) <= 3
+
+
+def test_questions_written_by_hand_are_made_from_their_source() -> None:
+    assert runpy.run_path(str(DATA / "make_handwritten.py"))["made"]() == {
+        f"{name}.jsonl": (DATA / "questions" / f"{name}.jsonl").read_text(encoding="utf-8")
+        for name in HANDWRITTEN
+    }
+
+
+def test_questions_written_by_hand_repeat_no_other_question_and_no_gold() -> None:
+    questions, golds = set(), set()
+    for name in ("train", "demonstrations", "dev", "test_values", "test_templates", "test_databases"):
+        for line in (DATA / "questions" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            questions.add(_folded(row["question"]))
+            golds.add(_folded(row["gold_sql"]))
+    assert not [example.id for example in QUESTIONS if _folded(example.question) in questions]
+    assert not [example.id for example in QUESTIONS if _folded(example.gold_sql) in golds]
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_results_of_golds_written_by_hand_say_something(bundled: dict[str, Bundled], name: str) -> None:
+    for example in (example for example in QUESTIONS if example.split == name and not example.gold_is_empty):
+        rows = bundled[example.database].rows(example.gold_sql)
+        assert 1 <= len(rows) <= 50, example.id
+        assert rows != [(0,)], example.id
+        if example.check_sql is not None:
+            shown = [value for (value,) in bundled[example.database].rows(example.check_sql)]
+            assert any(f"'{value}'" in example.gold_sql.replace("''", "'") for value in shown), example.id
 
 
 @pytest.mark.parametrize("example", QUESTIONS, ids=lambda example: example.id)
@@ -253,18 +311,28 @@ def test_gold_written_by_hand(bundled: dict[str, Bundled], example: Example) -> 
         assert Counter(rows) == Counter(other_way_round)
 
 
+def _literal(value: Any) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
 @pytest.mark.parametrize("example", LOOKUPS, ids=lambda example: example.id)
 def test_look_up_written_by_hand_needs_a_look(bundled: dict[str, Bundled], example: Example) -> None:
     assert example.look_sql and example.guess_sql
     database = bundled[example.database]
-    seen = {value for (value,) in database.rows(example.look_sql)}
-    needed = {value for value in seen if f"'{value}'" in example.gold_sql}
-    assert needed and not any(value in example.question for value in needed)
+    seen = [value for (value,) in database.rows(example.look_sql)]
+    needed = [
+        value for value in seen if re.search(rf"= {re.escape(_literal(value))}(?!\w)", example.gold_sql)
+    ]
+    assert needed and len(seen) <= 24
+    assert not any(re.search(rf"\b{re.escape(str(value))}\b", example.question) for value in needed)
     assert database.rows(example.guess_sql) != database.rows(example.gold_sql)
 
 
 def test_only_look_ups_written_by_hand_name_a_stored_form(bundled: dict[str, Bundled]) -> None:
     for example in QUESTIONS:
-        said = bundled[example.database].words["said"]
-        has_stored = any(f"'{stored}'" in example.gold_sql for forms in said.values() for stored in forms)
+        has_stored = any(
+            re.search(rf"\b{where.partition('.')[2]} = ('?){re.escape(stored)}\1(?!\w)", example.gold_sql)
+            for where, forms in bundled[example.database].words["said"].items()
+            for stored in forms
+        )
         assert has_stored == (example.family == "lookup"), example.id

@@ -1,6 +1,7 @@
 """The question generator on a database without words, and every promise of the bundled questions."""
 
 import json
+import re
 import sqlite3
 import time
 from collections import Counter, defaultdict
@@ -64,6 +65,12 @@ def read(folder: Path) -> dict[str, list[Row]]:
         file.stem: [json.loads(line) for line in file.read_text(encoding="utf-8").strip().split("\n")]
         for file in files
     }
+
+
+def test_every_template_has_five_phrasings_and_each_is_used(bundled: dict[str, list[Row]]) -> None:
+    assert all(len(set(template.phrases)) >= 5 for template in TEMPLATES)
+    openings = Counter(row["question"].split()[0] for row in bundled["demonstrations"])
+    assert len(openings) >= 30 and max(openings.values()) < 0.4 * len(bundled["demonstrations"])
 
 
 def test_a_database_without_words_gives_questions_of_all_families(shop: Path, tmp_path: Path) -> None:
@@ -243,12 +250,32 @@ def test_look_ups_need_the_look(
         connection = connections[row["database"]]
         shown = connection.execute(row["look_sql"]).fetchall()
         assert len(shown) <= 24
-        literals = ["'" + str(value).replace("'", "''") + "'" for (value,) in shown]
-        stored = [literal for literal in literals if literal in row["gold_sql"]]
+        stored = [value for (value,) in shown if _asks_for(row["gold_sql"], value)]
         assert len(stored) == 1, row
-        assert stored[0] not in row["guess_sql"] and stored[0][1:-1] not in row["question"], row
+        assert not _asks_for(row["guess_sql"], stored[0]), row
+        assert not re.search(rf"(?<!\w){re.escape(str(stored[0]))}(?!\w)", row["question"]), row
         gold, guess = (Counter(connection.execute(row[key]).fetchall()) for key in ("gold_sql", "guess_sql"))
         assert gold != guess, row
+
+
+def _asks_for(sql: str, value: Any) -> bool:
+    """True if a query has the condition `= value`."""
+    written = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+    return bool(re.search(rf"= {re.escape(written)}(?![\w.])", sql))
+
+
+def test_checks_show_a_value_stored_as_said(
+    bundled: dict[str, list[Row]], connections: dict[str, sqlite3.Connection]
+) -> None:
+    checked = [row for row in all_rows(bundled) if "check_sql" in row]
+    assert {row["family"] for row in checked} == {"filter", "join"}
+    assert {
+        row["template"] for row in all_rows(bundled) if " = '" in row["gold_sql"] and "look_sql" not in row
+    } >= {row["template"] for row in checked}
+    for row in checked:
+        shown = connections[row["database"]].execute(row["check_sql"]).fetchall()
+        assert 1 <= len(shown) <= 24
+        assert any(_asks_for(row["gold_sql"], value) and value in row["question"] for (value,) in shown), row
 
 
 def test_questions_are_unique_and_files_share_neither_questions_nor_golds(

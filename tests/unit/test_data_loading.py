@@ -150,6 +150,24 @@ def test_wrong_gold_is_named(
     assert fault in str(caught.value)
 
 
+def test_questions_with_large_golds_are_left_out_with_a_warning_where_they_may(
+    path: Path, databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = {**ROW, "id": "large", "gold_sql": "SELECT x.a FROM t x, t"}
+    write(path, ROW, large, {**ROW, "id": "other", "other_golds": ["SELECT x.a FROM t x, t"]})
+
+    with SQLExecutor(Limits(max_rows=5)) as executor:
+        assert [e.id for e in load_examples(path, databases, executor, leaves_out_large=True)] == ["q1"]
+        assert "left out 2 of 3 questions: a gold returns more rows" in caplog.text
+        assert "(max_rows: 5, max_bytes: 5000000); raise them to keep: large, other (" in caplog.text
+        write(path, large)
+        with pytest.raises(DataError, match="every gold returns more rows"):
+            load_examples(path, databases, executor, leaves_out_large=True)
+        write(path, ROW, {**ROW, "id": "q2", "gold_sql": "SELECT b FROM t"})
+        with pytest.raises(DataError, match="no such column: b"):
+            load_examples(path, databases, executor, leaves_out_large=True)
+
+
 def test_other_accepted_golds_are_checked_too(
     path: Path, databases: Databases, executor: SQLExecutor
 ) -> None:

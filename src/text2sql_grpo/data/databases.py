@@ -14,7 +14,7 @@ MAX_NAMES_SHOWN = 20
 
 
 def cache_folder(kind: str) -> Path:
-    """Where things of one kind are kept that can be made again: `databases`, `warm_starts`.
+    """Where things of one kind are kept that can be made again: `databases`, `sft`.
 
     Under $TEXT2SQL_GRPO_CACHE, or `.cache/text2sql-grpo` in the home folder.
     """
@@ -49,11 +49,11 @@ class Databases:
         """All names, sorted."""
         return sorted(self._sources)
 
-    def path(self, name: str) -> Path:
-        """The SQLite file of this database, built if it is given as SQL text.
+    def source(self, name: str) -> Path:
+        """The file that this database is read from or built of.
 
         Raises:
-            DataError: No database has this name, or its SQL text is broken.
+            DataError: No database has this name.
         """
         source = self._sources.get(name)
         if source is None:
@@ -61,6 +61,15 @@ class Databases:
             shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
             raise DataError(f"expected one of the databases {shown}{more}, got {name!r} (in {self.folder})")
+        return source
+
+    def path(self, name: str) -> Path:
+        """The SQLite file of this database, built if it is given as SQL text.
+
+        Raises:
+            DataError: No database has this name, or its SQL text is broken.
+        """
+        source = self.source(name)
         if source.suffix != ".sql":
             return source
         if name not in self._built:

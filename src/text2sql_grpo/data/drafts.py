@@ -2,12 +2,14 @@
 
 import hashlib
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from text2sql_grpo.data.conditions import CONDITIONS, Condition, in_words, literal, without_unit
 from text2sql_grpo.data.templates import Template
-from text2sql_grpo.data.words import Column, Database, Link, Table, Value, plural
+from text2sql_grpo.data.words import Column, Database, Link, Table, plural
 from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]
@@ -16,30 +18,22 @@ MAX_CATEGORIES = 24
 MAX_LITERAL_LENGTH = 30
 _NOT_MEASURED = ("year", "code", "phone", "postcode", "zip")
 _NOT_ADDED = (
-    *("age", "rating", "score", "price", "rate", "share", "percentage", "temperature", "depth", "height"),
+    *(
+        "age",
+        "rating",
+        "score",
+        "price",
+        "rate",
+        "share",
+        "percentage",
+        "temperature",
+        "depth",
+        "height",
+        "minute",
+        "week",
+    ),
     *("width", "level", "rank", "grade", "speed", "latitude", "longitude"),
 )
-_AMOUNTS = (
-    (">", ("above", "greater than", "more than")),
-    ("<", ("below", "less than")),
-    (">=", ("at least",)),
-)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A test of one column: `> 20` in SQL, `above 20` in words.
-
-    Attributes:
-        guess: The test with the value as people say it; the same as `test` where that does not differ.
-        literal: The value as SQL writes it; empty for IS NULL.
-    """
-
-    column: Column
-    test: str
-    words: str
-    guess: str
-    literal: str
 
 
 @dataclass(frozen=True)
@@ -48,12 +42,14 @@ class Draft:
 
     Attributes:
         look_sql: With `guess_sql`, for look-up templates; else None.
+        check_sql: Shows the text value of a condition that is stored as said; None without one.
     """
 
     question: str
     gold_sql: str
     look_sql: str | None
     guess_sql: str | None
+    check_sql: str | None
 
 
 class Drafter:
@@ -84,7 +80,7 @@ class Drafter:
         kind = slot.removeprefix("parent.")
         if (anchor.name, kind) not in self._columns:
             columns = [column for column in anchor.columns if _FITS[kind](column, anchor)]
-            if kind in _CONDITIONS:
+            if kind in CONDITIONS:
                 for column in columns:
                     self._conditions[column.table, column.name, kind] = self._wanted(column, kind)
                 columns = [column for column in columns if self._conditions[column.table, column.name, kind]]
@@ -96,7 +92,7 @@ class Drafter:
         place = f"{column.table}.{column.name}"
         return [
             condition
-            for condition in _CONDITIONS[kind](column)
+            for condition in CONDITIONS[kind](column)
             if not condition.literal or self._is_wanted("literal", place, condition.literal)
         ]
 
@@ -114,24 +110,27 @@ class Drafter:
             if not free:
                 return None
             column = picked[kind] = rng.choice(free)
-            if kind in _CONDITIONS:
+            if kind in CONDITIONS:
                 conditions.append(rng.choice(self._conditions[column.table, column.name, kind]))
         table = anchor.child if isinstance(anchor, Link) else anchor
         places = sorted({table.name, *(f"{column.table}.{column.name}" for column in picked.values())})
         if not self._is_wanted("columns", self.database.name, self.template.name, *places):
             return None
         k = str(rng.choice((2, 3, 4, 5)))
-        nouns = {kind: column.noun for kind, column in picked.items()}
-        nouns |= {"row": table.noun, "rows": plural(table.noun), "k": k, "where": _where(conditions, rng)}
-        if isinstance(anchor, Link):
-            nouns["parents"] = plural(anchor.parent.noun)
-        look = guess = None
+        nouns = _nouns(anchor, picked, conditions, rng) | {"k": k}
+        phrases = self.template.phrases
+        look = guess = check = None
         if said := picked.get("said"):
-            nouns["value"] = conditions[0].words
-            look = _look(said, stored=conditions[0].literal, words=conditions[0].words)
+            condition = conditions[0]
+            nouns["value"] = condition.value
+            look = _look(said, stored=condition.literal, words=condition.value)
             guess = self._sql(anchor, picked, [(each.column, each.guess) for each in conditions], k)
+            if not condition.words:
+                phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
+        elif text := picked.get("text"):
+            check = _check(text, next(each.value for each in conditions if each.column is text))
         gold = self._sql(anchor, picked, [(each.column, each.test) for each in conditions], k)
-        return Draft(rng.choice(self.template.phrases).format(**nouns), gold, look, guess)
+        return Draft(_sentence(rng.choice(phrases).format(**nouns)), gold, look, guess, check)
 
     def _sql(
         self, anchor: Table | Link, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str
@@ -146,6 +145,33 @@ class Drafter:
         else:
             names["table"] = anchor.sql
         return self.template.sql.format(**names)
+
+
+def _nouns(
+    anchor: Table | Link, picked: dict[str, Column], conditions: list[Condition], rng: random.Random
+) -> dict[str, str]:
+    """What the phrases of a template name."""
+    table = anchor.child if isinstance(anchor, Link) else anchor
+    nouns = {kind: column.noun for kind, column in picked.items()}
+    nouns |= {f"{kind}s": plural(column.noun) for kind, column in picked.items()}
+    if number := picked.get("number"):
+        nouns["measure"] = without_unit(number.noun)
+    nouns |= {"row": table.noun, "rows": plural(table.noun), "where": in_words(conditions, rng)}
+    if isinstance(anchor, Link):
+        nouns["parents"] = plural(anchor.parent.noun)
+    return nouns
+
+
+def _sentence(text: str) -> str:
+    """A question without the gaps that empty conditions leave, and with a capital."""
+    text = re.sub(r" +([?.,]|$)", r"\1", re.sub(" +", " ", text))
+    return text[0].upper() + text[1:]
+
+
+def _check(column: Column, value: str) -> str:
+    """A query that shows a value stored as said."""
+    listed = f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
+    return f"{listed} WHERE {column.sql} LIKE {literal(f'%{value}%')}"
 
 
 def _look(column: Column, *, stored: str, words: str) -> str:
@@ -165,88 +191,6 @@ def is_held_out(*key: str) -> bool:
 def stable_number(*key: str) -> int:
     """A number that depends on the text alone, on every machine."""
     return int.from_bytes(hashlib.sha256("\x1f".join(key).encode()).digest()[:8], "big")
-
-
-def literal(value: Value) -> str:
-    """A value as SQL writes it.
-
-    >>> literal("O'Neil"), literal(3)
-    ("'O''Neil'", '3')
-    """
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-
-
-def thresholds(values: tuple[Value, ...]) -> list[Value]:
-    """At most 12 values spread over a sorted column, numbers rounded to what people would ask for.
-
-    >>> thresholds((3.21, 47.9, 212.5, 480.0))
-    [50, 210]
-    """
-    low, high = values[0], values[-1]
-    spread = [values[index * len(values) // 13] for index in range(1, 13)]
-    if isinstance(low, str) or isinstance(high, str):
-        return sorted({str(value)[:10] for value in spread} - {low, high})
-    span = high - low
-    digits = 2 - len(str(int(span))) if span >= 1 else 2
-    rounded = {round(value, digits) for value in spread if not isinstance(value, str)}
-    return [int(value) if value == int(value) else value for value in sorted(rounded) if low < value < high]
-
-
-def _where(conditions: list[Condition], rng: random.Random) -> str:
-    """All conditions as one phrase, in one of three styles; empty without conditions."""
-    if not conditions:
-        return ""
-    start, link, verb = rng.choice(
-        (("whose ", " and whose ", " is "), ("with ", " and ", " "), ("where the ", " and the ", " is "))
-    )
-    return start + link.join(f"{condition.column.noun}{verb}{condition.words}" for condition in conditions)
-
-
-def _said(column: Column) -> list[Condition]:
-    return [
-        Condition(column, f"= {literal(value)}", form, f"= {literal(form)}", literal(value))
-        for value, form in sorted(column.said.items(), key=str)
-    ]
-
-
-def _plain(column: Column, operator: str, value: Value, words: str) -> Condition:
-    test = f"{operator} {literal(value)}"
-    return Condition(column, test, words, test, literal(value))
-
-
-def _text(column: Column) -> list[Condition]:
-    clean = [value for value in column.values if value and str(value).strip() == value]
-    return [_plain(column, "=", value, str(value)) for value in clean]
-
-
-def _amount(column: Column) -> list[Condition]:
-    return [
-        _plain(column, operator, value, f"{word} {value}")
-        for value in thresholds(column.values)
-        for operator, words in _AMOUNTS
-        for word in words
-    ]
-
-
-def _date(column: Column) -> list[Condition]:
-    return [
-        _plain(column, operator, value, f"{word} {value}")
-        for value in thresholds(column.values)
-        for operator, word in ((">", "after"), ("<", "before"))
-    ]
-
-
-def _null(column: Column) -> list[Condition]:
-    return [Condition(column, "IS NULL", "missing", "IS NULL", "")]
-
-
-_CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
-    "said": _said,
-    "text": _text,
-    "amount": _amount,
-    "date": _date,
-    "null": _null,
-}
 
 
 def _is_number(column: Column) -> bool:
@@ -269,17 +213,19 @@ _FITS: dict[str, Callable[[Column, Table], bool]] = {
     "amount": lambda column, _: _is_number(column),
     "date": lambda column, _: column.kind == "date" and not column.is_key,
     "null": lambda column, _: column.has_nulls and not column.is_key,
-    "column": lambda column, _: not column.is_key,
+    "column": lambda column, _: not column.is_key and len(column.values) > 2,
     "number": lambda column, _: _is_measure(column),
     "total": lambda column, _: _is_measure(column) and not set(column.noun.split()) & set(_NOT_ADDED),
-    "short": lambda column, table: _is_short(column) and len(column.values) <= min(50, table.row_count // 2),
+    "short": lambda column, table: (
+        _is_short(column) and 2 < len(column.values) <= min(50, table.row_count // 2)
+    ),
     "repeated": lambda column, table: (
-        not column.is_key and len(column.values) > 1 and len(column.values) * 4 <= table.row_count * 3
+        not column.is_key and len(column.values) > 2 and len(column.values) * 4 <= table.row_count * 3
     ),
     "group": lambda column, _: (
         column.kind == "text"
         and _is_short(column)
-        and len(column.values) <= MAX_CATEGORIES
+        and 2 < len(column.values) <= MAX_CATEGORIES
         and not column.has_nulls
     ),
 }

@@ -19,6 +19,8 @@ class Example:
         template: Name of the generator's template that made it; None for questions written by hand.
         look_sql: For the look-up family: a query whose rows show the stored form of the value.
         guess_sql: For the look-up family: the gold with the value as the question says it.
+        check_sql: For other families, where the question names a value that is stored as said: a query
+            that shows the value; None where it names none.
         gold_is_empty: True where the gold rightly returns no rows.
         other_golds: Further accepted answers, whose results may differ from the gold's.
     """
@@ -33,5 +35,6 @@ class Example:
     template: str | None = None
     look_sql: str | None = None
     guess_sql: str | None = None
+    check_sql: str | None = None
     gold_is_empty: bool = False
     other_golds: tuple[str, ...] = ()

@@ -160,6 +160,7 @@ def _example(name: str, split: str, database: Database, template: Template, draf
         template=template.name,
         look_sql=draft.look_sql,
         guess_sql=draft.guess_sql,
+        check_sql=draft.check_sql,
     )
 
 
@@ -176,6 +177,8 @@ def _row(example: Example) -> dict[str, Any]:
     }
     if example.look_sql is not None:
         row |= {"look_sql": example.look_sql, "guess_sql": example.guess_sql}
+    if example.check_sql is not None:
+        row["check_sql"] = example.check_sql
     return row
 
 

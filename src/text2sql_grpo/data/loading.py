@@ -27,6 +27,7 @@ def load_examples(
     limit: int | None = None,
     check_gold: bool = True,
     leave_out: Collection[str] = (),
+    leaves_out_large: bool = False,
 ) -> list[Example]:
     """The questions of a file, in order; see `read_questions` for its forms.
 
@@ -39,9 +40,12 @@ def load_examples(
             limit, and one that returns no rows without `gold_is_empty` (or rows with it). Where the file's
             form cannot say so, `gold_is_empty` is set to what was found.
         leave_out: Ids of questions that are not taken, whatever is wrong with them.
+        leaves_out_large: Leave out questions with a gold that is cut at a limit, with a warning, where they
+            would be refused.
 
     Raises:
-        DataError: The file, a line, a database or a gold is wrong; says which and where.
+        DataError: The file, a line, a database or a gold is wrong, or no question is left; says which and
+            where.
     """
     if not leave_out:
         questions = read_questions(path, limit=limit)
@@ -56,7 +60,21 @@ def load_examples(
         database_file(question, databases)
     if not check_gold:
         return [question.example for question in questions]
-    return list(checked_golds(questions, databases, executor))
+    if not leaves_out_large:
+        return list(checked_golds(questions, databases, executor))
+    large: dict[str, None] = {}
+    examples = list(checked_golds(questions, databases, executor, large=large))
+    if large:
+        _logger.warning(
+            "left out %d of %d questions: a gold returns more rows than environment.limits allows "
+            "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
+            *(len(large), len(examples), executor.limits.max_rows, executor.limits.max_bytes),
+            *(", ".join(large), path),
+        )
+    small = [example for example in examples if example.id not in large]
+    if not small:
+        raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({path})")
+    return small
 
 
 def read_quarantine(path: Path) -> frozenset[str]:
@@ -96,9 +114,16 @@ def database_file(question: Question, databases: Databases) -> Path:
 
 
 def checked_golds(
-    questions: Iterable[Question], databases: Databases, executor: SQLExecutor
+    questions: Iterable[Question],
+    databases: Databases,
+    executor: SQLExecutor,
+    *,
+    large: dict[str, None] | None = None,
 ) -> Iterator[Example]:
     """The examples of these questions, a batch of golds run at a time.
+
+    Args:
+        large: Gets the ids of questions with a gold that is cut at a limit; None to refuse them.
 
     Raises:
         DataError: At the end, if any gold is wrong; see `load_examples`.
@@ -119,7 +144,9 @@ def checked_golds(
             if not question.says_if_empty:
                 example = replace(example, gold_is_empty=not outcome.rows)
             fault = _gold_fault(example, outcome)
-            if fault:
+            if large is not None and outcome.is_truncated:
+                large[example.id] = None
+            elif fault:
                 faults.append(f"{example.id} (at {question.place}): {fault}")
             if sql is question.example.gold_sql:
                 yield example

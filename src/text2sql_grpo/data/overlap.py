@@ -98,7 +98,10 @@ def _keys(line: str, path: Path) -> Keys:
         "literal": frozenset(f"{column} {value}" for column, value in literals),
         "template": frozenset({template} if template else ()),
         "database": frozenset({database}),
-        "stored_value": frozenset(value for column, value in literals if column in looked),
+        # Flags (`Y`, `0`) are the same everywhere, and tell nothing of what was learned by heart.
+        "stored_value": frozenset(
+            value for column, value in literals if column in looked and len(value.strip("'")) > 1
+        ),
     }
 
 

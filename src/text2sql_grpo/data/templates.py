@@ -1,16 +1,18 @@
-"""The shapes of questions: SQL patterns with their paraphrases.
+"""The shapes of questions: SQL patterns, each with at least five phrasings.
 
 Slots are drawn in order, each from the columns of the template's table; `parent.` before a slot
 draws from the other table of a join. What a slot fills in (`drafts.py` draws them):
 
-- `said`: a condition on a value stored otherwise than people say it; `{said}` and `{value}` in phrases;
+- `said`: a condition on a value stored otherwise than people say it; phrases with `{said}` and `{value}`
+  are not used for flags;
 - `text`, `amount`, `date`, `null`: other conditions;
-- `column`, `second`: any column to show; `short`: one with few distinct values; `repeated`: one with repeats;
-- `number`: a column to average or rank by; `total`: one that can be added up;
+- `column`: any column to show; `short`: one with few distinct values; `repeated`: one with repeats;
+- `number`: a column to average or rank by (`{measure}`: without its unit); `total`: one to add up;
 - `group`: a column of categories.
 
 The conditions together are `{where}`; `{k}` is a small number; `{row}`, `{rows}` and `{parents}` are what the
-rows of the tables are called; `{join}` is the table with its parent.
+rows of the tables are called; an `s` behind any other slot makes its plural (`{columns}`); `{join}` is the
+table with its parent.
 """
 
 from dataclasses import dataclass
@@ -46,15 +48,108 @@ class Template:
         return "{join}" in self.sql
 
 
+# Shared by templates with and without conditions; the gap that an empty {where} leaves is closed.
 _COUNTED = (
     "How many {rows} {where} are there?",
+    "How many {rows} {where} do we have?",
     "Count the {rows} {where}.",
     "What is the number of {rows} {where}?",
+    "Please count all {rows} {where}.",
+    "I need the number of {rows} {where}.",
+    "Can you tell me how many {rows} {where} are on file?",
+    "Number of {rows} {where}?",
 )
 _LISTED = (
     "List the {column} of every {row} {where}.",
     "What is the {column} of each {row} {where}?",
     "Show the {column} of all {rows} {where}.",
+    "Give me the {columns} of the {rows} {where}.",
+    "I would like to see the {column} of each {row} {where}.",
+    "What are the {columns} of the {rows} {where}?",
+    "For all {rows} {where}, show the {column}.",
+    "{columns} of all {rows} {where}, please.",
+)
+_AVERAGED = (
+    "What is the average {number} of {rows} {where}?",
+    "Find the mean {number} of all {rows} {where}.",
+    "On average, what is the {number} of {rows} {where}?",
+    "Average {number} of the {rows} {where}?",
+    "Work out the average {number} across all {rows} {where}.",
+    "I want to know the average {number} of {rows} {where}.",
+    "Taking all {rows} {where} together, what is their mean {number}?",
+)
+_TOTALLED = (
+    "What is the total {total} of {rows} {where}?",
+    "Add up the {total} of all {rows} {where}.",
+    "Find the sum of the {total} over all {rows} {where}.",
+    "What does the {total} of all {rows} {where} add up to?",
+    "I need the total {total} for {rows} {where}.",
+    "Sum of the {total} of all {rows} {where}?",
+)
+_HIGHEST = (
+    "What is the highest {number} of {rows} {where}?",
+    "Find the largest {number} among {rows} {where}.",
+    "What is the maximum {number} of all {rows} {where}?",
+    "Among {rows} {where}, what is the greatest {number}?",
+    "How high does the {number} of {rows} {where} go?",
+    "Highest {number} of any of the {rows} {where}?",
+    "Tell me the top {number} among all {rows} {where}.",
+)
+_DISTINCT_COUNTED = (
+    "How many different values of {repeated} do {rows} {where} have?",
+    "Count the distinct values of {repeated} among {rows} {where}.",
+    "What is the number of different values of {repeated} of {rows} {where}?",
+    "How many different {repeateds} occur among {rows} {where}?",
+    "Counting each {repeated} once, how many are there among {rows} {where}?",
+    "Number of distinct values of {repeated} of {rows} {where}?",
+)
+_GROUP_COUNTED = (
+    "How many {rows} {where} are there for each {group}?",
+    "Count the {rows} {where} for each {group}.",
+    "For each {group}, show the number of {rows} {where}.",
+    "For every {group}, how many {rows} {where} do we have?",
+    "Give me the {group} and the number of {rows} {where} for each.",
+    "Number of {rows} {where} by {group}?",
+    "Break down the number of {rows} {where} by {group}.",
+)
+_ACROSS_COUNTED = (
+    "How many {rows} belong to {parents} {where}?",
+    "Count the {rows} of {parents} {where}.",
+    "What is the number of {rows} of {parents} {where}?",
+    "How many {rows} do we have for {parents} {where}?",
+    "Please count all {rows} that go with {parents} {where}.",
+    "Looking only at {parents} {where}, how many {rows} are there?",
+)
+_ACROSS_LISTED = (
+    "List the {column} of every {row} that belongs to {parents} {where}.",
+    "Show the {column} of all {rows} of {parents} {where}.",
+    "What is the {column} of each {row} of {parents} {where}?",
+    "Give me the {columns} of the {rows} that go with {parents} {where}.",
+    "For {parents} {where}, show the {column} of each {row}.",
+    "I am looking for the {columns} of all {rows} of {parents} {where}.",
+)
+_ACROSS_AVERAGED = (
+    "What is the average {number} of {rows} that belong to {parents} {where}?",
+    "Find the mean {number} of all {rows} of {parents} {where}.",
+    "On average, what is the {number} of {rows} of {parents} {where}?",
+    "For {parents} {where}, what is the average {number} of the {rows}?",
+    "Work out the average {number} of the {rows} that go with {parents} {where}.",
+)
+_ABOVE = (
+    "How many {rows} have an above-average {measure}?",
+    "Count the {rows} whose {measure} is above the average.",
+    "How many {rows} have a higher {measure} than the average?",
+    "What is the number of {rows} whose {measure} is higher than average?",
+    "Compared with the average {measure}, how many {rows} are above it?",
+    "How many of the {rows} exceed the average {measure}?",
+)
+_BELOW = (
+    "How many {rows} have a below-average {measure}?",
+    "Count the {rows} whose {measure} is below the average.",
+    "How many {rows} have a lower {measure} than the average?",
+    "What is the number of {rows} whose {measure} is lower than average?",
+    "Compared with the average {measure}, how many {rows} are below it?",
+    "How many of the {rows} stay under the average {measure}?",
 )
 
 TEMPLATES = (
@@ -83,12 +178,7 @@ TEMPLATES = (
         "easy",
         ("said", "number"),
         "SELECT AVG({number}) FROM {table} WHERE {where}",
-        (
-            "What is the average {number} of {rows} {where}?",
-            "Find the mean {number} of all {rows} {where}.",
-            "For the {said} {value}, what is the average {number} of the {rows}?",
-            "On average, what is the {number} of {rows} {where}?",
-        ),
+        (*_AVERAGED, "For the {said} {value}, what is the average {number} of the {rows}?"),
         weight=3,
     ),
     Template(
@@ -96,11 +186,7 @@ TEMPLATES = (
         "easy",
         ("said", "total"),
         "SELECT SUM({total}) FROM {table} WHERE {where}",
-        (
-            "What is the total {total} of {rows} {where}?",
-            "Add up the {total} of all {rows} {where}.",
-            "For the {said} {value}, what is the total {total} of the {rows}?",
-        ),
+        (*_TOTALLED, "For the {said} {value}, what is the total {total} of the {rows}?"),
         is_held_out=True,
     ),
     Template(
@@ -108,12 +194,7 @@ TEMPLATES = (
         "easy",
         ("said", "number"),
         "SELECT MAX({number}) FROM {table} WHERE {where}",
-        (
-            "What is the highest {number} of {rows} {where}?",
-            "Find the largest {number} among {rows} {where}.",
-            "For the {said} {value}, what is the highest {number} of the {rows}?",
-            "What is the maximum {number} of all {rows} {where}?",
-        ),
+        (*_HIGHEST, "For the {said} {value}, what is the highest {number} of the {rows}?"),
         weight=3,
     ),
     Template(
@@ -122,8 +203,7 @@ TEMPLATES = (
         ("said", "repeated"),
         "SELECT COUNT(DISTINCT {repeated}) FROM {table} WHERE {where}",
         (
-            "How many different values of {repeated} do {rows} {where} have?",
-            "Count the distinct values of {repeated} among {rows} {where}.",
+            *_DISTINCT_COUNTED,
             "For the {said} {value}, how many different values of {repeated} do the {rows} have?",
         ),
     ),
@@ -140,9 +220,12 @@ TEMPLATES = (
         ("said", "number", "column"),
         "SELECT {column} FROM {table} WHERE {where} ORDER BY {number} DESC LIMIT 1",
         (
-            "Among {rows} {where}, what is the {column} of the one with the highest {number}?",
-            "For the {said} {value}, show the {column} of the {row} with the highest {number}.",
-            "Of all {rows} {where}, show the {column} of the one with the largest {number}.",
+            "Among {rows} {where}, what is the {column} of the one with the highest {measure}?",
+            "For the {said} {value}, show the {column} of the {row} with the highest {measure}.",
+            "Of all {rows} {where}, show the {column} of the one with the largest {measure}.",
+            "Take the {rows} {where}: what is the {column} of the one with the highest {measure}?",
+            "Which {column} belongs to the {row} with the highest {measure} among {rows} {where}?",
+            "Give me the {column} of the one with the top {measure} among all {rows} {where}.",
         ),
         weight=2,
     ),
@@ -151,33 +234,21 @@ TEMPLATES = (
         "medium",
         ("said", "group"),
         "SELECT {group}, COUNT(*) FROM {table} WHERE {where} GROUP BY {group}",
-        (
-            "For each {group}, how many {rows} {where} are there?",
-            "Count the {rows} {where} for each {group}.",
-            "For the {said} {value}, count the {rows} for each {group}.",
-        ),
+        (*_GROUP_COUNTED, "For the {said} {value}, count the {rows} for each {group}."),
     ),
     Template(
         "lookup_join",
         "hard",
         ("parent.said",),
         "SELECT COUNT(*) FROM {join} WHERE {where}",
-        (
-            "How many {rows} belong to {parents} {where}?",
-            "Count the {rows} of {parents} {where}.",
-            "For {parents} with the {said} {value}, how many {rows} are there?",
-        ),
+        (*_ACROSS_COUNTED, "For {parents} with the {said} {value}, how many {rows} are there?"),
     ),
     Template(
         "lookup_across",
         "hard",
         ("parent.said", "column"),
         "SELECT {column} FROM {join} WHERE {where}",
-        (
-            "List the {column} of every {row} that belongs to {parents} {where}.",
-            "Show the {column} of all {rows} of {parents} {where}.",
-            "For {parents} with the {said} {value}, show the {column} of each {row}.",
-        ),
+        (*_ACROSS_LISTED, "For {parents} with the {said} {value}, show the {column} of each {row}."),
     ),
     Template(
         "lookup_mean",
@@ -185,8 +256,7 @@ TEMPLATES = (
         ("parent.said", "number"),
         "SELECT AVG({number}) FROM {join} WHERE {where}",
         (
-            "What is the average {number} of {rows} that belong to {parents} {where}?",
-            "Find the mean {number} of all {rows} of {parents} {where}.",
+            *_ACROSS_AVERAGED,
             "For {parents} with the {said} {value}, what is the average {number} of the {rows}?",
         ),
         is_held_out=True,
@@ -196,11 +266,7 @@ TEMPLATES = (
         "easy",
         ("column",),
         "SELECT {column} FROM {table}",
-        (
-            "List the {column} of every {row}.",
-            "What is the {column} of each {row}?",
-            "Show the {column} of all {rows}.",
-        ),
+        _LISTED,
     ),
     Template(
         "list_distinct",
@@ -212,6 +278,8 @@ TEMPLATES = (
             "List the distinct values of {short} among {rows}.",
             "Show every {short} of {rows} once.",
             "Which values of {short} occur among {rows}?",
+            "Which different {shorts} are there among the {rows}?",
+            "Give me a list of all {shorts} of {rows} without repeats.",
         ),
     ),
     Template(
@@ -220,10 +288,11 @@ TEMPLATES = (
         (),
         "SELECT COUNT(*) FROM {table}",
         (
-            "How many {rows} are there?",
-            "Count all {rows}.",
-            "What is the number of {rows}?",
+            *_COUNTED,
             "How many {rows} are on record?",
+            "How many {rows} are there in total?",
+            "What is the total count of {rows}?",
+            "How large is the number of {rows} in the database?",
         ),
     ),
     Template(
@@ -231,11 +300,7 @@ TEMPLATES = (
         "easy",
         ("repeated",),
         "SELECT COUNT(DISTINCT {repeated}) FROM {table}",
-        (
-            "How many different values of {repeated} do {rows} have?",
-            "Count the distinct values of {repeated} among {rows}.",
-            "What is the number of different values of {repeated} of {rows}?",
-        ),
+        _DISTINCT_COUNTED,
     ),
     Template(
         "filter_text",
@@ -243,6 +308,7 @@ TEMPLATES = (
         ("text", "column"),
         "SELECT {column} FROM {table} WHERE {where}",
         _LISTED,
+        weight=2,
     ),
     Template(
         "filter_amount",
@@ -271,33 +337,21 @@ TEMPLATES = (
         "easy",
         ("number",),
         "SELECT AVG({number}) FROM {table}",
-        (
-            "What is the average {number} of {rows}?",
-            "Find the mean {number} of all {rows}.",
-            "On average, what is the {number} of {rows}?",
-        ),
+        _AVERAGED,
     ),
     Template(
         "aggregate_total",
         "easy",
         ("total",),
         "SELECT SUM({total}) FROM {table}",
-        (
-            "What is the total {total} of {rows}?",
-            "Add up the {total} of all {rows}.",
-            "Find the sum of the {total} of {rows}.",
-        ),
+        _TOTALLED,
     ),
     Template(
         "aggregate_highest",
         "easy",
         ("number",),
         "SELECT MAX({number}) FROM {table}",
-        (
-            "What is the highest {number} of {rows}?",
-            "Find the largest {number} among {rows}.",
-            "What is the maximum {number} of all {rows}?",
-        ),
+        _HIGHEST,
     ),
     Template(
         "aggregate_lowest",
@@ -308,6 +362,9 @@ TEMPLATES = (
             "What is the lowest {number} of {rows}?",
             "Find the smallest {number} among {rows}.",
             "What is the minimum {number} of all {rows}?",
+            "Among {rows}, what is the least {number}?",
+            "How low does the {number} of {rows} go?",
+            "Lowest {number} of any of the {rows}?",
         ),
     ),
     Template(
@@ -315,11 +372,7 @@ TEMPLATES = (
         "easy",
         ("date", "number"),
         "SELECT AVG({number}) FROM {table} WHERE {where}",
-        (
-            "What is the average {number} of {rows} {where}?",
-            "Find the mean {number} of all {rows} {where}.",
-            "On average, what is the {number} of {rows} {where}?",
-        ),
+        _AVERAGED,
         is_held_out=True,
     ),
     Template(
@@ -328,9 +381,12 @@ TEMPLATES = (
         ("number", "column"),
         "SELECT {column} FROM {table} ORDER BY {number} DESC LIMIT 1",
         (
-            "What is the {column} of the {row} with the highest {number}?",
-            "Show the {column} of the {row} with the largest {number}.",
-            "Which {column} has the {row} with the highest {number}?",
+            "What is the {column} of the {row} with the highest {measure}?",
+            "Show the {column} of the {row} with the largest {measure}.",
+            "Which {column} does the {row} with the highest {measure} have?",
+            "Give me the {column} of the {row} that has the largest {measure}.",
+            "Of all {rows}, which one has the highest {measure}? Show its {column}.",
+            "Looking at the {measure} of {rows}, what is the {column} of the highest one?",
         ),
     ),
     Template(
@@ -339,9 +395,12 @@ TEMPLATES = (
         ("number", "column"),
         "SELECT {column} FROM {table} ORDER BY {number} LIMIT 1",
         (
-            "What is the {column} of the {row} with the lowest {number}?",
-            "Show the {column} of the {row} with the smallest {number}.",
-            "Which {column} has the {row} with the lowest {number}?",
+            "What is the {column} of the {row} with the lowest {measure}?",
+            "Show the {column} of the {row} with the smallest {measure}.",
+            "Which {column} does the {row} with the lowest {measure} have?",
+            "Give me the {column} of the {row} that has the smallest {measure}.",
+            "Of all {rows}, which one has the lowest {measure}? Show its {column}.",
+            "Looking at the {measure} of {rows}, what is the {column} of the lowest one?",
         ),
     ),
     Template(
@@ -350,9 +409,12 @@ TEMPLATES = (
         ("number", "column"),
         "SELECT {column} FROM {table} ORDER BY {number} DESC LIMIT {k}",
         (
-            "List the {column} of the {k} {rows} with the highest {number}.",
-            "Show the {column} of the top {k} {rows} by {number}.",
-            "What is the {column} of the {k} {rows} with the largest {number}?",
+            "List the {column} of the {k} {rows} with the highest {measure}.",
+            "Show the {column} of the top {k} {rows} by {measure}.",
+            "What is the {column} of the {k} {rows} with the largest {measure}?",
+            "Which {k} {rows} have the highest {measure}? Show the {column}.",
+            "Give me the {columns} of the {k} {rows} with the largest {measure}.",
+            "Top {k} {rows} by {measure}: what is their {column}?",
         ),
     ),
     Template(
@@ -361,9 +423,12 @@ TEMPLATES = (
         ("number", "column"),
         "SELECT {column} FROM {table} ORDER BY {number} LIMIT {k}",
         (
-            "List the {column} of the {k} {rows} with the lowest {number}.",
-            "Show the {column} of the bottom {k} {rows} by {number}.",
-            "What is the {column} of the {k} {rows} with the smallest {number}?",
+            "List the {column} of the {k} {rows} with the lowest {measure}.",
+            "Show the {column} of the bottom {k} {rows} by {measure}.",
+            "What is the {column} of the {k} {rows} with the smallest {measure}?",
+            "Which {k} {rows} have the lowest {measure}? Show the {column}.",
+            "Give me the {columns} of the {k} {rows} with the smallest {measure}.",
+            "Bottom {k} {rows} by {measure}: what is their {column}?",
         ),
         is_held_out=True,
     ),
@@ -372,11 +437,7 @@ TEMPLATES = (
         "medium",
         ("group",),
         "SELECT {group}, COUNT(*) FROM {table} GROUP BY {group}",
-        (
-            "How many {rows} are there for each {group}?",
-            "Count the {rows} for each {group}.",
-            "For each {group}, show the number of {rows}.",
-        ),
+        _GROUP_COUNTED,
     ),
     Template(
         "group_average",
@@ -387,6 +448,9 @@ TEMPLATES = (
             "What is the average {number} of {rows} for each {group}?",
             "For each {group}, show the mean {number} of {rows}.",
             "Find the average {number} of {rows} per {group}.",
+            "For every {group}, what is the average {number} of its {rows}?",
+            "Average {number} of {rows} by {group}?",
+            "Give me the {group} and the mean {number} of the {rows} for each.",
         ),
     ),
     Template(
@@ -398,6 +462,8 @@ TEMPLATES = (
             "What is the highest {number} of {rows} for each {group}?",
             "For each {group}, show the largest {number} of {rows}.",
             "Find the maximum {number} of {rows} per {group}.",
+            "For every {group}, how high does the {number} of {rows} go?",
+            "Highest {number} of {rows} by {group}?",
         ),
         is_held_out=True,
     ),
@@ -406,32 +472,22 @@ TEMPLATES = (
         "hard",
         ("parent.text", "column"),
         "SELECT {column} FROM {join} WHERE {where}",
-        (
-            "List the {column} of every {row} that belongs to {parents} {where}.",
-            "Show the {column} of all {rows} of {parents} {where}.",
-            "What is the {column} of each {row} of {parents} {where}?",
-        ),
+        _ACROSS_LISTED,
+        weight=2,
     ),
     Template(
         "join_count",
         "hard",
         ("parent.amount",),
         "SELECT COUNT(*) FROM {join} WHERE {where}",
-        (
-            "How many {rows} belong to {parents} {where}?",
-            "Count the {rows} of {parents} {where}.",
-            "What is the number of {rows} of {parents} {where}?",
-        ),
+        _ACROSS_COUNTED,
     ),
     Template(
         "join_average",
         "hard",
         ("parent.text", "number"),
         "SELECT AVG({number}) FROM {join} WHERE {where}",
-        (
-            "What is the average {number} of {rows} that belong to {parents} {where}?",
-            "Find the mean {number} of all {rows} of {parents} {where}.",
-        ),
+        _ACROSS_AVERAGED,
         is_held_out=True,
     ),
     Template(
@@ -439,11 +495,7 @@ TEMPLATES = (
         "hard",
         ("number",),
         "SELECT COUNT(*) FROM {table} WHERE {number} > (SELECT AVG({number}) FROM {table})",
-        (
-            "How many {rows} have above average {number}?",
-            "Count the {rows} whose {number} is above the average.",
-            "How many {rows} have {number} higher than the average?",
-        ),
+        _ABOVE,
     ),
     Template(
         "compare_list",
@@ -451,9 +503,11 @@ TEMPLATES = (
         ("number", "column"),
         "SELECT {column} FROM {table} WHERE {number} < (SELECT AVG({number}) FROM {table})",
         (
-            "List the {column} of every {row} with below average {number}.",
-            "Show the {column} of all {rows} whose {number} is below the average.",
-            "What is the {column} of each {row} whose {number} is lower than the average?",
+            "List the {column} of every {row} with a below-average {measure}.",
+            "Show the {column} of all {rows} whose {measure} is below the average.",
+            "What is the {column} of each {row} whose {measure} is lower than the average?",
+            "Give me the {columns} of the {rows} that stay under the average {measure}.",
+            "Which {rows} have a lower {measure} than average? Show the {column}.",
         ),
     ),
     Template(
@@ -461,11 +515,7 @@ TEMPLATES = (
         "hard",
         ("number",),
         "SELECT COUNT(*) FROM {table} WHERE {number} < (SELECT AVG({number}) FROM {table})",
-        (
-            "How many {rows} have below average {number}?",
-            "Count the {rows} whose {number} is below the average.",
-            "How many {rows} have {number} lower than the average?",
-        ),
+        _BELOW,
         is_held_out=True,
     ),
     Template(

@@ -20,7 +20,10 @@ Kind = Literal["number", "date", "text"]
 
 MAX_VALUES = 10_000
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_IRREGULAR = {"person": "people", "child": "children", "man": "men", "woman": "women", "staff": "staff"}
+_IRREGULAR = {
+    **{"person": "people", "child": "children", "man": "men", "woman": "women", "foot": "feet"},
+    **{"staff": "staff", "mileage": "mileage", "horsepower": "horsepower", "pay": "pay", "series": "series"},
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Column:
         is_key: Part of a primary or foreign key.
         values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
         said: Stored value -> what people say, where the two differ; empty for most columns.
+        clauses: What people say -> phrases behind the plural of a row's noun ("on the Lisbon ward"); under
+            `""` those of any other value, with `{}` in its place.
     """
 
     table: str
@@ -43,6 +48,7 @@ class Column:
     has_nulls: bool
     values: tuple[Value, ...]
     said: Mapping[Value, str] = field(default_factory=dict)
+    clauses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ def open_with_words(path: Path, name: str, words_path: Path) -> Database:
     Args:
         path: The SQLite file.
         name: What questions call the database.
-        words_path: JSON with `split`, `tables`, `columns` and `said`, all optional; where there is no such
-            file, words come from identifiers and values, and the split is `train`.
+        words_path: JSON with `split`, `tables`, `columns`, `said` and `clauses`, all optional; where there is
+            no such file, words come from identifiers and values, and the split is `train`.
 
     Raises:
         DataError: A file cannot be read, or the words name what the database does not have.
@@ -94,7 +100,7 @@ def open_with_words(path: Path, name: str, words_path: Path) -> Database:
         raise DataError(f"expected words as JSON, got: {error} (at {words_path})") from error
     schema = read_schema(path)
     known = {f"{table.name}.{column.name}" for table in schema.tables for column in table.columns}
-    asked = {*words.get("columns", {}), *words.get("said", {})}
+    asked = {*words.get("columns", {}), *words.get("said", {}), *words.get("clauses", {})}
     unknown = sorted(
         (set(words.get("tables", {})) - {table.name for table in schema.tables}) | (asked - known)
     )
@@ -149,6 +155,7 @@ def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: 
                 has_nulls=len(values) < len(found),
                 values=values,
                 said=_said(place, values, words),
+                clauses=_clauses(words.get("clauses", {}).get(place, [])),
             )
         )
     noun = words.get("tables", {}).get(table.name) or singular(identifier_words(table.name))
@@ -178,6 +185,11 @@ def _said(place: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> di
         value: form for value in values if isinstance(value, str) and (form := said_form(value))
     }
     return found if len(found) * 2 > len(values) and len(found) > 1 and _is_usable(found) else {}
+
+
+def _clauses(given: list[str] | dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    by_value = given if isinstance(given, dict) else {"": given}
+    return {said: tuple(phrases) for said, phrases in by_value.items()}
 
 
 def _is_usable(said: Mapping[Value, str]) -> bool:
@@ -215,13 +227,16 @@ def identifier_words(name: str) -> str:
 def plural(noun: str) -> str:
     """The plural of a noun phrase, by the common rules.
 
-    >>> plural("visit"), plural("city"), plural("staff member"), plural("date of birth")
-    ('visits', 'cities', 'staff members', 'dates of birth')
+    >>> plural("visit"), plural("city"), plural("foreman"), plural("date of birth")
+    ('visits', 'cities', 'foremen', 'dates of birth')
     """
-    head, preposition, rest = noun.partition(" of ") if " of " in noun else noun.partition(" in ")
+    prepositions = re.search(" (of|in|per|on|with) ", noun)
+    head, preposition, rest = noun.partition(prepositions[0]) if prepositions else (noun, "", "")
     before, space, last = head.rpartition(" ")
     if last in _IRREGULAR:
         last = _IRREGULAR[last]
+    elif last.endswith("man") and last != "human":
+        last = last[:-3] + "men"
     elif re.search(r"[^aeiou]y$", last):
         last = last[:-1] + "ies"
     elif re.search(r"(s|x|z|ch|sh)$", last):
@@ -229,6 +244,18 @@ def plural(noun: str) -> str:
     else:
         last += "s"
     return before + space + last + preposition + rest
+
+
+def with_article(noun: str) -> str:
+    """A noun phrase with its article, by how it is spoken.
+
+    >>> with_article("hour"), with_article("age"), with_article("union flag"), with_article("visit")
+    ('an hour', 'an age', 'a union flag', 'a visit')
+    """
+    is_vowel = re.match("[aeiou]|hour|honou?r|x-", noun.lower()) and not re.match(
+        "uni|use|one|eu", noun.lower()
+    )
+    return f"an {noun}" if is_vowel else f"a {noun}"
 
 
 def singular(noun: str) -> str:

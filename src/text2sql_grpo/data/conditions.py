@@ -1,0 +1,208 @@
+"""The conditions that a question can put on a column, in SQL and in words."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from text2sql_grpo.data.words import Column, Value, with_article
+
+_AMOUNTS = (
+    (">", ("above", "greater than", "more than", "over")),
+    ("<", ("below", "less than", "under")),
+    (">=", ("at least",)),
+    ("<=", ("at most",)),
+)
+_COUNTS = (
+    (">", ("more than",)),
+    ("<", ("fewer than",)),
+    (">=", ("at least",)),
+    ("<=", ("at most",)),
+)
+_YEARS = ((">", ("after",)), ("<", ("before",)))
+_MISSING = ("missing", "not recorded", "unknown", "not known")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A test of one column: `> 20` in SQL, `above 20` in words.
+
+    Attributes:
+        test: What follows the column in SQL.
+        guess: The test with the value as people say it; the same as `test` where that does not differ.
+        literal: The value as SQL writes it; empty for IS NULL.
+        value: The value as people say it; empty for IS NULL.
+        words: What follows "whose salary is"; empty for flags, which nobody speaks of that way.
+        phrases: What follows the plural of the row's noun: "with a salary above 20".
+    """
+
+    column: Column
+    test: str
+    guess: str
+    literal: str
+    value: str
+    words: str
+    phrases: tuple[str, ...]
+
+
+def in_words(conditions: Sequence[Condition], rng: random.Random) -> str:
+    """All conditions as one phrase, in one of three styles; empty without conditions."""
+    if not conditions:
+        return ""
+    style = rng.choice(("phrase", "phrase", "phrase", "whose", "whose", "where"))
+    if style == "phrase" or not all(condition.words for condition in conditions):
+        return " and ".join(rng.choice(condition.phrases) for condition in conditions)
+    start, link = ("whose ", " and whose ") if style == "whose" else ("where the ", " and the ")
+    return start + link.join(f"{condition.column.noun} is {condition.words}" for condition in conditions)
+
+
+def day_words(day: str) -> str:
+    """A day as people write it.
+
+    >>> day_words("2023-05-03")
+    '3 May 2023'
+    """
+    parsed = date.fromisoformat(day[:10])
+    return f"{parsed.day} {month_words(day)}"
+
+
+def month_words(day: str) -> str:
+    """The month of a day.
+
+    >>> month_words("2023-05-03")
+    'May 2023'
+    """
+    names = "January February March April May June July August September October November December"
+    return f"{names.split()[int(day[5:7]) - 1]} {day[:4]}"
+
+
+def literal(value: Value) -> str:
+    """A value as SQL writes it.
+
+    >>> literal("O'Neil"), literal(3)
+    ("'O''Neil'", '3')
+    """
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
+def thresholds(values: tuple[Value, ...]) -> list[Value]:
+    """At most 12 values spread over a sorted column, numbers rounded to what people would ask for.
+
+    >>> thresholds((3.21, 47.9, 212.5, 480.0))
+    [50, 210]
+    """
+    low, high = values[0], values[-1]
+    spread = [values[index * len(values) // 13] for index in range(1, 13)]
+    if isinstance(low, str) or isinstance(high, str):
+        return sorted({str(value)[:10] for value in spread} - {low, high})
+    span = high - low
+    digits = 2 - len(str(int(span))) if span >= 1 else 2
+    rounded = {round(value, digits) for value in spread if not isinstance(value, str)}
+    return [int(value) if value == int(value) else value for value in sorted(rounded) if low < value < high]
+
+
+def without_unit(noun: str) -> str:
+    """What is measured.
+
+    >>> without_unit("length in metres"), without_unit("fee")
+    ('length', 'fee')
+    """
+    return noun.partition(" in ")[0]
+
+
+def _phrases(column: Column, words: str) -> tuple[str, ...]:
+    """The phrases of a column, or a general one, about a value or a test in words."""
+    return tuple(phrase.format(words) for phrase in column.clauses.get("", ()))
+
+
+def _said(column: Column) -> list[Condition]:
+    return [
+        Condition(
+            column,
+            f"= {literal(value)}",
+            f"= {literal(form)}",
+            literal(value),
+            form,
+            "" if form in column.clauses else form,
+            column.clauses.get(form) or _phrases(column, form) or (f"with the {column.noun} {form}",),
+        )
+        for value, form in sorted(column.said.items(), key=str)
+    ]
+
+
+def _text(column: Column) -> list[Condition]:
+    clean = [str(value) for value in column.values if value and str(value).strip() == value]
+    return [
+        _plain(column, f"= {literal(value)}", value, value, (f"with the {column.noun} {value}",))
+        for value in clean
+    ]
+
+
+def _plain(column: Column, test: str, value: str, words: str, general: tuple[str, ...]) -> Condition:
+    operand = test.partition(" ")[2]
+    return Condition(column, test, test, operand, value, words, _phrases(column, words) or general)
+
+
+def _amount(column: Column) -> list[Condition]:
+    nouns = column.noun.split()
+    is_year = "year" in nouns
+    is_count = column.noun.startswith("number of ")
+    operators = _YEARS if is_year else _COUNTS if is_count else _AMOUNTS
+    return [
+        _plain(
+            column, f"{operator} {value}", str(value), f"{word} {value}", (_with(column.noun, word, value),)
+        )
+        for value in thresholds(column.values)
+        for operator, each in operators
+        for word in each
+    ]
+
+
+def _with(noun: str, word: str, value: Value) -> str:
+    """An amount in words.
+
+    >>> _with("number of desks", "fewer than", 9), _with("age in years", "above", 5), _with("fee", "below", 3)
+    ('with fewer than 9 desks', 'with an age above 5 years', 'with a fee below 3')
+    """
+    if noun.startswith("number of ") and value != 1:
+        return f"with {word} {value} {noun.removeprefix('number of ')}"
+    measure, _, unit = noun.partition(" in ")
+    joint = "of " if word in ("more than", "less than", "at least", "at most") else ""
+    return f"with {with_article(measure)} {joint}{word} {value} {unit}".rstrip()
+
+
+def _date(column: Column) -> list[Condition]:
+    days = [str(value) for value in thresholds(column.values)]
+    months, years = sorted({day[:8] for day in days}), sorted({day[:5] for day in days})
+    is_day = all(len(str(value)) == 10 for value in column.values)
+    tests = [
+        *((f"> {literal(day)}", f"after {day_words(day)}") for day in days),
+        *((f"< {literal(day)}", f"before {day_words(day)}") for day in days),
+        *((f">= {literal(day)}", f"on or after {day_words(day)}") for day in days),
+        *(
+            (f"= {literal(day)}" if is_day else f"LIKE {literal(day + '%')}", f"on {day_words(day)}")
+            for day in days
+        ),
+        *((f"LIKE {literal(month + '%')}", f"in {month_words(month)}") for month in months),
+        *((f"LIKE {literal(year + '%')}", f"in {year[:4]}") for year in years),
+    ]
+    return [
+        _plain(column, test, words, words, (f"with {with_article(column.noun)} {words}",))
+        for test, words in tests
+    ]
+
+
+def _null(column: Column) -> list[Condition]:
+    noun = without_unit(column.noun)
+    phrases = (f"with no {noun} on record", f"without {with_article(noun)} on record")
+    return [Condition(column, "IS NULL", "IS NULL", "", "", words, phrases) for words in _MISSING]
+
+
+CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
+    "said": _said,
+    "text": _text,
+    "amount": _amount,
+    "date": _date,
+    "null": _null,
+}
+"""Slot of a template -> every condition that fits it on a column."""
