@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 def config(tmp_path: Path, model: Path) -> Path:
     environment = {"protocol": "native", "schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}
     policy = {"path": str(model), "lora": {"r": 4}}
-    return write_config(tmp_path, model=policy, warm_start=None, environment=environment)
+    return write_config(tmp_path, model=policy, sft=None, environment=environment)
 
 
 def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
@@ -63,7 +63,7 @@ def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["databases"]["status"] == "ok" and "change of the schema" in found["databases"]["text"]
     assert found["executor"]["endless"] == "timeout"
     template = found["chat template"]
-    assert template["shows_tools"] and template["is_prefix_stable"] and template["trained_tokens"] > 50
+    assert template["is_prefix_stable"] and template["trained_tokens"] > 50
     memory = found["memory"]
     kept = memory["weights"] + memory["optimizer"] + memory["reference"]
     assert memory["peak"] >= kept + memory["gradients"] + memory["update"]
@@ -178,6 +178,20 @@ def test_a_run_that_would_fail(
     assert code == 1
     assert found[name]["status"] == "problem"
     assert text in found[name]["text"]
+
+
+def test_a_template_without_tools_refuses_native_calls_though_the_prompt_names_them(
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blind = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    (model / "chat_template.jinja").write_text(blind)
+
+    code, found = findings(config, capsys, "--no-dry-run")
+
+    assert code == 1 and found["chat template"]["status"] == "problem"
+    assert "set environment.protocol: tags" in found["chat template"]["text"]
+    code, found = findings(config, capsys, "--no-dry-run", "--environment.protocol", "tags")
+    assert code == 0 and found["chat template"]["status"] == "ok"
 
 
 def test_a_model_that_is_not_here_is_skipped(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

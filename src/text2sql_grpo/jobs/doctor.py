@@ -11,15 +11,15 @@ from transformers import PreTrainedConfig
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.jobs import doctor_checks, doctor_model
 from text2sql_grpo.jobs.doctor_checks import Finding, Launch, guarded
 from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.train import check_fills_a_batch, run_arguments
+from text2sql_grpo.jobs.train import check_fills_a_batch, check_strata, run_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.memory import MemoryEstimate
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, made_tiny_policy, resolved
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, resolved
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 
@@ -89,6 +89,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         bench = open_workbench(config)
         questions = bench.load(config.data.train, limit=config.data.train_samples)
         check_fills_a_batch(questions, arguments)
+        check_strata(questions, config)
     except RunError as error:
         yield Finding("data", "problem", str(error))
         return
@@ -105,12 +106,7 @@ def _with_model(
     dry_run: bool,
 ) -> Iterator[Finding]:
     config = bench.config
-    made = config.model.path or made_tiny_policy(config, bench.load, bench.environment)
-    if made is None:
-        yield doctor_checks.disk(config, None)
-        yield Finding("model", "skipped", "its warm start is made by the first run, some minutes of work")
-        return
-    path: str = made
+    path = config.model.path
     try:
         tokenizer = doctor_model.read_tokenizer(path)
         model = doctor_model.read_model_config(path)
@@ -119,7 +115,11 @@ def _with_model(
         yield doctor_checks.disk(config, None)
         yield Finding("model", "skipped", f"{path} cannot be read here: {reason}")
         return
-    chat = doctor_model.chat_format(bench, tokenizer)
+    try:
+        chat = doctor_model.chat_format(bench, tokenizer)
+    except ModelError as error:
+        yield Finding("chat template", "problem", str(error))
+        return
     yield doctor_model.chat_template(bench, chat, questions)
     steps, episodes_per_step = _size_of_run(arguments, questions, launch)
     longest = doctor_model.longest_prompt(bench, chat, questions)
@@ -156,7 +156,7 @@ def _dry_run(
     try:
         policy: LoadedPolicy = load_policy(
             path,
-            dtype="auto" if settings.path is None else settings.dtype,
+            dtype=settings.dtype,
             quantization=settings.quantization,
             attn_implementation=settings.attn_implementation,
         )

@@ -23,10 +23,11 @@ from text2sql_grpo.jobs.doctor_checks import Finding, Launch, duration
 from text2sql_grpo.jobs.hardware import GIB, device_memory, host_memory
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
-from text2sql_grpo.training.demonstrations import play
+from text2sql_grpo.training.demonstrations import action_text, play
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
 from text2sql_grpo.training.policy import LoadedPolicy, lora_config
 from text2sql_grpo.training.run_log import RunLog
@@ -44,8 +45,9 @@ def read_tokenizer(path: str) -> Any:
 
     Raises:
         OSError: It cannot be read or downloaded.
+        ModelError: See `model_folder`.
     """
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(model_folder(path))
 
 
 def read_model_config(path: str) -> PreTrainedConfig:
@@ -53,8 +55,9 @@ def read_model_config(path: str) -> PreTrainedConfig:
 
     Raises:
         OSError: It cannot be read or downloaded.
+        ModelError: See `model_folder`.
     """
-    return AutoConfig.from_pretrained(path)
+    return AutoConfig.from_pretrained(model_folder(path))
 
 
 def chat_format(bench: Workbench, tokenizer: Any) -> ChatFormat:
@@ -64,19 +67,20 @@ def chat_format(bench: Workbench, tokenizer: Any) -> ChatFormat:
         ModelError: Its chat template cannot be used.
     """
     is_native = bench.config.environment.protocol == "native"
-    return ChatFormat(tokenizer, tools=bench.environment.tools if is_native else None)
+    return ChatFormat(
+        tokenizer,
+        tools=bench.environment.tools if is_native else None,
+        template_options=bench.config.grpo.get("chat_template_kwargs"),
+    )
 
 
 def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
-    """Whether the template takes tools and keeps what it wrote, and one episode's trained tokens."""
+    """Whether the template keeps what it wrote, and one episode's trained tokens."""
     is_native, tokenizer = chat.tools is not None, chat.tokenizer
     episode = _scripted(questions[0], bench, chat, is_native=is_native)
-    prompt = tokenizer.decode(episode.prompt_ids)
-    shows_tools = not is_native or "submit_sql" in prompt
     is_stable = _is_prefix_stable(tokenizer)
     trained = sum(episode.completion_mask)
     facts = {
-        "shows_tools": shows_tools,
         "is_prefix_stable": is_stable,
         "prompt_tokens": len(episode.prompt_ids),
         "trained_tokens": trained,
@@ -87,29 +91,15 @@ def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Exampl
         text += (
             "; earlier turns change when later ones are rendered, so the model reads its own tokens instead"
         )
-    if not shows_tools:
-        text = (
-            "expected a chat template that shows tools, got one that does not: set environment.protocol: tags"
-        )
-    return Finding(
-        "chat template", "ok" if shows_tools else "problem", text, facts, _coloured(episode, tokenizer)
-    )
+    return Finding("chat template", "ok", text, facts, _coloured(episode, tokenizer))
 
 
 def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native: bool) -> Episode:
     """An episode that looks at the tables, then submits the gold query."""
     calls = (("run_sql", example.look_sql or _LOOK), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
-    turns = [_turn(name, sql, is_native=is_native) for name, sql in wanted]
+    turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
     return play(example, turns, bench.environment, chat)
-
-
-def _turn(name: str, sql: str, *, is_native: bool) -> str:
-    if is_native:
-        call = json.dumps({"name": name, "arguments": {"sql": sql}})
-        return f"<tool_call>\n{call}\n</tool_call>"
-    tag = "sql" if name == "run_sql" else "answer"
-    return f"<{tag}>{sql}</{tag}>"
 
 
 def _is_prefix_stable(tokenizer: Any) -> bool:
@@ -291,6 +281,6 @@ def _groups(played: Sequence[dict[str, Any]], size: int) -> Finding:
     text = f"{len(alike)} of {len(groups)} groups teach nothing (all their episodes earn the same)"
     if share == 1:
         text += (
-            ": easier questions, a warm start, more grpo.num_generations or a higher temperature would help"
+            ": easier questions, an sft stage, more grpo.num_generations or a higher temperature would help"
         )
     return Finding("dead groups", "note" if share > 0.5 else "ok", text, facts)

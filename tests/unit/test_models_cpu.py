@@ -1,0 +1,96 @@
+"""bfloat16 and threads on a CPU."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_model import write_model
+from tests.tiny_run import write_config
+from text2sql_grpo.config import load_config
+from text2sql_grpo.jobs import evaluate as job
+from text2sql_grpo.jobs.evaluate import evaluate
+from text2sql_grpo.models import cpu
+from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast, use_fastest_threads
+
+
+@pytest.fixture
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(cpu, "_MEASURED_S", 0.0)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"), [((3.0, 2.0, 1.0), 3), ((3.0, 1.0, 2.0), 2), ((1.0, 0.96, 0.99), 1)]
+)
+@pytest.mark.usefixtures("own_threads")
+def test_the_fastest_number_of_threads_is_taken(
+    seconds: tuple[float, ...], best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "_measured", lambda run, threads, budget_s: seconds[threads - 1])
+    line = use_fastest_threads()
+    assert torch.get_num_threads() == best
+    assert line is not None and f"Threads: {best} of 3 cores" in line
+
+
+@pytest.mark.usefixtures("own_threads")
+def test_threads_are_measured() -> None:
+    line = use_fastest_threads()
+    assert line is not None
+    assert all(float(time) > 0 for time in re.findall(r"([0-9.]+) ms", line)) and line.count(" ms") == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("WORLD_SIZE", "2")])
+@pytest.mark.usefixtures("own_threads")
+def test_a_number_that_was_set_is_kept(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    before = torch.get_num_threads()
+    assert use_fastest_threads() is None and torch.get_num_threads() == before
+
+
+def test_processors_and_builds_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_fast_bf16.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu.torch, "cpu", SimpleNamespace())
+        assert not has_fast_bf16()
+        has_fast_bf16.cache_clear()
+        patch.setattr(cpu.torch, "cpu", SimpleNamespace(_is_amx_tile_supported=lambda: True))
+        assert has_fast_bf16()
+    has_fast_bf16.cache_clear()
+
+
+def test_only_float32_models_on_a_cpu_are_cast(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path))
+    ids = torch.arange(8)[None]
+    with inference_autocast(model, bf16=True):
+        assert model(ids).logits.dtype == torch.bfloat16
+    with inference_autocast(model, bf16=False):
+        assert model(ids).logits.dtype == torch.float32
+    with inference_autocast(model.bfloat16(), bf16=True):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_evaluation_answers_in_bf16(bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    plain = job.answer_questions
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return plain(*args, **options)
+
+    monkeypatch.setattr(job, "answer_questions", watched)
+    model = str(write_model(tmp_path / "model", max_positions=2_048))
+    config = load_config(write_config(tmp_path, model={"path": model}, evaluation={"bf16": bf16}))
+    evaluate(model, config, out=tmp_path / "e.json", console=Console(quiet=True), num_samples=1)
+    assert seen and set(seen) == {bf16}
