@@ -16,12 +16,18 @@ COUNTS = st.tuples(*[st.integers(0, 40)] * 4)
 
 
 def judged(
-    name: str, *, strict: bool, official: bool | None = None, set: str = "dev", family: str = "count"
+    name: str,
+    *,
+    strict: bool,
+    official: bool | None = None,
+    set: str = "dev",
+    family: str = "count",
+    database: str = "shop",
 ) -> Judged:
     return Judged(
         set=set,
         example=name,
-        database="shop",
+        database=database,
         family=family,
         difficulty="easy",
         question=f"{name}?",
@@ -140,6 +146,28 @@ def test_the_verdict_in_plain_words(gained: int, lost: int, said: str) -> None:
     flags += [(True, True)] * (10 - len(flags))
     pairs = [[judged(str(i), strict=pair[side]) for i, pair in enumerate(flags)] for side in (0, 1)]
     assert said in compare(*pairs).verdict()
+
+
+def test_questions_that_share_databases_prove_less() -> None:
+    """Ten questions gained, all of one database of nine: hardly chance by question, nothing by database."""
+    base = [judged(f"{d}-{i}", strict=False, database=f"db{d}") for d in range(9) for i in range(10)]
+    trained = [replace(one, strict=one.database == "db0") for one in base]
+
+    paired = compare(base, trained).paired()
+
+    assert paired.gained == 10 and len(paired.by_database) == 9
+    assert paired.naive_p_value < 0.01 and paired.p_value == 1
+    assert paired.interval[0] == 0 < paired.naive_interval[0]
+    assert paired.base.by_database["db0"] == (0, 10) and paired.trained.by_database["db0"] == (10, 10)
+    verdict = compare(base, trained).verdict()
+    assert "better, +11.1 points (+0.0 to +33.3 by database; +4.7 to +19.3 by question)" in verdict
+    assert "This could be chance" in verdict and "probability 1 (0.002 by question)" in verdict
+    assert "few" not in verdict
+    trained = [replace(one, strict=True) for one in base]
+    record = compare(base, trained).record()["overall"]["strict"]
+    assert (record["p_value"], record["databases"]) == (0.003906, 9)
+    few = compare(*[[one for one in side if one.database < "db3"] for side in (base, trained)])
+    assert "hardly chance" not in few.verdict() and few.verdict().endswith("rough below 8.")
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

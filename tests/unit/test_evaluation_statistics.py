@@ -1,8 +1,14 @@
+"""Intervals and tests against published figures, enumerations, and simulated databases."""
+
+from itertools import product
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation import statistics
+from text2sql_grpo.evaluation.statistics import Accuracy, interval_by_database, remark, sign_flip_p
 
 
 @pytest.mark.parametrize(
@@ -34,13 +40,79 @@ def test_interval_holds_the_accuracy(counts: tuple[int, int]) -> None:
 def test_nothing_asked() -> None:
     assert Accuracy(0, 0).accuracy == 0
     assert Accuracy(0, 0).interval == (0, 1)
-    assert str(Accuracy(0, 0)) == "0/0 = 0.0% (0%-100%)"
+    assert str(Accuracy(0, 0)) == "0/0 = 0.0% (0-100)"
 
 
 def test_text_and_record() -> None:
     accuracy = Accuracy(10, 40)
 
-    assert str(accuracy) == "10/40 = 25.0% (14%-40%)"
+    assert str(accuracy) == "10/40 = 25.0% (14-40)"
     record = accuracy.record()
     assert record.pop("interval") == pytest.approx([0.14187, 0.40194], abs=1e-5)
-    assert record == {"correct": 10, "total": 40, "accuracy": 0.25}
+    assert record.pop("naive_interval") == pytest.approx([0.14187, 0.40194], abs=1e-5)
+    assert record == {"correct": 10, "total": 40, "accuracy": 0.25, "by_database": {}}
+
+
+def test_answers_are_counted_by_database_and_read_back() -> None:
+    accuracy = Accuracy.of([("shop", True), ("bank", False), ("shop", False), ("bank", True), ("shop", True)])
+
+    assert (accuracy.correct, accuracy.total) == (3, 5)
+    assert accuracy.by_database == {"shop": (2, 3), "bank": (1, 2)}
+    assert Accuracy.read(accuracy.record()) == accuracy
+    rest = accuracy.without(Accuracy.of([("bank", False), ("bank", True), ("shop", False)]))
+    assert rest == Accuracy(2, 2, {"shop": (2, 2)})
+    assert Accuracy.read({"correct": 1, "total": 2, "interval": [0, 1]}) == Accuracy(1, 2)
+
+
+def test_uneven_databases_widen_the_interval_and_even_ones_never_narrow_it() -> None:
+    uneven = Accuracy(50, 100, {f"db{i}": (10 * (i % 2), 10) for i in range(10)})
+    assert str(uneven) == "50/100 = 50.0% (20-80; 40-60)"
+    even = Accuracy(50, 100, {f"db{i}": (5, 10) for i in range(10)})
+    assert even.interval == even.naive_interval
+    none = Accuracy(0, 50, {f"db{i}": (0, 5) for i in range(10)})
+    assert none.interval == none.naive_interval
+    alone = Accuracy(5, 10, {"shop": (5, 10)})
+    assert alone.interval == alone.naive_interval and str(alone) == "5/10 = 50.0% (24-76)"
+
+
+def test_the_interval_covers_the_truth_where_questions_share_databases() -> None:
+    """Twenty databases of 20 questions, each with a difficulty of its own; the truth is the mean of all."""
+    rng = np.random.default_rng(1)
+    covered = naively = 0
+    for _ in range(200):
+        right = rng.binomial(20, rng.beta(1.2, 1.2, size=20))
+        accuracy = Accuracy(int(right.sum()), 400, {str(i): (int(n), 20) for i, n in enumerate(right)})
+        covered += accuracy.interval[0] <= 0.5 <= accuracy.interval[1]
+        naively += accuracy.naive_interval[0] <= 0.5 <= accuracy.naive_interval[1]
+    assert covered >= 180  # 90%: a bootstrap of 20 databases is a little narrow
+    assert naively <= 130
+
+
+@given(st.lists(st.integers(-5, 5), max_size=10))
+def test_the_sign_flip_counts_all_signs(differences: list[int]) -> None:
+    sums = [
+        abs(sum(sign * d for sign, d in zip(signs, differences, strict=True)))
+        for signs in product((-1, 1), repeat=len(differences))
+    ]
+    expected = sum(one >= abs(sum(differences)) for one in sums) / len(sums)
+    assert sign_flip_p(differences) == pytest.approx(expected)
+
+
+def test_random_flips_above_20_databases_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = [3, -1, 2, 2, -2, 1, 4, -3, 1, 1, 2, -1, 1, 3, -2, 2, 1, -1, 1, 1, 2]
+    drawn = sign_flip_p(differences)
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics, "EXACT_DATABASES", 21)
+        exact = sign_flip_p(differences)
+    assert exact != drawn == pytest.approx(exact, abs=0.01)
+    assert sign_flip_p([1] * 40) == pytest.approx(1 / 20_001)
+
+
+def test_draws_are_the_same_each_time() -> None:
+    counts = [3, 5, 9, 1, 4], [10] * 5
+    assert interval_by_database(*counts, (0.4, 0.5)) == interval_by_database(*counts, (0.4, 0.5))
+
+
+def test_few_databases_are_remarked() -> None:
+    assert [bool(remark(count)) for count in (0, 1, 7, 8, 20)] == [False, True, True, False, False]
+    assert remark(3).startswith("3 databases are few")

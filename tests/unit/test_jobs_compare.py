@@ -67,14 +67,30 @@ def test_answers_at_hand_are_compared_without_a_model(
     assert "trained   SELECT staff FROM branch WHERE code = 'LIS-02'  (equal)" in out
     assert "gains 2 and loses 1: better, +25.0 points" in out and "This could be chance" in out
     written = record("run/comparison.json")
-    assert written["overall"]["strict"] | {"interval": None} == {
-        "base": written["overall"]["strict"]["base"],
-        "trained": written["overall"]["strict"]["trained"],
-        **{"both": 0, "gained": 2, "lost": 1, "neither": 1, "difference": 0.25},
-        **{"interval": None, "p_value": 1.0},
-    }
+    figures = {"both": 0, "gained": 2, "lost": 1, "neither": 1, "difference": 0.25}
+    figures |= {"p_value": 1.0, "naive_p_value": 1.0, "databases": 1}
+    assert figures.items() <= written["overall"]["strict"].items()
+    assert written["overall"]["strict"]["trained"]["by_database"] == {"shop": [2, 4]}
     assert written["verdict"] in out
     assert {one["example"] for one in written["changed"]} == {"look-Lisbon", "cities", "count"}
+
+
+def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
+    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, right in (("a", {"count"}), ("b", {"count", "cities"})):
+        path = write(bench, tmp_path / f"{name}.jsonl", right=right)
+        rows = [row | {"database": f"shop{i % 2}"} for i, row in enumerate(json_lines(path))]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert main(["compare", "a.jsonl", "b.jsonl", "--out", "c.json"]) == 0
+
+    out = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in out.splitlines()[:14]]
+    assert "test_values 4 25 (0-70) 50 (15-85) +25 (-32 to +66) +1 -0 1.00" in rows
+    assert "by question (5-70) (15-85) (-32 to +66) 1.00" in rows
+    assert max(len(line) for line in out.splitlines()[:14]) <= 80
+    assert "2 databases are few" in " ".join(out.split())
 
 
 def test_some_questions_of_answers_at_hand(bench: Workbench, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.reporting.learning_curve import DPI, HEIGHT_INCHES, WIDTH_INCHES, plot_learning_curve
+from text2sql_grpo.training.run_log import RunLog
 
 SIZE = (round(WIDTH_INCHES * DPI), round(HEIGHT_INCHES * DPI))
 
@@ -46,6 +47,12 @@ def picture(run: Path) -> bytes:
 
 
 CURVES = {"accuracy/strict": 0.5, "reward": 0.4, "episode/looks": 0.9, "elapsed_s": 1.5}
+FAMILIES = {
+    "family/lookup/share": 0.5,
+    "family/lookup/looks": 0.9,
+    "family/count/share": 0.5,
+    "family/count/looks": 0.1,
+}
 MARKS = {
     "test_values": {
         "forced_look_before": entry(30, 40)["strict"],
@@ -67,6 +74,13 @@ def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
         assert picture(write_run(folder, steps(20, **CURVES), less)) != drawn
 
 
+def test_looks_are_drawn_by_family_where_there_are_several(tmp_path: Path) -> None:
+    plain = picture(write_run(tmp_path, steps(9, **CURVES)))
+    one = {name: value for name, value in FAMILIES.items() if "lookup" in name}
+    assert picture(write_run(tmp_path, steps(9, **CURVES, **one))) == plain
+    assert picture(write_run(tmp_path, steps(9, **CURVES, **FAMILIES))) != plain
+
+
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -80,6 +94,15 @@ def test_a_run_with_parts_missing_is_drawn(tmp_path: Path, metrics: list[dict[st
     alone = picture(write_run(tmp_path, metrics))
     scores = {"sets": {"dev": {"overall": entry(0, 7)}, "mine": {"overall": entry(7, 7)}}}
     assert picture(write_run(tmp_path, metrics, scores)) != alone
+
+
+def test_scheduled_evaluations_are_drawn(tmp_path: Path) -> None:
+    plain = picture(write_run(tmp_path, steps(6, **CURVES)))
+    accuracy = {"correct": 2, "total": 4, "by_database": {"shop": [2, 2], "bank": [0, 2]}}
+    log = RunLog(tmp_path)
+    for step in (0, 3, 6):
+        log.write_evaluation({"step": step, "accuracy": accuracy, "look_share": step / 6})
+    assert picture(tmp_path) != plain
 
 
 def test_a_summary_line_takes_nothing_from_its_step_and_a_step_done_twice_counts_once(tmp_path: Path) -> None:

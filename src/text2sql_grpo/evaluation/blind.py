@@ -49,7 +49,7 @@ def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader)
     """The cap over the examples that have a `guess_sql`.
 
     Raises:
-        DataError: A `guess_sql` that is not the gold with one other value.
+        DataError: A `guess_sql` that is not the gold with other values.
     """
     asked = [example for example in examples if example.guess_sql]
     right: dict[str, list[bool]] = {name: [] for name in _PATTERNS}
@@ -58,12 +58,16 @@ def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader)
             database = databases.path(example.database)
             verdict = grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
             right[name].append(verdict.strict)
-    by_strategy = {name: Accuracy(sum(flags), len(flags)) for name, flags in right.items()}
+    by_strategy = {name: _accuracy(asked, flags) for name, flags in right.items()}
     return BlindCap(
         by_strategy=by_strategy,
         best=max(by_strategy.values(), key=lambda accuracy: accuracy.correct),
-        any=Accuracy(sum(map(any, zip(*right.values(), strict=True))), len(asked)),
+        any=_accuracy(asked, [any(flags) for flags in zip(*right.values(), strict=True)]),
     )
+
+
+def _accuracy(asked: Sequence[Example], flags: Sequence[bool]) -> Accuracy:
+    return Accuracy.of(zip([example.database for example in asked], flags, strict=True))
 
 
 def _guesses(example: Example) -> dict[str, str]:
@@ -71,23 +75,27 @@ def _guesses(example: Example) -> dict[str, str]:
         gold = parse_one(example.gold_sql, dialect="sqlite")
         guess = parse_one(example.guess_sql or "", dialect="sqlite")
         pairs = zip(gold.find_all(exp.Literal), guess.find_all(exp.Literal), strict=True)
-        changed = {(stored.this, said.this) for stored, said in pairs if stored != said}
-        ((stored, said),) = changed
+        changed = {stored.this: said.this for stored, said in pairs if stored != said}
+        if not changed:
+            raise ValueError("nothing changed")
     except (ParseError, ValueError) as error:
         raise DataError(
-            "expected a guess_sql that is the gold with one other value, "
+            "expected a guess_sql that is the gold with other values, "
             f"got {example.guess_sql!r} for {example.gold_sql!r} (question {example.id})"
         ) from error
-    return {name: _with_pattern(gold, stored, pattern(said)) for name, pattern in _PATTERNS.items()}
+    return {
+        name: _with_patterns(gold, {stored: pattern(said) for stored, said in changed.items()})
+        for name, pattern in _PATTERNS.items()
+    }
 
 
-def _with_pattern(gold: exp.Expr, stored: str, pattern: str) -> str:
-    """The gold with `column = stored` replaced by `column LIKE pattern`."""
+def _with_patterns(gold: exp.Expr, patterns: dict[str, str]) -> str:
+    """The gold with each `column = stored` replaced by `column LIKE pattern`."""
 
     def replace(node: exp.Expr) -> exp.Expr:
         value = node.expression if isinstance(node, exp.EQ) else None
-        if isinstance(value, exp.Literal) and value.this == stored:
-            return exp.Like(this=node.this, expression=exp.Literal.string(pattern))
+        if isinstance(value, exp.Literal) and value.this in patterns:
+            return exp.Like(this=node.this, expression=exp.Literal.string(patterns[value.this]))
         return node
 
     return gold.copy().transform(replace).sql(dialect="sqlite")

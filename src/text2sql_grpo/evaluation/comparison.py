@@ -1,13 +1,20 @@
 """Two models on the same questions: what was gained and lost, and whether it could be chance."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal, Self
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.answers import Judged
-from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation.statistics import (
+    Accuracy,
+    Interval,
+    interval_by_database,
+    remark,
+    sign_flip_p,
+)
 
 Grading = Literal["strict", "official"]
 GRADINGS: tuple[Grading, ...] = ("strict", "official")
@@ -23,12 +30,14 @@ class Paired:
         gained: That the trained model alone answers.
         lost: That the base alone answers.
         neither: That none answers.
+        by_database: The same counts of each database; empty where not known.
     """
 
     both: int
     gained: int
     lost: int
     neither: int
+    by_database: Mapping[str, "Paired"] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -37,13 +46,15 @@ class Paired:
 
     @property
     def base(self) -> Accuracy:
-        """Of the base."""
-        return Accuracy(self.both + self.lost, self.total)
+        """Accuracy of the base."""
+        counts = {name: (one.both + one.lost, one.total) for name, one in self.by_database.items()}
+        return Accuracy(self.both + self.lost, self.total, counts)
 
     @property
     def trained(self) -> Accuracy:
-        """Of the trained model."""
-        return Accuracy(self.both + self.gained, self.total)
+        """Accuracy of the trained model."""
+        counts = {name: (one.both + one.gained, one.total) for name, one in self.by_database.items()}
+        return Accuracy(self.both + self.gained, self.total, counts)
 
     @property
     def difference(self) -> float:
@@ -52,12 +63,22 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """Chance of a difference at least as large if both were equally good; 1 where no answer changed.
+        """Chance of a difference at least as large if both were equally good, by database.
+
+        The naive one where there are not two databases.
+        """
+        if len(self.by_database) < 2:
+            return self.naive_p_value
+        return sign_flip_p(one.gained - one.lost for one in self.by_database.values())
+
+    @property
+    def naive_p_value(self) -> float:
+        """The same chance by question; 1 where no answer changed.
 
         McNemar's test, exact: each changed question is a coin's toss (McNemar 1947, Psychometrika 12,
         153-157).
 
-        >>> Paired(both=50, gained=9, lost=1, neither=20).p_value
+        >>> Paired(both=50, gained=9, lost=1, neither=20).naive_p_value
         0.021484375
         """
         changed = self.gained + self.lost
@@ -68,8 +89,15 @@ class Paired:
         return min(1.0, 2 * tail / (1 << changed))
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95% interval of the difference, in [-1, 1]; Newcombe 1998 (Stat. Med. 17, 2635-2650), method 10."""
+    def interval(self) -> Interval:
+        """95% interval of the difference by database, in [-1, 1]; see `interval_by_database`."""
+        parts = self.by_database.values()
+        differences, sizes = [one.gained - one.lost for one in parts], [one.total for one in parts]
+        return interval_by_database(differences, sizes, self.naive_interval)
+
+    @property
+    def naive_interval(self) -> Interval:
+        """The same by question; Newcombe 1998 (Stat. Med. 17, 2635-2650), method 10."""
         if self.total == 0:
             return -1.0, 1.0
         after, before = self.trained, self.base
@@ -78,8 +106,9 @@ class Paired:
         def reach(one: float, other: float) -> float:
             return sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
 
-        below = reach(after.accuracy - after.interval[0], before.interval[1] - before.accuracy)
-        above = reach(after.interval[1] - after.accuracy, before.accuracy - before.interval[0])
+        (after_low, after_high), (low, high) = after.naive_interval, before.naive_interval
+        below = reach(after.accuracy - after_low, high - before.accuracy)
+        above = reach(after_high - after.accuracy, before.accuracy - low)
         return max(-1.0, self.difference - below), min(1.0, self.difference + above)
 
     def _correlation(self) -> float:
@@ -104,7 +133,10 @@ class Paired:
             "neither": self.neither,
             "difference": round(self.difference, 6),
             "interval": [round(bound, 6) for bound in self.interval],
+            "naive_interval": [round(bound, 6) for bound in self.naive_interval],
             "p_value": float(f"{self.p_value:.4g}"),
+            "naive_p_value": float(f"{self.naive_p_value:.4g}"),
+            "databases": len(self.by_database),
         }
 
 
@@ -128,17 +160,12 @@ class Comparison:
 
     def paired(self, grading: Grading = "strict", **where: str) -> Paired:
         """Counts over the questions whose fields are these, such as `set="dev", family="lookup"`."""
-        right = [
-            (getattr(base, grading), getattr(trained, grading))
-            for base, trained in self.pairs
-            if all(getattr(base, name) == value for name, value in where.items())
-        ]
-        return Paired(
-            both=right.count((True, True)),
-            gained=right.count((False, True)),
-            lost=right.count((True, False)),
-            neither=right.count((False, False)),
-        )
+        found: dict[str, Counter[tuple[bool, bool]]] = defaultdict(Counter)
+        for base, trained in self.pairs:
+            if all(getattr(base, name) == value for name, value in where.items()):
+                found[base.database][getattr(base, grading), getattr(trained, grading)] += 1
+        by_database = {name: _paired(counts) for name, counts in found.items()}
+        return replace(_paired(sum(found.values(), Counter())), by_database=by_database)
 
     def changed(self) -> list[tuple[Judged, Judged]]:
         """Gained questions, then lost ones, by the strict verdict."""
@@ -182,16 +209,33 @@ class Comparison:
             return (
                 f"Both are right and wrong on the same of {paired.total} questions: nothing tells them apart."
             )
-        low, high = paired.interval
+        is_clustered = len(paired.by_database) > 1
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
         chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
-        odds = "less than 0.0001" if paired.p_value < 1e-4 else f"{paired.p_value:.2g}"
-        points = f"{paired.difference * 100:+.1f} points ({low * 100:+.1f} to {high * 100:+.1f})"
-        return (
+        points = f"{paired.difference * 100:+.1f} points ({_range(paired.interval)}"
+        odds = _odds(paired.p_value)
+        if is_clustered:
+            points += f" by database; {_range(paired.naive_interval)} by question"
+            odds += f" ({_odds(paired.naive_p_value)} by question)"
+        text = (
             f"Of {paired.total} questions the trained model gains {paired.gained} and loses {paired.lost}: "
-            f"{side}, {points}. This {chance}: two equally good models would differ as much or more with "
+            f"{side}, {points}). This {chance}: two equally good models would differ as much or more with "
             f"probability {odds}."
         )
+        return f"{text} {remark(len(paired.by_database))}".strip()
+
+
+def _range(interval: Interval) -> str:
+    return " to ".join(f"{bound * 100:+.1f}" for bound in interval)
+
+
+def _odds(p_value: float) -> str:
+    return "less than 0.0001" if p_value < 1e-4 else f"{p_value:.2g}"
+
+
+def _paired(counts: Counter[tuple[bool, bool]]) -> Paired:
+    """Counts of the verdicts on base and trained model."""
+    return Paired(counts[True, True], counts[False, True], counts[True, False], counts[False, False])
 
 
 def _change(base: Judged, trained: Judged) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _judged(episode: Episode, environment: SQLEnvironment, grader: Grader) -> An
 
 def accuracy(answers: Sequence[Answer]) -> Accuracy:
     """By the strict verdict."""
-    return Accuracy(sum(answer.verdict.strict for answer in answers), len(answers))
+    return Accuracy.of((answer.example.database, answer.verdict.strict) for answer in answers)
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -91,6 +91,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "overall": _both(answers),
         "published": _published(answers),
         "flags": {flag: sum(flag in answer.flags for answer in answers) for flag in FLAGS},
+        "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
         "looks_per_question": round(_looks(answers) / max(1, len(answers)), 4),
@@ -100,7 +101,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _both(answers: Sequence[Answer]) -> dict[str, Any]:
-    official = Accuracy(sum(answer.verdict.official for answer in answers), len(answers))
+    official = Accuracy.of((answer.example.database, answer.verdict.official) for answer in answers)
     return {"strict": accuracy(answers).record(), "official": official.record()}
 
 

@@ -1,21 +1,72 @@
-"""Accuracy with its uncertainty."""
+"""Accuracy with its uncertainty: by database, since questions about one database are not independent.
 
-from dataclasses import dataclass
+Intervals are cluster bootstraps over databases, tests flip the signs of the databases' differences (Miller
+2024, arXiv:2411.00640, sec. 2.2; Good 2005, "Permutation, Parametric and Bootstrap Tests", ch. 3). The naive
+figures, which take questions for independent, stand beside them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import sqrt
 from statistics import NormalDist
+from typing import Any, Self
+
+import numpy as np
+
+DRAWS = 4_000
+FLIPS = 20_000
+EXACT_DATABASES = 20
+FEW_DATABASES = 8
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many answers were right.
+    """Number of right answers.
 
     Attributes:
         correct: Right answers, 0..total.
         total: Questions; 0 gives the accuracy 0 and the interval (0, 1).
+        by_database: Right answers and questions of each database; empty where not known.
     """
 
     correct: int
     total: int
+    by_database: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, answers: Iterable[tuple[str, bool]]) -> Self:
+        """Count answers.
+
+        Args:
+            answers: Of each question its database, and True for a right answer.
+        """
+        counts: dict[str, tuple[int, int]] = {}
+        for database, is_right in answers:
+            correct, total = counts.get(database, (0, 0))
+            counts[database] = correct + is_right, total + 1
+        return cls._summed(counts)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `record` returned; records of earlier versions have no databases."""
+        counts = {name: (right, asked) for name, (right, asked) in record.get("by_database", {}).items()}
+        return cls(record["correct"], record["total"], counts)
+
+    @classmethod
+    def _summed(cls, counts: dict[str, tuple[int, int]]) -> Self:
+        correct, total = (sum(column[i] for column in counts.values()) for i in (0, 1))
+        return cls(correct, total, counts)
+
+    def without(self, part: "Accuracy") -> "Accuracy":
+        """Accuracy on the questions that are not in `part`."""
+        rest = {}
+        for name, (correct, total) in self.by_database.items():
+            less_correct, less_total = part.by_database.get(name, (0, 0))
+            if total > less_total:
+                rest[name] = correct - less_correct, total - less_total
+        return Accuracy(self.correct - part.correct, self.total - part.total, rest)
 
     @property
     def accuracy(self) -> float:
@@ -23,10 +74,23 @@ class Accuracy:
         return self.correct / self.total if self.total else 0.0
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95% interval, in [0, 1]; Wilson 1927 (J. Am. Stat. Assoc. 22, 209-212).
+    def interval(self) -> Interval:
+        """95% interval by database, in [0, 1]; the naive one where there are not two databases.
 
-        >>> [round(bound, 3) for bound in Accuracy(10, 40).interval]
+        >>> uneven = Accuracy(20, 40, {"a": (10, 10), "b": (10, 15), "c": (0, 15)})
+        >>> uneven.intervals
+        '0-100; 35-65'
+        """
+        counts = list(self.by_database.values())
+        return interval_by_database(
+            [right for right, _ in counts], [n for _, n in counts], self.naive_interval
+        )
+
+    @property
+    def naive_interval(self) -> Interval:
+        """95% interval by question, in [0, 1]; Wilson 1927 (J. Am. Stat. Assoc. 22, 209-212).
+
+        >>> [round(bound, 3) for bound in Accuracy(10, 40).naive_interval]
         [0.142, 0.402]
         """
         if self.total == 0:
@@ -37,16 +101,69 @@ class Accuracy:
         half = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
         return max(0.0, centre - half), min(1.0, centre + half)
 
+    @property
+    def intervals(self) -> str:
+        """Both intervals in percent, by database first; one where there are not two databases."""
+        both = [self.interval, self.naive_interval][-2 if len(self.by_database) > 1 else -1 :]
+        return "; ".join(f"{low * 100:.0f}-{high * 100:.0f}" for low, high in both)
+
     def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.correct}/{self.total} = {self.accuracy:.1%} ({low:.0%}-{high:.0%})"
+        return f"{self.correct}/{self.total} = {self.accuracy:.1%} ({self.intervals})"
 
     def record(self) -> dict[str, object]:
-        """As in `evaluation.json`."""
-        low, high = self.interval
+        """Fields in `evaluation.json`."""
         return {
             "correct": self.correct,
             "total": self.total,
             "accuracy": round(self.accuracy, 6),
-            "interval": [round(low, 6), round(high, 6)],
+            "interval": [round(bound, 6) for bound in self.interval],
+            "naive_interval": [round(bound, 6) for bound in self.naive_interval],
+            "by_database": {name: list(counts) for name, counts in self.by_database.items()},
         }
+
+
+def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Interval) -> Interval:
+    """95% interval of `sum(sums) / sum(sizes)`: a cluster bootstrap of 4,000 draws, always the same ones.
+
+    Never narrower than the naive interval: a bootstrap of few databases is too narrow, and of databases that
+    are all alike it has no width. Of fewer than two databases, it is the naive one.
+
+    Args:
+        sums: Of each database.
+        sizes: Questions of each database.
+    """
+    n = len(sums)
+    if n < 2:
+        return naive
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    low, high = np.quantile((draws @ np.array(sums)) / (draws @ np.array(sizes)), [0.025, 0.975])
+    return min(naive[0], float(low)), max(naive[1], float(high))
+
+
+def sign_flip_p(differences: Iterable[int]) -> float:
+    """Two-sided p-value of a sum of differences, one of each database, whose signs could as well be others.
+
+    Exact up to 20 databases that differ, else by 20,000 random flips, always the same ones.
+
+    >>> sign_flip_p([3, 2, 1]), sign_flip_p([3, -2, -1]), sign_flip_p([])
+    (0.25, 1.0, 1.0)
+    """
+    moved = [difference for difference in differences if difference]
+    observed = abs(sum(moved))
+    if len(moved) > EXACT_DATABASES:
+        signs = np.random.default_rng(0).choice([-1, 1], size=(FLIPS, len(moved)))
+        reached = np.abs(signs @ np.array(moved)) >= observed
+        return float((1 + reached.sum()) / (1 + FLIPS))
+    sums = np.zeros(1, dtype=np.int64)
+    for difference in moved:
+        sums = np.concatenate([sums + difference, sums - difference])
+    return float(np.mean(np.abs(sums) >= observed))
+
+
+def remark(databases: int) -> str:
+    """Warning beside figures of few databases; empty from 8 on, and where databases are not known."""
+    if not 0 < databases < FEW_DATABASES:
+        return ""
+    if databases == 1:
+        return "1 database: figures are by question and hold for this database alone."
+    return f"{databases} databases are few: intervals and tests by database are rough below {FEW_DATABASES}."

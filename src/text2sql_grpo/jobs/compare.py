@@ -13,6 +13,7 @@ from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.evaluation.answers import Judged, judged, read_answers, write_answers
 from text2sql_grpo.evaluation.comparison import Comparison, Paired, compare
+from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
 from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
@@ -141,7 +142,7 @@ def _show(comparison: Comparison, console: Console) -> None:
     left_out = comparison.only_base + comparison.only_trained
     if left_out:
         console.print(f"{left_out} questions were left out: asked of one model only.")
-    console.print(_table(comparison))
+    console.print(comparison_table(comparison))
     changed = comparison.changed()
     for base, trained in changed[:_CHANGES_SHOWN]:
         change, style = ("GAINED", "bold green") if trained.strict else ("LOST", "bold red")
@@ -160,30 +161,53 @@ def _show(comparison: Comparison, console: Console) -> None:
     console.print(Text(comparison.verdict()), style="bold", soft_wrap=True)
 
 
-def _table(comparison: Comparison) -> Table:
-    """Fits 80 columns where names of sets have at most 14 letters."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals")
+def comparison_table(comparison: Comparison) -> Table:
+    """Strict accuracy of both models by set and kind; a row by question below each set of several databases.
+
+    Fits 80 columns where names of sets have at most 14 letters.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals by database")
     table.add_column("", min_width=14, overflow="fold")
     for column in ("n", "base", "trained", "difference", "changed", "p"):
         table.add_column(column, justify="right", no_wrap=True)
     for title, paired in _rows(comparison):
         base, trained = paired.base, paired.trained
-        low, high = paired.interval
-        p = paired.p_value
         table.add_row(
             title,
             str(paired.total),
-            f"{_percent(base.accuracy)} ({'-'.join(map(_percent, base.interval))})",
-            f"{_percent(trained.accuracy)} ({'-'.join(map(_percent, trained.interval))})",
-            f"{paired.difference * 100:+.0f} ({low * 100:+.0f} to {high * 100:+.0f})",
+            _share(base.accuracy, base.interval),
+            _share(trained.accuracy, trained.interval),
+            f"{paired.difference * 100:+.0f} {_range(paired.interval)}",
             f"+{paired.gained} -{paired.lost}",
-            "<.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}",
+            _odds(paired.p_value),
         )
+        if title.style and len(paired.by_database) > 1:
+            table.add_row(
+                Text("  by question"),
+                "",
+                _share(None, base.naive_interval),
+                _share(None, trained.naive_interval),
+                _range(paired.naive_interval),
+                "",
+                _odds(paired.naive_p_value),
+                style="dim",
+            )
     return table
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}"
+def _share(accuracy: float | None, interval: Interval) -> str:
+    low, high = interval
+    bounds = f"({low * 100:.0f}-{high * 100:.0f})"
+    return bounds if accuracy is None else f"{accuracy * 100:.0f} {bounds}"
+
+
+def _range(interval: Interval) -> str:
+    low, high = interval
+    return f"({low * 100:+.0f} to {high * 100:+.0f})"
+
+
+def _odds(p: float) -> str:
+    return "<.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 
 def _rows(comparison: Comparison) -> Iterator[tuple[Text, Paired]]:

@@ -21,11 +21,13 @@ from text2sql_grpo.environment.observation import ObservationLimits, observation
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
-from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation.statistics import Accuracy, remark
+from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
-from text2sql_grpo.training.demonstrations import looking_turns
+from text2sql_grpo.training.demonstrations import action_text
 from text2sql_grpo.training.policy import LoadedPolicy, load_policy
 from text2sql_grpo.training.progress import progress_bar
 
@@ -66,6 +68,7 @@ def evaluate(
         name: evenly_spaced(examples, num_samples) for name, examples in held_out_sets(bench, sets).items()
     }
     check_place(out)
+    choose_threads(console)
     answers = answer_all(load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed)
     if num_samples is not None:
         for name, answered in answers.items():
@@ -94,10 +97,15 @@ def accuracy_table(sets: Mapping[str, Any]) -> Table:
         sets: Of `evaluation.json`.
     """
     table = Table(
-        "held-out set", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Accuracy, with its 95% interval"
+        "held-out set",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"Strict and official {INTERVALS}",
+        caption=few_databases(sets),
+        caption_justify="left",
     )
     for column in ("strict", "official"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     for name, scores in sets.items():
         table.add_row(Text(name, style="bold"), *_cells(scores["overall"]))
         for group in ("by_family", "by_difficulty"):
@@ -107,9 +115,30 @@ def accuracy_table(sets: Mapping[str, Any]) -> Table:
     return table
 
 
+INTERVALS = "accuracy (95% interval in %: by database, below it by question)"
+
+
+def few_databases(sets: Mapping[str, Any]) -> Text | None:
+    """Remark about sets of few databases; None where each has enough.
+
+    Args:
+        sets: Of `evaluation.json`.
+    """
+    counts = {
+        name: len(Accuracy.read(scores["overall"]["strict"]).by_database) for name, scores in sets.items()
+    }
+    lines = [f"{name}: {remark(count)}" for name, count in counts.items() if remark(count)]
+    return Text("\n".join(lines)) if lines else None
+
+
 def _cells(both: Mapping[str, Any]) -> list[str]:
-    records = (both[grading] for grading in ("strict", "official"))
-    return [str(Accuracy(record["correct"], record["total"])) for record in records]
+    accuracies = [Accuracy.read(both[grading]) for grading in ("strict", "official")]
+    return [f"{one.correct}/{one.total} = {one.accuracy:.1%} {stacked_intervals(one)}" for one in accuracies]
+
+
+def stacked_intervals(accuracy: Accuracy) -> str:
+    """Interval by database, and below it the one by question; one of them where there is one database."""
+    return "\n".join(f"({bounds})" for bounds in accuracy.intervals.split("; "))
 
 
 def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
@@ -177,7 +206,8 @@ def answer_all(
     )
     set_seed(seed)
     answers = {}
-    with progress_bar(console) as bar:
+    bf16 = bench.config.evaluation.bf16
+    with progress_bar(console) as bar, inference_autocast(model, bf16=bf16):
         task = bar.add_task(title, total=sum(map(len, chosen.values())))
         for name, examples in chosen.items():
             answers[name] = answer_questions(
@@ -187,10 +217,14 @@ def answer_all(
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
-                first_turns=[looking_turns(example)[0] for example in examples] if force_look else None,
+                first_turns=_looks(examples) if force_look else None,
                 on_answer=lambda: bar.advance(task),
             )
     return answers
+
+
+def _looks(examples: Sequence[Example]) -> list[str]:
+    return [action_text("run_sql", example.look_sql or example.gold_sql, "tags") for example in examples]
 
 
 def show(answer: Answer, set_name: str, console: Console) -> None:
@@ -202,10 +236,10 @@ def show(answer: Answer, set_name: str, console: Console) -> None:
         console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
         console.print(Text(_indented(_turn_text(action))))
     console.print(Text("final SQL:", style="cyan"))
-    console.print(Text(_indented(_formatted(episode.final_sql) if episode.final_sql else "none submitted")))
+    console.print(Text(_indented(formatted(episode.final_sql) if episode.final_sql else "none submitted")))
     if not verdict.strict:
         console.print(Text("gold SQL:", style="cyan"))
-        console.print(Text(_indented(_formatted(example.gold_sql))))
+        console.print(Text(_indented(formatted(example.gold_sql))))
     console.print(
         Text.assemble(
             ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
@@ -219,10 +253,10 @@ def _turn_text(action: Action) -> str:
     if action.kind == "malformed":
         return f"could not be read: {action.error}"
     observed = f"\n-> {observation_text(action.outcome, _SHOWN)}" if action.outcome else ""
-    return _formatted(action.sql) + observed.replace("\n", "\n   ").replace("\n   ->", "\n->", 1)
+    return formatted(action.sql) + observed.replace("\n", "\n   ").replace("\n   ->", "\n->", 1)
 
 
-def _formatted(sql: str) -> str:
+def formatted(sql: str) -> str:
     """The query over several lines; as it is where it nests too deep for sqlparse."""
     try:
         return str(sqlparse.format(sql, reindent=True)).strip()

@@ -6,7 +6,13 @@ from typing import Any
 
 from rich import box
 from rich.table import Column, Table
+from rich.text import Text
 
+from text2sql_grpo.evaluation.answers import read_answers
+from text2sql_grpo.evaluation.comparison import Comparison, compare
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.jobs.compare import comparison_table
+from text2sql_grpo.jobs.evaluate import INTERVALS, few_databases, stacked_intervals
 from text2sql_grpo.jobs.hardware import hardware
 from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run
@@ -22,10 +28,16 @@ def report(
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
+    comparison = _change(run.folder)
+    if comparison is not None:
+        record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
     write_record(run.folder / "evaluation.json", record)
     picture = plot_learning_curve(run.folder)
     write_model_card(run.folder, merged)
     run.console.print(_table(before, after))
+    if comparison is not None:
+        run.console.print(comparison_table(comparison))
+        run.console.print(Text(comparison.verdict()), soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.executor
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
@@ -44,6 +56,19 @@ def report(
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
     command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
     run.console.print(f"Look at its answers: {command}", soft_wrap=True)
+    example = next((examples[-1] for examples in reversed(run.bench.test.values()) if examples), None)
+    if example is not None:
+        asked = ["text2sql-grpo", "ask", example.question, "--model", str(merged), "--db"]
+        asked.append(str(run.bench.databases.source(example.database)))
+        run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
+
+
+def _change(folder: Path) -> Comparison | None:
+    """The answers before GRPO against those after it; None where the policy was not evaluated before."""
+    before = folder / "evaluation-before.jsonl"
+    if not before.is_file():
+        return None
+    return compare(read_answers(before), read_answers(folder / "evaluation.jsonl"))
 
 
 def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
@@ -52,7 +77,9 @@ def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
         Column("held-out set", no_wrap=True),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title="Strict accuracy with its 95% interval",
+        title=f"Strict {INTERVALS}",
+        caption=few_databases(after),
+        caption_justify="left",
     )
     for column in ("before GRPO", "after GRPO", "look forced before", "blind cap"):
         table.add_column(column, justify="right")
@@ -60,9 +87,10 @@ def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
         earlier = before.get("before", {}).get("sets", {}).get(name)
         marks = before.get("lookup", {}).get(name, {})
         rows: list[tuple[str, Any, Any, Any]] = [(name, entry["overall"], earlier and earlier["overall"], {})]
-        if "lookup" in entry["by_family"]:
-            was = earlier and earlier["by_family"]["lookup"]
-            rows.append(("  look-up", entry["by_family"]["lookup"], was, marks))
+        if "look-up" in entry.get("by_need", {}):
+            for need, scores in entry["by_need"].items():
+                was = (earlier or {}).get("by_need", {}).get(need)
+                rows.append((f"  {need}", scores, was, marks if need == "look-up" else {}))
         for title, now, was, marked in rows:
             table.add_row(
                 f"{title} ({now['strict']['total']})",
@@ -77,5 +105,5 @@ def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
 def _shown(record: dict[str, Any] | None) -> str:
     if not record:
         return "-"
-    low, high = record["interval"]
-    return f"{record['accuracy']:.0%} ({low:.0%}-{high:.0%})"
+    accuracy = Accuracy.read(record)
+    return f"{accuracy.accuracy:.0%} {stacked_intervals(accuracy)}"

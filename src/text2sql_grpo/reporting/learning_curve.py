@@ -11,13 +11,18 @@ from matplotlib.figure import Figure, FigureBase, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.training.run_log import looks_by_family
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
 CURVES = ("accuracy/strict", "reward", "episode/looks")
 
 # Okabe and Ito's palette, told apart by colour-blind readers too.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+
+_FAMILY_COLOURS = (_GREEN, _PURPLE, _ORANGE, _BLUE)
+_BY_FAMILY = "looks of "
 
 Points = Sequence[tuple[int, float]]
 Parts = dict[str, Accuracy]
@@ -26,7 +31,8 @@ Parts = dict[str, Accuracy]
 def plot_learning_curve(run: Path) -> Path:
     """Path of the `learning_curve.png` written into the run folder.
 
-    Left, by training step: strict accuracy and reward, and looks per question. Right, if the run
+    Left, by training step: strict accuracy and reward, looks per question by family where there are several,
+    and both on `data.dev` where it was evaluated on a schedule. Right, if the run
     was evaluated: accuracy on each held-out set before and after, look-up and other questions apart.
 
     Args:
@@ -36,6 +42,7 @@ def plot_learning_curve(run: Path) -> Path:
         DataError: `metrics.jsonl` is missing or holds no step, or a file is not what it should be.
     """
     curves = _read_curves(run / "metrics.jsonl")
+    schedule = read_schedule(run)
     evaluation = _read_evaluation(run / "evaluation.json")
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -45,10 +52,10 @@ def plot_learning_curve(run: Path) -> Path:
         before = _parts((evaluation.get("before") or {}).get("sets"))
         if after:
             left, right = cast("list[SubFigure]", figure.subfigures(1, 2, width_ratios=[1, 1.15]))
-            _draw_training(left, curves)
+            _draw_training(left, curves, schedule)
             _draw_held_out(right.subplots(), before, after, evaluation.get("lookup") or {})
         else:
-            _draw_training(figure, curves)
+            _draw_training(figure, curves, schedule)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"expected scored sets, came upon {error!r} ({run / 'evaluation.json'})") from error
     path = run / "learning_curve.png"
@@ -73,6 +80,9 @@ def _read_curves(path: Path) -> dict[str, Points]:
         name: [(step, steps[step][name]) for step in sorted(steps) if steps[step].get(name) is not None]
         for name in CURVES
     }
+    for step in sorted(steps):
+        for family, value in looks_by_family(steps[step]).items():
+            cast("list[tuple[int, float]]", curves.setdefault(_BY_FAMILY + family, [])).append((step, value))
     drawn = {name: points for name, points in curves.items() if points}
     if not drawn:
         raise DataError(f"expected training steps with {' or '.join(CURVES)}, got none ({path})")
@@ -95,15 +105,18 @@ def _parts(sets: Mapping[str, Any] | None) -> dict[str, Parts]:
     """Strict accuracy of each set's look-up and other questions, where it has such."""
     parts: dict[str, Parts] = {}
     for name, scores in (sets or {}).items():
-        whole = scores["overall"]["strict"]
-        lookup = scores.get("by_family", {}).get("lookup", {}).get("strict", {"correct": 0, "total": 0})
-        rest = {key: whole[key] - lookup[key] for key in ("correct", "total")}
-        both = {"look-up": lookup, "other": rest}
-        parts[name] = {key: Accuracy(n["correct"], n["total"]) for key, n in both.items() if n["total"]}
+        whole = Accuracy.read(scores["overall"]["strict"])
+        lookup = Accuracy(0, 0)
+        if "lookup" in scores.get("by_family", {}):
+            lookup = Accuracy.read(scores["by_family"]["lookup"]["strict"])
+        both = {"look-up": lookup, "other": whole.without(lookup)}
+        parts[name] = {key: accuracy for key, accuracy in both.items() if accuracy.total}
     return parts
 
 
-def _draw_training(panel: FigureBase, curves: Mapping[str, Points]) -> None:
+def _draw_training(
+    panel: FigureBase, curves: Mapping[str, Points], schedule: Sequence[Mapping[str, Any]]
+) -> None:
     shares = {name: curves[name] for name in ("reward", "accuracy/strict") if name in curves}
     has_both = bool(shares) and "episode/looks" in curves
     axes = list(panel.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])) if has_both else [panel.subplots()]
@@ -112,13 +125,30 @@ def _draw_training(panel: FigureBase, curves: Mapping[str, Points]) -> None:
         for name, colour in (("reward", _ORANGE), ("accuracy/strict", _BLUE)):
             if name in shares:
                 _draw_curve(axes[0], shares[name], colour, name.replace("accuracy/strict", "strict accuracy"))
+        if schedule:
+            known = [(record["step"], Accuracy.read(record["accuracy"])) for record in schedule]
+            _draw_accuracies(axes[0], known, _PURPLE, "D-", 0, label="dev questions, 95%")
         axes[0].set_ylabel("share right, mean reward")
         axes[0].set_ylim(min(0, axes[0].get_ylim()[0]), max(1.0, axes[0].get_ylim()[1]))
         axes[0].legend(fontsize=7.5, frameon=False, loc="best")
     if "episode/looks" in curves:
         _style(axes[-1], "")
-        _draw_curve(axes[-1], curves["episode/looks"], _GREEN, "looks")
+        families = {
+            name.removeprefix(_BY_FAMILY): curves[name] for name in curves if name.startswith(_BY_FAMILY)
+        }
+        if families:
+            for (family, points), colour in zip(families.items(), _FAMILY_COLOURS, strict=False):
+                _draw_curve(axes[-1], points, colour, family)
+            axes[-1].legend(fontsize=6.5, frameon=False, loc="best", ncols=2)
+        else:
+            _draw_curve(axes[-1], curves["episode/looks"], _GREEN, "looks")
         axes[-1].set_ylabel("looks per\nquestion")
+        if schedule:
+            steps, looked = zip(*[(record["step"], record["look_share"]) for record in schedule], strict=True)
+            axes[-1].plot(
+                steps, looked, color=_PURPLE, marker="D", markersize=4, label="dev: share with a look"
+            )
+            axes[-1].legend(fontsize=7.5, frameon=False, loc="best")
         axes[-1].set_ylim(bottom=0)
     axes[-1].set_xlabel("GRPO step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -138,7 +168,7 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
 def _draw_held_out(
     axes: Axes, before: Mapping[str, Parts], after: Mapping[str, Parts], lookup: Mapping[str, Any]
 ) -> None:
-    _style(axes, "held-out questions (bars: 95% intervals)")
+    _style(axes, "held-out questions (95%: bars by database, thick by question)")
     start, labels = 0, list[str]()
     for part in ("look-up", "other"):
         names = [name for name in after if part in after[name]]
@@ -170,16 +200,30 @@ def _draw_held_out(
 
 
 def _draw_accuracies(
-    axes: Axes, known: Sequence[tuple[int, Accuracy]], colour: str, marker: str, shift: float
+    axes: Axes,
+    known: Sequence[tuple[int, Accuracy]],
+    colour: str,
+    marker: str,
+    shift: float,
+    *,
+    label: str | None = None,
 ) -> None:
     if not known:
         return
-    values = [accuracy.accuracy for _, accuracy in known]
-    below = [accuracy.accuracy - accuracy.interval[0] for _, accuracy in known]
-    above = [accuracy.interval[1] - accuracy.accuracy for _, accuracy in known]
-    places = [i + shift for i, _ in known]
-    errors = [[max(0.0, bound) for bound in bounds] for bounds in (below, above)]
-    axes.errorbar(places, values, yerr=errors, fmt=marker, color=colour, markersize=5, capsize=3)
+    for i, accuracy in known:
+        axes.vlines(i + shift, *accuracy.naive_interval, color=colour, linewidth=4, alpha=0.3)
+    places, values = [i + shift for i, _ in known], [accuracy.accuracy for _, accuracy in known]
+    bars = _bars([accuracy for _, accuracy in known])
+    axes.errorbar(places, values, yerr=bars, fmt=marker, color=colour, markersize=5, capsize=3, label=label)
+
+
+def _bars(accuracies: Sequence[Accuracy]) -> list[list[float]]:
+    """Lengths of the bars below and above, by database."""
+    bounds = [(accuracy.accuracy, *accuracy.interval) for accuracy in accuracies]
+    return [
+        [max(0.0, value - low) for value, low, _ in bounds],
+        [max(0.0, high - value) for value, _, high in bounds],
+    ]
 
 
 def _draw_marks(axes: Axes, names: Sequence[str], start: int, lookup: Mapping[str, Any]) -> None:

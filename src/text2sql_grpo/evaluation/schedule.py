@@ -1,0 +1,120 @@
+"""Accuracy on the same held-out questions every few optimiser steps, for any transformers trainer."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.evaluation.evaluate import Answer, accuracy
+from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.training.processes import gathered
+from text2sql_grpo.training.run_log import SCHEDULE, RunLog
+
+Record = Mapping[str, Any]
+
+
+class EvaluationSchedule(TrainerCallback):
+    """Evaluates a trainer's policy at step 0, every few optimiser steps, and at the last step.
+
+    Each evaluation is one line of `evaluation_schedule.jsonl`; a resumed run repeats none. A step that is
+    better than all before it gets a checkpoint. Every rank takes part.
+
+    Args:
+        answer: Answers questions greedily with the current weights; returns all answers on every rank.
+        questions: Held-out questions, the same each time.
+        every: Optimiser steps between two evaluations.
+        run_log: Holds the lines, and those of the run that is resumed.
+        log: Logs figures as a trainer does, on every rank.
+        show: Prints a record, as written.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Example]], Sequence[Answer]],
+        questions: Sequence[Example],
+        *,
+        every: int,
+        run_log: RunLog,
+        log: Callable[[dict[str, float]], None],
+        show: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self._answer = answer
+        self._questions = questions
+        self._every = every
+        self._run_log = run_log
+        self._log = log
+        self._show = show
+        self._done: dict[int, float] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Read what is done, from rank 0's folder; evaluate step 0."""
+        known = [
+            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self._run_log.folder)
+        ]
+        self._done = dict(gathered(known)[0])
+        if state.global_step == 0 and 0 not in self._done:
+            self._evaluate(state, control)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Evaluate if this step is due; ask for a checkpoint of a new best."""
+        step = state.global_step
+        is_due = step % self._every == 0 or step == state.max_steps
+        if not is_due or step in self._done:
+            return
+        best = max((value for done, value in self._done.items() if done > 0), default=-1.0)
+        if self._evaluate(state, control) > best:
+            control.should_save = True
+
+    def _evaluate(self, state: TrainerState, control: TrainerControl) -> float:
+        started = time.monotonic()
+        record = schedule_record(self._answer(self._questions), state.global_step)
+        record["seconds"] = round(time.monotonic() - started, 1)
+        if state.is_world_process_zero:
+            self._run_log.write_evaluation(record)
+        should_log = control.should_log  # `log` would take the step's own figures for logged
+        self._log(figures(record))
+        control.should_log = should_log
+        self._show(record)
+        self._done[state.global_step] = record["accuracy"]["accuracy"]
+        return self._done[state.global_step]
+
+
+def schedule_record(answers: Sequence[Answer], step: int) -> dict[str, Any]:
+    """A line of `evaluation_schedule.jsonl`: strict accuracy and share of answers with a tool call."""
+    families = sorted({answer.example.family for answer in answers})
+    groups = {name: [answer for answer in answers if answer.example.family == name] for name in families}
+    by_family = {name: _measured(group) for name, group in groups.items()}
+    return {"step": step, **_measured(answers), "by_family": by_family}
+
+
+def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
+    looked = sum(
+        any(action.kind in ("run_sql", "call_tool") for action in answer.episode.actions)
+        for answer in answers
+    )
+    return {"accuracy": accuracy(answers).record(), "look_share": round(looked / max(1, len(answers)), 6)}
+
+
+def figures(record: Record) -> dict[str, float]:
+    """Metrics of a record by the names that trackers show as `eval/dev/...`."""
+    found = {SCHEDULED_METRIC: record["accuracy"]["accuracy"], "eval_dev/look_share": record["look_share"]}
+    for name, family in record["by_family"].items():
+        found[f"{SCHEDULED_METRIC}/{name}"] = family["accuracy"]["accuracy"]
+        found[f"eval_dev/look_share/{name}"] = family["look_share"]
+    return found
+
+
+def read_schedule(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run folder's `evaluation_schedule.jsonl`; none where it has no such file."""
+    path = folder / SCHEDULE
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

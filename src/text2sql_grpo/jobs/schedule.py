@@ -1,0 +1,117 @@
+"""Evaluations of `data.dev` during training, and the weights that are kept by them."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import Trainer
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.evaluation.evaluate import Answer, answer_questions
+from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record, read_schedule
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.jobs.setup import Workbench
+from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.training import processes, trl_compat
+from text2sql_grpo.training.checkpoints import best_checkpoint, checkpoint_step
+from text2sql_grpo.training.run_log import RunLog
+
+
+def schedule_evaluations(
+    bench: Workbench, trainer: Trainer, folder: Path, console: Console, *, every: int | None
+) -> None:
+    """Have a trainer of TRL evaluate `data.dev`; no-op without `every`.
+
+    Args:
+        bench: The questions, environment and grader of the run.
+        trainer: Any of TRL's, before training.
+        folder: Where `evaluation_schedule.jsonl` is written.
+        console: Prints a line per evaluation.
+        every: Steps from one evaluation to the next; None for none.
+    """
+    if every is None:
+        return
+
+    def show(record: Record) -> None:
+        measured = Accuracy.read(record["accuracy"])
+        facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
+        console.print(f"step {record['step']}: {facts}", soft_wrap=True)
+
+    trainer.add_callback(
+        EvaluationSchedule(
+            partial(_answer_now, bench, trainer),
+            bench.dev,
+            every=every,
+            run_log=RunLog(folder),
+            log=partial(Trainer.log, trainer),  # TRL's own would take the metrics of the step in progress
+            show=show,
+        )
+    )
+
+
+def pass_gap(bench: Workbench, trainer: Trainer, *, samples: int = 8) -> float:
+    """pass@k minus pass@1 on `data.dev`, sampled as GRPO samples: room for it to gain.
+
+    Args:
+        samples: k, episodes of each question.
+    """
+    questions = [question for question in bench.dev for _ in range(samples)]
+    temperature = float(bench.config.grpo.get("temperature", 1.0))
+    answers = _answer_now(bench, trainer, questions, temperature=temperature)
+    right = [answer.verdict.strict for answer in answers]
+    groups = [right[first : first + samples] for first in range(0, len(right), samples)]
+    return sum(map(any, groups)) / len(groups) - sum(right) / len(right)
+
+
+def _answer_now(
+    bench: Workbench, trainer: Trainer, questions: Sequence[Example], *, temperature: float = 0.0
+) -> list[Answer]:
+    """Answers with a trainer's current weights, all of them on every rank; no effect on training."""
+    model, settings = trainer.model, bench.config
+    devices = [model.device.index] if model.device.type == "cuda" else []
+    was_training = model.training
+    rank, world_size = processes.number(), len(processes.gathered([None]))
+    try:
+        with torch.random.fork_rng(devices), trl_compat.unwrapped_model(trainer) as policy:
+            model.eval()
+            chat = bench.chat(trainer.processing_class, policy)
+            own = answer_questions(
+                questions[rank::world_size],
+                model_policy(
+                    policy,
+                    chat,
+                    temperature=temperature,
+                    batch_size=settings.evaluation.batch_size,
+                    engine=settings.rollout.engine,
+                ),
+                chat,
+                bench.environment,
+                bench.grader,
+                bench.budgets(policy),
+            )
+            shares = processes.gathered(own)
+    finally:
+        model.train(was_training)
+    return [shares[i % world_size][i // world_size] for i in range(len(questions))]
+
+
+def keep_best(bench: Workbench, trainer: Trainer, folder: Path, console: Console) -> int:
+    """Load the weights that `evaluation.keep` asks for after training; return their step.
+
+    Args:
+        folder: With the checkpoints and `evaluation_schedule.jsonl`.
+    """
+    # The state counts 0 where the checkpoint that a run resumed from had done all steps.
+    last = int(trainer.state.global_step or trainer.args.max_steps)
+    best = best_checkpoint(folder) if bench.config.evaluation.keep == "best" else None
+    if best is None:
+        return last
+    step = checkpoint_step(best)
+    known = {record["step"]: record["accuracy"]["accuracy"] for record in read_schedule(folder)}
+    facts = [f"step {one} {known[one]:.1%}" for one in sorted({0, step, last}) if one in known]
+    console.print(f"Kept the weights of step {step} of {last} (dev: {', '.join(facts)})", soft_wrap=True)
+    if step != last:
+        trl_compat.load_weights(trainer, best)
+    return step
