@@ -16,7 +16,7 @@ from tests.tiny_run import json_lines
 from text2sql_grpo.cli import main
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.trajectories import supervised_tokens
+from text2sql_grpo.training.demonstrations import chat_demonstration
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None,
@@ -65,7 +65,7 @@ def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path, repo_root: Pa
     options = ["--traces", str(tmp_path / "run"), "--out", str(tmp_path / "chats.jsonl")]
     assert main(["collect", *options, "--keep", "correct", "shortest_correct"]) == 0
     chat = ChatFormat(game_tokenizer())
-    learned = {tuple(supervised_tokens(row["messages"], chat)[0]) for row in json_lines(chats)}
+    learned = {tuple(chat_demonstration(row, chat).ids) for row in json_lines(chats)}
     found = [row["traces"][0]["nodes"] for row in late if row["traces"][0]["metrics"]["found"] == 1]
     assert learned == {tuple(token for node in nodes for token in node["token_ids"]) for nodes in found}
     assert len(found) > len(learned) == len(json_lines(chats))

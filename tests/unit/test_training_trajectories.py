@@ -1,4 +1,4 @@
-"""Episodes on disk: each once, whole, filtered; and the tokens of a chat with their labels."""
+"""Episodes on disk: each once, whole, filtered; and the tokens of a chat with their weights."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, run
-from text2sql_grpo.training.trajectories import EpisodeFile, kept, read_episodes, supervised_tokens
+from text2sql_grpo.training.demonstrations import chat_demonstration
+from text2sql_grpo.training.trajectories import EpisodeFile, kept, read_episodes
 
 
 def episode(example: str, sample: int, *turns: str, **fields: Any) -> dict[str, Any]:
@@ -117,14 +118,13 @@ def test_tokens_are_those_of_a_rollout_and_the_loss_is_on_the_policys_own(
         ]
     policy = ScriptedPolicy(chat, {"Lisbon?": turns})
     (played,) = run([environment.session(ask("Lisbon?"))], policy, chat, Budgets(200, 2_000, 9_000))
-    ids, labels = supervised_tokens(played.messages, chat)
-    assert ids == played.prompt_ids + played.completion_ids
-    counted = [False] * len(played.prompt_ids) + [bool(flag) for flag in played.completion_mask]
-    assert labels == [token if is_own else -100 for token, is_own in zip(ids, counted, strict=True)]
+    made = chat_demonstration({"messages": played.messages}, chat)
+    assert made.ids == played.prompt_ids + played.completion_ids
+    assert made.weights == [0.0] * len(played.prompt_ids) + [float(flag) for flag in played.completion_mask]
 
 
 @pytest.mark.parametrize("roles", ["user", "user assistant user", "assistant", "user assistant assistant"])
 def test_chats_that_nobody_could_have_had_are_refused(tmp_path: Path, roles: str) -> None:
     messages = [{"role": role, "content": "hm"} for role in roles.split()]
     with pytest.raises(DataError, match="got the roles"):
-        supervised_tokens(messages, ChatFormat(write_tokenizer(tmp_path)))
+        chat_demonstration({"messages": messages}, ChatFormat(write_tokenizer(tmp_path)))

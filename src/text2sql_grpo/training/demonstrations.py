@@ -1,27 +1,43 @@
-"""Demonstrations: questions answered by a script in the real environment.
+"""Data of supervised fine-tuning: golds demonstrated in the real environment, and collected chats."""
 
-They are what a log of people would hold: some look a stored value up before they answer, some
-answer at once with the words of the question, and are often wrong.
-"""
-
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from text2sql_grpo.config import SFTSettings
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.episode import Episode, Message
+from text2sql_grpo.environment.protocols import Protocol
 from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.warm_start import Demonstrations
 
 
-def looking_turns(example: Example) -> list[str]:
-    """Looks the stored value up, then answers; one turn for questions that need no look."""
-    answer = f"<answer>{example.gold_sql}</answer>"
-    return [f"<sql>{example.look_sql}</sql>", answer] if example.look_sql else [answer]
+@dataclass(frozen=True)
+class Demonstration:
+    """One chat to learn from.
+
+    Attributes:
+        ids: T token ids, of the whole chat.
+        weights: T weights in the loss; 0 for a token that the assistant did not write.
+    """
+
+    ids: list[int]
+    weights: list[float]
 
 
-def guessing_turns(example: Example) -> list[str]:
-    """Answers at once, with the value as the question says it."""
-    return [f"<answer>{example.guess_sql or example.gold_sql}</answer>"]
+def action_text(name: str, sql: str, protocol: Protocol) -> str:
+    """An assistant turn that calls `run_sql` or `submit_sql`.
+
+    >>> action_text("submit_sql", "SELECT 1", "tags")
+    '<answer>SELECT 1</answer>'
+    """
+    if protocol == "native":
+        call = json.dumps({"name": name, "arguments": {"sql": sql}}, ensure_ascii=False)
+        return f"<tool_call>\n{call}\n</tool_call>"
+    tag = "sql" if name == "run_sql" else "answer"
+    return f"<{tag}>{sql}</{tag}>"
 
 
 def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, chat: ChatFormat) -> Episode:
@@ -42,11 +58,93 @@ def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, ch
     return episode
 
 
-def demonstrate(examples: Sequence[Example], environment: SQLEnvironment, chat: ChatFormat) -> Demonstrations:
-    """Both habits' episodes for each question."""
-    looking = [play(example, looking_turns(example), environment, chat) for example in examples]
-    guessing = [
-        play(example, guessing_turns(example), environment, chat) if example.guess_sql else looked
-        for example, looked in zip(examples, looking, strict=True)
+def habits(
+    example: Example, environment: SQLEnvironment, chat: ChatFormat, settings: SFTSettings
+) -> list[Demonstration]:
+    """Demonstrations of a question with and without its exploratory query, weighted by their shares.
+
+    Both stand in every batch that the question is in: the policy learns the shares themselves, not a draw.
+    """
+    share = settings.look_share if example.look_sql else settings.check_share if example.check_sql else 0.0
+    if environment.settings.max_turns == 1:
+        share = 0.0
+    return [
+        demonstrate(
+            example, environment, chat, looks=looks, weight=weight, choice_weight=settings.choice_weight
+        )
+        for looks, weight in ((True, share), (False, 1 - share))
+        if weight
     ]
-    return Demonstrations(looking, guessing)
+
+
+def demonstrate(
+    example: Example,
+    environment: SQLEnvironment,
+    chat: ChatFormat,
+    *,
+    looks: bool = True,
+    weight: float = 1.0,
+    choice_weight: float = 1.0,
+) -> Demonstration:
+    """A question answered from its gold.
+
+    Args:
+        looks: Run the question's exploratory query first, if it has one and the environment allows two turns.
+            Without it, a look-up question is answered with `guess_sql`.
+        weight: Weight of the assistant's tokens.
+        choice_weight: Factor of the token by which the first turn differs from that of the other choice.
+    """
+    protocol = environment.settings.protocol
+    query = example.look_sql or example.check_sql
+    looks = looks and query is not None and environment.settings.max_turns > 1
+    answer = example.gold_sql if looks else example.guess_sql or example.gold_sql
+    first = action_text("run_sql", query or answer, protocol)
+    last = action_text("submit_sql", answer, protocol)
+    episode = play(example, [first, last] if looks else [last], environment, chat)
+    weights = [weight * flag for flag in episode.completion_mask]
+    pairs = zip(chat.turn_ids(first), chat.turn_ids(last), strict=False)
+    weights[next(i for i, (one, other) in enumerate(pairs) if one != other)] *= choice_weight
+    return Demonstration(
+        episode.prompt_ids + episode.completion_ids, [0.0] * len(episode.prompt_ids) + weights
+    )
+
+
+def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstration:
+    """A collected chat, put together as in a rollout, so no template has to mark what an assistant wrote.
+
+    Args:
+        record: `messages` that end with an assistant's, and `tools` if the chat has its own.
+
+    Raises:
+        DataError: No such messages, or two turns in a row.
+    """
+    messages = _messages(record)
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    expected = ["assistant" if number % 2 == 0 else "reply" for number in range(len(roles) - first)]
+    if not first or not expected or expected[-1] != "assistant":
+        raise DataError(f"a chat must end with an assistant, got the roles {', '.join(roles)}")
+    if expected != [role if role == "assistant" else "reply" for role in roles[first:]]:
+        raise DataError(f"a reply must stand between two turns, got the roles {', '.join(roles)}")
+    ids = chat.prompt_ids(messages[:first])
+    weights = [0.0] * len(ids)
+    for message in messages[first:]:
+        if message["role"] == "assistant":
+            written = chat.turn_ids(message["content"])
+            weights += [1.0] * len(written)
+        else:
+            written = chat.bridge_ids(message, last_token_id=ids[-1])
+            weights += [0.0] * len(written)
+        ids += written
+    return Demonstration(ids, weights)
+
+
+def _messages(record: dict[str, Any]) -> list[Message]:
+    messages = record.get("messages")
+    if not isinstance(messages, list):
+        raise DataError(f"expected messages, got {', '.join(record) or 'nothing'}")
+    for message in messages:
+        texts = [message.get(name) for name in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"expected messages of a role and text, got {json.dumps(message)[:200]}")
+    return messages

@@ -1,15 +1,13 @@
-"""Episodes on disk, those that are worth learning from, and their tokens for supervised training."""
+"""Episodes on disk, and those that are worth learning from."""
 
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.rollout.chat_format import ChatFormat
 
 Keep = Literal["correct", "best_of_n", "shortest_correct"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)
@@ -149,34 +147,3 @@ def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
 
 def _said(record: Record) -> tuple[str, ...]:
     return tuple(message["content"] for message in record["messages"] if message["role"] == "assistant")
-
-
-def supervised_tokens(messages: Sequence[Message], chat: ChatFormat) -> tuple[list[int], list[int]]:
-    """Token ids of a chat as the policy will read and write them, and their labels.
-
-    They are put together as in a rollout, so no chat template has to mark what an assistant says.
-
-    Returns:
-        Ids, and the same with -100 for all that is not the assistant's own.
-
-    Raises:
-        DataError: The chat does not end with an assistant, or has two turns in a row.
-    """
-    roles = [message["role"] for message in messages]
-    first = roles.index("assistant") if "assistant" in roles else len(roles)
-    expected = ["assistant" if number % 2 == 0 else "reply" for number in range(len(roles) - first)]
-    if not first or not expected or expected[-1] != "assistant":
-        raise DataError(f"expected a chat that ends with an assistant, got the roles {', '.join(roles)}")
-    if expected != [role if role == "assistant" else "reply" for role in roles[first:]]:
-        raise DataError(f"expected a reply between two turns, got the roles {', '.join(roles)}")
-    ids = chat.prompt_ids(list(messages[:first]))
-    labels = [-100] * len(ids)
-    for message in messages[first:]:
-        if message["role"] == "assistant":
-            said = chat.turn_ids(message["content"])
-            labels += said
-        else:
-            said = chat.bridge_ids(message, last_token_id=ids[-1])
-            labels += [-100] * len(said)
-        ids += said
-    return ids, labels

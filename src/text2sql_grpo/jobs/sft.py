@@ -1,0 +1,361 @@
+"""The stage of supervised fine-tuning (SFT): before GRPO, its result kept in the cache, or alone."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model
+from rich.console import Console
+from transformers import TrainerCallback
+
+from text2sql_grpo.config import Config, SFTSettings
+from text2sql_grpo.data.databases import cache_folder
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.shards import shard_files
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, how_to_go_on, prepare_folder
+from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training import processes, trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
+from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints, steps_done
+from text2sql_grpo.training.demonstrations import Demonstration, chat_demonstration
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, sft_facts, stop_on_sigterm
+from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.sft import (
+    RESULT_FIELDS,
+    SFTData,
+    SFTStageTrainer,
+    StopAtTarget,
+    stage_arguments,
+)
+from text2sql_grpo.training.trajectories import read_episodes
+
+INTERRUPTED = 130
+
+
+def sft(
+    config: Config, out: Path, arguments: SQLGRPOConfig, *, console: Console, resume: str | None = None
+) -> int:
+    """Fine-tune `model.path` by the section `sft`, all of it or an adapter as the config asks, and merge it.
+
+    Args:
+        out: Folder to write: `model` or `adapter`, `merged`, checkpoints, `metrics.jsonl` and `config.yaml`.
+        arguments: Of GRPO; precision and optimiser are the same here.
+        resume: A checkpoint folder, or `auto` for the newest of `out`; None starts afresh.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+
+    Raises:
+        RunError: Anything wrong with model, config, data or folder.
+    """
+    processes.meet()
+    if not processes.is_main():
+        console = Console(quiet=True)
+    config = replace(
+        config,
+        sft=config.sft or SFTSettings(),
+        model=resolved(config.model, device_type()),
+        run=replace(config.run, output_dir=out),
+    )
+    bench = open_workbench(config)
+    checkpoint = find_checkpoint(config, resume, console)
+    if processes.is_main():
+        check_folder(out)
+    with stop_on_sigterm():
+        policy = _base(config)
+        trainer = stage_trainer(bench, policy, out, arguments, [], console)
+        prepare_folder(config, checkpoint, console)
+        try:
+            _train(trainer, out, checkpoint, console)
+        except KeyboardInterrupt:
+            command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
+            console.print(f"Stopped. {how_to_go_on(out, command)}", soft_wrap=True)
+            return INTERRUPTED
+    trained = _save(trainer, policy, out)
+    if processes.is_main():
+        base = None if config.model.lora is None else policy.folder
+        console.print(str(merge_adapter(trained, out / "merged", base=base)), soft_wrap=True)
+        command = f"python scripts/evaluate.py --model_path {shlex.quote(str(out / 'merged'))}"
+        console.print(f"Its accuracy: {command}", soft_wrap=True)
+    processes.wait()
+    processes.end()
+    return 0
+
+
+def started_policy(
+    bench: Workbench, arguments: SQLGRPOConfig, console: Console, callbacks: Sequence[TrainerCallback] = ()
+) -> LoadedPolicy:
+    """The policy that GRPO starts from: after the stage, run now or taken from the cache, if there is one.
+
+    With LoRA it is the base with the trained adapter, on which GRPO continues.
+
+    Args:
+        callbacks: Of the stage's trainer, such as scheduled evaluations.
+
+    Raises:
+        KeyboardInterrupt: The stage was stopped; the same call resumes it.
+    """
+    config = bench.config
+    if config.sft is None:
+        return _base(config)
+    folder = stage_folder(bench, arguments)
+    if not processes.any_of(folder.exists()):
+        if config.sft.adapter is not None:
+            _take_adapter(config, config.sft.adapter, folder)
+        else:
+            _run_stage(bench, folder, arguments, callbacks, console)
+        processes.wait()
+    console.print(f"SFT: {folder}", soft_wrap=True)
+    if config.model.lora is None:
+        return _base(replace(config, model=replace(config.model, path=str(folder / "model"))))
+    base = _base(config)
+    model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
+    return LoadedPolicy(model, base.tokenizer, base.folder)
+
+
+def train_further(
+    bench: Workbench, policy: LoadedPolicy, folder: Path, arguments: SQLGRPOConfig, console: Console
+) -> None:
+    """Train a started policy in place by the section `sft` of the workbench.
+
+    Raises:
+        KeyboardInterrupt: It was stopped.
+    """
+    model = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
+    attention = model.config._attn_implementation
+    _train(stage_trainer(bench, policy, folder, arguments, [], console), folder, None, console)
+    model.set_attn_implementation(attention)
+    for path in saved_checkpoints(folder) if processes.is_main() else []:
+        shutil.rmtree(path)
+
+
+def stage_trainer(
+    bench: Workbench,
+    policy: LoadedPolicy,
+    folder: Path,
+    arguments: SQLGRPOConfig,
+    callbacks: Sequence[TrainerCallback],
+    console: Console,
+) -> SFTStageTrainer:
+    """The trainer of the stage, with an adapter where the config asks for one and the policy has none.
+
+    Raises:
+        RunError: Anything wrong with questions, chats or batch size.
+    """
+    config, settings = bench.config, bench.config.sft
+    assert settings is not None
+    if settings.batch_size % arguments.world_size:
+        raise ConfigError(
+            f"sft.batch_size must be a multiple of the number of processes ({arguments.world_size}), "
+            f"got {settings.batch_size}"
+        )
+    chat = bench.chat(policy.tokenizer, policy.model)
+    longest = bench.budgets(policy.model).max_context
+    chats = [] if settings.chats is None else _chats(settings.chats, bench, chat, longest, console)
+    data = SFTData(
+        _questions(bench, settings),
+        chats,
+        settings,
+        environment=bench.environment,
+        chat=chat,
+        seed=config.run.seed,
+        batch_size=settings.batch_size // arguments.world_size,
+        longest=longest,
+    )
+    model, adapter = policy.model, lora_config(config.model, policy.model.config)
+    if adapter is not None and not isinstance(model, PeftModel):
+        model = get_peft_model(model, adapter)
+        name_base(model, policy)
+        if arguments.gradient_checkpointing:
+            model.enable_input_require_grads()
+    steps = len(data) // arguments.world_size
+    training = stage_arguments(settings, arguments, folder, steps=steps, is_adapter=adapter is not None)
+    trainer = SFTStageTrainer(
+        model,
+        training,
+        data,
+        max_tokens=settings.max_tokens,
+        processing_class=policy.tokenizer,
+        callbacks=list(callbacks),
+    )
+    every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
+    schedule_evaluations(bench, trainer, folder, console, every=every)
+    if settings.stop is not None:
+        trainer.add_callback(StopAtTarget(settings.stop, partial(pass_gap, bench, trainer)))
+    if trainer.obstacle is not None:
+        console.print(f"SFT without shared prefixes, padded: {trainer.obstacle}", soft_wrap=True)
+    return trainer
+
+
+def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
+    """Where the stage's result is kept, by a hash of settings, data, databases, model and code."""
+    config, digest = bench.config, hashlib.sha256()
+    settings = config.sft
+    assert settings is not None
+    what = {
+        "sft": dataclasses.asdict(settings),
+        "model": dataclasses.asdict(config.model) | {"path": None},
+        "environment": dataclasses.asdict(config.environment),
+        "seed": config.run.seed,
+        "data": [config.data.train_samples, config.data.dev_databases],
+        "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
+        "template": arguments.chat_template_kwargs,
+        "stop": settings.stop and [dataclasses.asdict(config.evaluation), config.data.dev],
+        "versions": torch.__version__,
+    }
+    digest.update(json.dumps(what, default=str).encode())
+    for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
+        for file in shard_files(path) if path is not None else []:
+            _add_file(digest, file)
+    for name in bench.databases.names():
+        path = bench.databases.path(name)  # of SQL text, the name holds a hash of its content
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+    for folder in (Path(config.model.path), settings.adapter):
+        for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []:
+            if file.is_file():
+                _add_file(digest, file)
+    if not Path(config.model.path).is_dir():
+        digest.update(config.model.path.encode())
+    package = Path(__file__).parents[1]
+    for pattern in ("training/sft.py", "training/demonstrations.py", "training/shared_prefix*.py"):
+        for file in sorted(package.glob(pattern)):
+            _add_file(digest, file)
+    return cache_folder("sft") / digest.hexdigest()[:16]
+
+
+def _add_file(digest: Any, path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise DataError(f"cannot read a file of the SFT stage: {error}") from error
+
+
+def _base(config: Config) -> LoadedPolicy:
+    model = config.model
+    return load_policy(
+        model.path,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        attn_implementation=model.attn_implementation,
+        copies=4 if model.lora is None and "optim" not in config.grpo else 1,
+    )
+
+
+def _take_adapter(config: Config, adapter: Path, folder: Path) -> None:
+    """A shipped adapter in place of the stage; merged where all weights are trained."""
+    if not processes.is_main():
+        return
+    draft = folder.with_suffix(".unfinished")
+    shutil.rmtree(draft, ignore_errors=True)
+    if config.model.lora is None:
+        merge_adapter(adapter, draft / "model", base=config.model.path)
+    else:
+        shutil.copytree(adapter, draft / "adapter")
+    draft.rename(folder)
+
+
+def _run_stage(
+    bench: Workbench,
+    folder: Path,
+    arguments: SQLGRPOConfig,
+    callbacks: Sequence[TrainerCallback],
+    console: Console,
+) -> None:
+    """Train in a folder beside `folder`, resuming what was left there, and rename it when it is whole."""
+    work = folder.with_suffix(".unfinished")
+    found = [next((path for path in reversed(saved_checkpoints(work)) if flaw(path) is None), None)]
+    checkpoint = processes.gathered(found if processes.is_main() else [])[0][0]
+    if checkpoint is not None:
+        console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
+    if processes.is_main():
+        RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
+    policy = _base(bench.config)
+    trainer = stage_trainer(bench, policy, work, arguments, callbacks, console)
+    _train(trainer, work, checkpoint, console)
+    _save(trainer, policy, work)
+    if processes.is_main():
+        for path in saved_checkpoints(work):
+            shutil.rmtree(path)
+        work.rename(folder)
+
+
+def _questions(bench: Workbench, settings: SFTSettings) -> Sequence[Example]:
+    if settings.questions is not None:
+        return bench.load(settings.questions)
+    return (
+        []
+        if settings.chats is not None
+        else bench.load(bench.config.data.train, limit=bench.config.data.train_samples)
+    )
+
+
+def _chats(
+    path: Path, bench: Workbench, chat: ChatFormat, longest: int, console: Console
+) -> list[tuple[str, Demonstration]]:
+    usual_tools = TOOLS if bench.config.environment.protocol == "native" else None
+    found, count = [], 0
+    for count, record in enumerate(read_episodes(path), 1):
+        tools = record.get("tools", usual_tools)
+        if tools != chat.tools:
+            options = bench.config.grpo.get("chat_template_kwargs")
+            chat = ChatFormat(chat.tokenizer, tools=tools, template_options=options)
+        try:
+            made = chat_demonstration(record, chat)
+        except DataError as error:
+            raise DataError(f"{error} ({path}, line {count})") from error
+        if len(made.ids) <= longest:
+            found.append((str(record.get("database")), made))
+    if not found:
+        raise DataError(f"no chat of at most {longest} tokens among {count} ({path})")
+    if len(found) < count:
+        console.print(f"{count - len(found)} of {count} chats are longer than the model's context: left out")
+    return found
+
+
+def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, console: Console) -> None:
+    if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
+        trl_compat.load_weights(trainer, checkpoint)
+        return
+    progress = TrainingProgress(RunLog(folder), console, title="SFT", metric="loss", facts=sft_facts)
+    stopper = StopOnInterrupt(console)
+    for callback in (progress, stopper):
+        trainer.add_callback(callback)
+    try:
+        with stopper.listening(), processes.others_ending():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError as error:
+        raise RunError(f"SFT does not fit into memory: {error}: lower sft.max_tokens") from error
+    finally:
+        progress.close()
+    left_out = len(trainer.train_dataset.left_out)
+    if left_out:
+        console.print(f"{left_out} questions are longer than the model's context: left out")
+    if processes.any_of(stopper.is_stopping):
+        raise KeyboardInterrupt
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, StopAtTarget) and callback.reached:
+            console.print(f"SFT met its target: {callback.reached}", soft_wrap=True)
+
+
+def _save(trainer: SFTStageTrainer, policy: LoadedPolicy, folder: Path) -> Path:
+    trained = folder / ("adapter" if isinstance(trainer.model, PeftModel) else "model")
+    trainer.save_model(str(trained))
+    if processes.is_main():
+        policy.tokenizer.save_pretrained(trained)
+    processes.wait()
+    return trained

@@ -1,0 +1,393 @@
+"""Supervised fine-tuning: seeded batches, each distinct prefix forwarded once, loss on assistant tokens."""
+
+import math
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from text2sql_grpo.config import SFTSettings, SFTStop
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
+from text2sql_grpo.training.demonstrations import Demonstration, habits
+from text2sql_grpo.training.processes import gathered
+from text2sql_grpo.training.shared_prefix import keep_hidden_states
+from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
+
+# Arguments of GRPO that the stage shares, and that its result depends on.
+RESULT_FIELDS = ("bf16", "fp16", "optim", "max_grad_norm", "weight_decay")
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """Model inputs of one forward pass over N tokens, M of which have a loss.
+
+    Attributes:
+        inputs: Keyword arguments of the model.
+        sources: Of each scored token, the place among the N of the token before it; shape (M,).
+        targets: The scored tokens; shape (M,).
+        weights: Their weights in the loss; shape (M,).
+    """
+
+    inputs: dict[str, Any]
+    sources: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens that two sequences begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def prefix_groups(sequences: Sequence[list[int]]) -> list[tuple[int, list[list[int]]]]:
+    """Sorted sequences cut into runs, each with the length of its shared prefix; saves the most tokens.
+
+    >>> prefix_groups([[1, 2, 3], [1, 2, 4], [5]])
+    [(2, [[1, 2, 3], [1, 2, 4]]), (0, [[5]])]
+    """
+    shared = [shared_length(one, other) for one, other in pairwise(sequences)]
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]  # tokens saved, start of the last run, its prefix
+    for end in range(len(sequences)):
+        options = [(best[end][0], end, 0)]
+        length = len(sequences[end])
+        for start in range(end - 1, -1, -1):
+            length = min(length, shared[start])
+            options.append((best[start][0] + length * (end - start), start, length))
+        best.append(max(options, key=lambda option: option[0]))
+    runs: list[tuple[int, list[list[int]]]] = []
+    end = len(sequences)
+    while end:
+        _, start, length = best[end]
+        runs.append((length, list(sequences[start:end])))
+        end = start
+    return runs[::-1]
+
+
+def packed_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
+    """Demonstrations in one flat list without padding, each shared prefix once."""
+    ordered = sorted(demonstrations, key=lambda demonstration: demonstration.ids)
+    groups, sources = [], []
+    offset, rest = 0, iter(ordered)
+    for cut, run in prefix_groups([demonstration.ids for demonstration in ordered]):
+        start, continuations = offset, []
+        offset += cut
+        for ids in run:
+            scored = _scored(next(rest))
+            sources += [start + place - 1 if place <= cut else offset + place - 1 - cut for place in scored]
+            continuations.append(ids[cut : max(cut, scored[-1])])  # the last scored token is not forwarded
+            offset += len(continuations[-1])
+        groups.append((run[0][:cut], continuations))
+    return ForwardPass(pack(groups, device).inputs, *_scores(ordered, sources, device))
+
+
+def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
+    """Demonstrations padded to the longest, for a model that cannot share prefixes."""
+    width = max(len(demonstration.ids) for demonstration in demonstrations)
+    ids = torch.zeros(len(demonstrations), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    sources = []
+    for row, demonstration in enumerate(demonstrations):
+        ids[row, : len(demonstration.ids)] = torch.tensor(demonstration.ids)
+        mask[row, : len(demonstration.ids)] = 1
+        sources += [row * width + place - 1 for place in _scored(demonstration)]
+    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    return ForwardPass(inputs, *_scores(demonstrations, sources, device))
+
+
+def _scored(demonstration: Demonstration) -> list[int]:
+    return [place for place, weight in enumerate(demonstration.weights) if weight]
+
+
+def _scores(
+    demonstrations: Sequence[Demonstration], sources: list[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scored = [(one.ids[place], one.weights[place]) for one in demonstrations for place in _scored(one)]
+    targets, weights = zip(*scored, strict=True)
+    return (
+        torch.tensor(sources, device=device),
+        torch.tensor(targets, device=device),
+        torch.tensor(weights, device=device),
+    )
+
+
+def split(
+    demonstrations: Sequence[Demonstration], max_tokens: int, *, shares_prefixes: bool
+) -> list[list[Demonstration]]:
+    """Parts of about `max_tokens` forwarded tokens, alike beginnings together; no part is empty."""
+    ordered = sorted(demonstrations, key=lambda demonstration: demonstration.ids)
+    parts: list[list[Demonstration]] = []
+    tokens = longest = 0
+    for demonstration in ordered:
+        length = len(demonstration.ids)
+        added = length - shared_length(parts[-1][-1].ids, demonstration.ids) if parts else length
+        total = (
+            tokens + added if shares_prefixes else max(longest, length) * (len(parts[-1]) + 1 if parts else 1)
+        )
+        if parts and total <= max_tokens:
+            parts[-1].append(demonstration)
+            tokens, longest = tokens + added, max(longest, length)
+        else:
+            parts.append([demonstration])
+            tokens = longest = length
+    return parts
+
+
+class SFTData(Dataset[list[Demonstration]]):
+    """The stage's batches of one process: drawn by seed and epoch, made when they are asked for.
+
+    Args:
+        examples: Questions whose golds are demonstrated.
+        chats: Collected chats, each with the name of its database.
+        batch_size: Questions and chats of one batch.
+        longest: Tokens; longer demonstrations are left out and counted.
+
+    Attributes:
+        left_out: Ids of the questions that were too long.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        chats: Sequence[tuple[str, Demonstration]],
+        settings: SFTSettings,
+        *,
+        environment: SQLEnvironment,
+        chat: ChatFormat,
+        seed: int,
+        batch_size: int,
+        longest: int,
+    ) -> None:
+        self.left_out: set[str] = set()
+        self._examples, self._chats, self._settings = examples, chats, settings
+        self._environment, self._chat, self._seed = environment, chat, seed
+        self._batch_size, self._longest = batch_size, longest
+        self._databases = [example.database for example in examples] + [name for name, _ in chats]
+        self._order = lru_cache(2)(self._draw_order)
+
+    def __len__(self) -> int:
+        if self._settings.max_steps is not None:
+            return self._settings.max_steps * (self._settings.batch_size // self._batch_size)
+        wanted = math.ceil(self._settings.epochs * len(self._databases))
+        return math.ceil(wanted / self._settings.batch_size) * (self._settings.batch_size // self._batch_size)
+
+    def __getitem__(self, batch: int) -> list[Demonstration]:
+        places = range(batch * self._batch_size, (batch + 1) * self._batch_size)
+        numbers = [
+            self._order(place // len(self._databases))[place % len(self._databases)] for place in places
+        ]
+        fitting = [made for number in numbers for made in self._demonstrations(number)]
+        if not fitting:
+            raise DataError(
+                f"no demonstration of a batch has at most {self._longest} tokens: lower "
+                "environment.max_schema_tokens, or raise environment.max_episode_tokens"
+            )
+        return fitting
+
+    def _demonstrations(self, number: int) -> list[Demonstration]:
+        if number >= len(self._examples):
+            return [self._chats[number - len(self._examples)][1]]
+        example = self._examples[number]
+        made = habits(example, self._environment, self._chat, self._settings)
+        if max(len(one.ids) for one in made) <= self._longest:
+            return made
+        self.left_out.add(example.id)
+        return []
+
+    def _draw_order(self, epoch: int) -> list[int]:
+        rng = random.Random(f"{self._seed}-{epoch}")
+        rows_of: dict[str, list[int]] = defaultdict(list)
+        for row, database in enumerate(self._databases):
+            rows_of[database].append(row)
+        groups = []
+        for rows in rows_of.values():
+            rng.shuffle(rows)
+            size = self._settings.group_size
+            groups += [rows[first : first + size] for first in range(0, len(rows), size)]
+        rng.shuffle(groups)
+        return [row for group in groups for row in group]
+
+
+class SFTStageTrainer(Trainer):
+    """transformers' `Trainer` on batches of demonstrations.
+
+    What changes: a batch is packed (`packed_pass`) where the model allows it, and split by tokens; the loss
+    is the weighted mean over all scored tokens of the optimiser step, in all processes; checkpoints are whole
+    or not there. TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
+
+    Args:
+        max_tokens: Of one forward pass.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: TrainingArguments,
+        data: SFTData,
+        *,
+        max_tokens: int,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        super().__init__(
+            model,
+            args,
+            train_dataset=data,
+            data_collator=lambda batches: batches[0],
+            processing_class=processing_class,
+            callbacks=callbacks,
+        )
+        for printer in (PrinterCallback, ProgressCallback):
+            self.remove_callback(printer)
+        self._max_tokens = max_tokens
+        self.obstacle = trl_compat.shared_prefix_obstacle(self)
+        if self.obstacle is None:
+            attend_to_packed(trl_compat.causal_lm(self, self.model))
+        self._checkpoints = Checkpoints(self)
+        self.add_callback(self._checkpoints)
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: list[Demonstration], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Loss of one optimiser step, in nats a token; its gradient is added to that of the weights."""
+        model.train()
+        limit = sys.maxsize if self.is_deepspeed_enabled else self._max_tokens  # it steps at each backward
+        parts = split(inputs, limit, shares_prefixes=self.obstacle is None)
+        facts = (
+            len(parts),
+            sum(sum(one.weights) for one in inputs),
+            sum(len(one.ids) for one in inputs),
+        )
+        counts, weights, tokens = zip(*(row for rows in gathered([facts]) for row in rows), strict=True)
+        scale = len(counts) / sum(weights)  # gradients are averaged over processes
+        # As many passes in each process, since divided weights are gathered in each pass.
+        scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))
+        total = torch.zeros((), device=self.args.device)
+        for number, scale in enumerate(scales):
+            loss = self._loss(model, parts[min(number, len(parts) - 1)]) * scale
+            self.accelerator.backward(loss)
+            total += loss.detach()
+        self.state.num_input_tokens_seen += sum(tokens)
+        return total
+
+    def _loss(self, model: torch.nn.Module, part: Sequence[Demonstration]) -> torch.Tensor:
+        """Weighted sum of cross-entropies."""
+        make = packed_pass if self.obstacle is None else padded_pass
+        made = make(part, self.args.device)
+        backbone = trl_compat.causal_lm(self, model).base_model
+        with trl_compat.autocast(self, model), keep_hidden_states(backbone, made.sources):
+            logits = model(**made.inputs, use_cache=False).logits[0]
+        losses = functional.cross_entropy(logits.float(), made.targets, reduction="none")
+        return (losses * made.weights).sum()
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As transformers does, with the number of tokens learned from so far."""
+        super().log(logs | {"tokens": self.state.num_input_tokens_seen}, *args, **kwargs)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._checkpoints.partial or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self._checkpoints.writing():
+            super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._checkpoints.restore(Path(checkpoint))
+
+
+class StopAtTarget(TrainerCallback):
+    """Ends training, with a checkpoint, once a scheduled evaluation meets a target.
+
+    Args:
+        stop: The targets.
+        pass_gap: Samples the scheduled questions; returns pass@k minus pass@1, in [0, 1], on every rank.
+
+    Attributes:
+        reached: The target that was met, in words; None before.
+    """
+
+    def __init__(self, stop: SFTStop, pass_gap: Callable[[], float]) -> None:
+        self.reached: str | None = None
+        self._stop, self._pass_gap = stop, pass_gap
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Checks the targets where the figures of an evaluation are logged, from the first step on."""
+        accuracy = (logs or {}).get(SCHEDULED_METRIC)
+        if accuracy is None or state.global_step == 0:
+            return
+        stop = self._stop
+        if stop.accuracy is not None and accuracy >= stop.accuracy:
+            self.reached = f"accuracy {accuracy:.3f} >= {stop.accuracy} after {state.global_step} steps"
+        elif stop.pass_gap is not None and (gap := self._pass_gap()) >= stop.pass_gap:
+            self.reached = f"pass_gap {gap:.3f} >= {stop.pass_gap} after {state.global_step} steps"
+        if self.reached:
+            control.should_training_stop = control.should_save = True
+
+
+def stage_arguments(
+    settings: SFTSettings, grpo: SQLGRPOConfig, folder: Path, *, steps: int, is_adapter: bool
+) -> TrainingArguments:
+    """transformers' arguments of the stage; precision, optimiser and devices are those of `grpo`."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=1,  # a batch of demonstrations is one row of the data
+        learning_rate=settings.learning_rate or (2e-4 if is_adapter else 2e-5),
+        lr_scheduler_type="cosine_warmup_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": settings.min_learning_rate_ratio},
+        warmup_steps=math.ceil(settings.warmup_ratio * steps),
+        save_steps=settings.save_steps,
+        save_total_limit=grpo.save_total_limit,
+        metric_for_best_model=grpo.metric_for_best_model,
+        logging_steps=1,
+        seed=grpo.seed,
+        report_to="none",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        **{
+            name: getattr(grpo, name)
+            for name in (
+                *RESULT_FIELDS,
+                *("use_cpu", "ddp_backend", "dataloader_pin_memory"),
+                *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+            )
+        },
+    )
