@@ -1,0 +1,115 @@
+"""The start of GRPO: how often a policy looks before it answers, and how often it is right.
+
+GRPO reinforces what is sampled: a policy that never looks cannot learn to look, one that looks at everything
+cannot learn where it pays.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, pvariance
+from typing import Any, Literal
+
+from text2sql_grpo.evaluation.evaluate import Answer
+from text2sql_grpo.evaluation.statistics import Accuracy
+
+LOOKUPS, OTHERS = "look-ups", "others"
+Advice = Literal["ok", "more looks", "fewer looks", "separate more"]
+
+
+def judge_start(lookups: float, others: float | None, *, band: tuple[float, float], margin: float) -> Advice:
+    """What a supervised start needs before GRPO can learn when to look.
+
+    Args:
+        lookups: Share of sampled episodes on look-up questions with a tool call, in [0, 1].
+        others: The same on other questions; None without such questions.
+        band: Lowest and highest share on look-ups.
+        margin: By how much the share on others must be lower, at least.
+
+    >>> judge_start(0.25, 0.1, band=(0.15, 0.4), margin=0.05)
+    'ok'
+    >>> [judge_start(share, 0.24, band=(0.15, 0.4), margin=0.05) for share in (0.1, 0.5, 0.28)]
+    ['more looks', 'fewer looks', 'separate more']
+    """
+    if lookups < band[0]:
+        return "more looks"
+    if lookups > band[1]:
+        return "fewer looks"
+    if others is not None and lookups - others < margin:
+        return "separate more"
+    return "ok"
+
+
+@dataclass(frozen=True)
+class StartFigures:
+    """Sampled episodes on the questions of one family.
+
+    Attributes:
+        questions: Number of questions.
+        samples: Episodes of each question.
+        look_share: Share of episodes with a tool call, in [0, 1].
+        interval: Its 95% interval; episodes of one question are not taken for independent.
+        pass_1: Mean share of right answers, by the strict verdict.
+        pass_k: Share of questions with a right answer among their samples.
+    """
+
+    questions: int
+    samples: int
+    look_share: float
+    interval: tuple[float, float]
+    pass_1: float
+    pass_k: float
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.look_share:.0%} of {self.questions * self.samples} episodes look ({low:.0%}-{high:.0%})"
+            f", pass@1 {self.pass_1:.0%}, pass@{self.samples} {self.pass_k:.0%}"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Fields in `start.json`."""
+        return {name: round(v, 6) if isinstance(v, float) else v for name, v in asdict(self).items()}
+
+
+def start_figures(answers: Mapping[str, Sequence[Answer]]) -> dict[str, StartFigures]:
+    """Figures of look-ups, of others, and of each family of these.
+
+    Args:
+        answers: Under `LOOKUPS` and `OTHERS`, as many sampled episodes of each question.
+    """
+    groups: dict[str, list[Answer]] = {name: list(group) for name, group in answers.items() if group}
+    for answer in answers.get(OTHERS, ()):
+        groups.setdefault(answer.example.family, []).append(answer)
+    return {name: _figures(group) for name, group in groups.items()}
+
+
+def _figures(answers: Sequence[Answer]) -> StartFigures:
+    looked, right = defaultdict(list), defaultdict(list)
+    for answer in answers:
+        kinds = {action.kind for action in answer.episode.actions}
+        looked[answer.example.id].append(bool(kinds & {"run_sql", "call_tool"}))
+        right[answer.example.id].append(answer.verdict.strict)
+    samples = len(answers) // len(looked)
+    shares = [mean(each) for each in looked.values()]
+    return StartFigures(
+        questions=len(looked),
+        samples=samples,
+        look_share=mean(shares),
+        interval=_interval(shares, samples),
+        pass_1=mean(map(mean, right.values())),
+        pass_k=mean(map(any, right.values())),
+    )
+
+
+def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
+    """95% interval of a mean: Wilson's, for the number of independent episodes (Kish 1965, design effect).
+
+    Args:
+        shares: Of each question, over `samples` episodes.
+    """
+    share, count = mean(shares), len(shares) * samples
+    by_chance = share * (1 - share) / samples
+    effect = min(max(pvariance(shares) / by_chance, 1.0), samples) if by_chance else 1.0
+    independent = round(count / effect)
+    return Accuracy(round(share * independent), independent).interval

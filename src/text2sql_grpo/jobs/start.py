@@ -1,0 +1,145 @@
+"""The start of GRPO, measured on training questions before the first step, and checked against a band."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+
+from text2sql_grpo.config import SFTSettings, StartConfig
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.evaluation.start import (
+    LOOKUPS,
+    OTHERS,
+    Advice,
+    StartFigures,
+    judge_start,
+    start_figures,
+)
+from text2sql_grpo.jobs.held_out import answer_on_all_ranks
+from text2sql_grpo.jobs.run_folder import write_record
+from text2sql_grpo.jobs.setup import Run, evenly_spaced
+from text2sql_grpo.jobs.sft import train_further
+from text2sql_grpo.training import processes
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.policy import LoadedPolicy
+
+_REMEDIES: dict[Advice, str] = {
+    "more looks": "too few looks to learn from; show more exploratory queries in SFT, or train it longer",
+    "fewer looks": "looking is no choice any more; show fewer exploratory queries in SFT",
+    "separate more": "the policy does not tell look-ups from others; train SFT longer, or weigh the token "
+    "by which its demonstrations differ more",
+}
+
+
+def measure_start(
+    run: Run, policy: LoadedPolicy, questions: Sequence[Example], *, temperature: float
+) -> tuple[dict[str, StartFigures], Advice | None]:
+    """Sample episodes on a fixed sample of training questions; print the figures and write `start.json`.
+
+    Args:
+        questions: Of training; evenly spaced look-ups and others are played.
+        temperature: Of training.
+
+    Returns:
+        Figures of look-ups, of others and of each of their families; and what the start needs, None without
+        a band or without look-ups.
+    """
+    settings = run.config.start or StartConfig()
+    sets: dict[str, list[Example]] = {}
+    for name in (LOOKUPS, OTHERS):
+        group = [question for question in questions if (question.family == "lookup") == (name == LOOKUPS)]
+        if group:
+            chosen = evenly_spaced(group, settings.questions)
+            sets[name] = [question for question in chosen for _ in range(settings.samples)]
+    with run.stage("start"):
+        answers = answer_on_all_ranks(run, policy, sets, "Start of GRPO", temperature=temperature)
+    figures = start_figures(answers)
+    lookups, others = figures.get(LOOKUPS), figures.get(OTHERS)
+    advice = None
+    if settings.look_share is not None and lookups is not None:
+        advice = judge_start(
+            lookups.look_share,
+            others.look_share if others else None,
+            band=settings.look_share,
+            margin=settings.margin,
+        )
+    for name in sets:
+        run.console.print(Text(f"Start of GRPO, {name}: {figures[name]}"), soft_wrap=True)
+    if processes.is_main():
+        families = {name: each.record() for name, each in figures.items()}
+        record = {"temperature": temperature, "advice": advice, "families": families}
+        write_record(run.folder / "start.json", record)
+    processes.wait()
+    return figures, advice
+
+
+def settle_start(
+    run: Run,
+    policy: LoadedPolicy,
+    questions: Sequence[Example],
+    arguments: SQLGRPOConfig,
+    *,
+    is_resumed: bool,
+) -> None:
+    """Measure the start and train SFT further, by `adjusted`, until it lies in the band; in place.
+
+    No-op without `start` in the config, or where an earlier part of a resumed run did it.
+
+    Raises:
+        RunError: It lies outside the band, and no section `sft` or no round is left to mend it.
+        KeyboardInterrupt: It was stopped.
+    """
+    path, settings = run.folder / "start.json", run.config.start
+    is_known = processes.is_main() and is_resumed and path.exists()
+    if settings is None or processes.any_of(is_known):
+        return
+    sft, left = run.config.sft, settings.rounds
+    while True:
+        figures, advice = measure_start(run, policy, questions, temperature=arguments.temperature)
+        if advice is None or advice == "ok":
+            return
+        if sft is None or not left:
+            raise RunError(_refusal(figures, advice, settings, path))
+        sft, left = adjusted(sft, advice, settings.round_steps), left - 1
+        run.console.print(
+            f"{_REMEDIES[advice]}: SFT trains {settings.round_steps} more steps with look_share "
+            f"{sft.look_share:.2f}, check_share {sft.check_share:.2f}, choice_weight {sft.choice_weight:g}",
+            soft_wrap=True,
+        )
+        bench = replace(run.bench, config=replace(run.config, sft=sft))
+        folder = run.folder / "sft" / f"round-{settings.rounds - left}"
+        train_further(bench, policy, folder, arguments, run.console)
+
+
+def adjusted(sft: SFTSettings, advice: Advice, steps: int) -> SFTSettings:
+    """SFT settings of a further round: another share of looks, or more weight on the token that decides.
+
+    >>> more = adjusted(SFTSettings(look_share=0.2, choice_weight=4.0), "more looks", 20)
+    >>> round(more.look_share, 3), more.choice_weight, more.max_steps
+    (0.3, 4.0, 20)
+    """
+    factor = {"more looks": 1.5, "fewer looks": 1 / 1.5}.get(advice, 1.0)
+    return replace(
+        sft,
+        look_share=min(1.0, factor * sft.look_share),
+        check_share=min(1.0, factor * sft.check_share),
+        choice_weight=sft.choice_weight * (2 if advice == "separate more" else 1),
+        learning_rate=sft.learning_rate
+        and sft.learning_rate / 3,  # the stage's own has fallen far below its peak
+        max_steps=steps,
+        adapter=None,
+    )
+
+
+def _refusal(figures: dict[str, StartFigures], advice: Advice, settings: StartConfig, path: Path) -> str:
+    shares = ", ".join(
+        f"{name} {figures[name].look_share:.0%}" for name in (LOOKUPS, OTHERS) if name in figures
+    )
+    low, high = settings.look_share or (0.0, 1.0)
+    return (
+        f"GRPO cannot learn when to look from this start: episodes that look: {shares}; start.look_share "
+        f"asks for {low:.0%} to {high:.0%} of look-ups, start.margin for {settings.margin:.0%} fewer "
+        f"of others: {_REMEDIES[advice]} ({path})"
+    )
