@@ -1,0 +1,227 @@
+"""One question about one SQLite database, answered by a model in the environment of its training."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from text2sql_grpo.config import Config, EnvironmentConfig, RolloutConfig, load_config
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.observation import cell_text
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.jobs.evaluate import formatted
+from text2sql_grpo.jobs.setup import chat_format
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
+from text2sql_grpo.rollout.policy import context_length, model_policy
+from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
+from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
+from text2sql_grpo.sql.sqlite_file import open_database
+from text2sql_grpo.training.arguments import device_type
+from text2sql_grpo.training.policy import load_policy
+
+_MAX_ROWS, _MAX_CELL_CHARS = 20, 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question and what a model made of it.
+
+    Attributes:
+        episode: The exploratory queries, and the final one.
+        result: Of the final query; None where nothing was submitted.
+    """
+
+    episode: Episode
+    result: ExecutionOutcome | None
+
+    @property
+    def failure(self) -> str:
+        """Reason why there is no result; empty where there is one."""
+        if self.result is None:
+            return f"no final SQL: the episode stopped with {self.episode.stop_reason}"
+        return "" if self.result.is_ok else f"the final SQL failed: {self.result.error}"
+
+    def record(self) -> dict[str, Any]:
+        """Fields of `--json`."""
+        episode = self.episode
+        return {
+            "question": episode.example.question,
+            "turns": [
+                {"kind": one.kind, "sql": one.sql, "error": one.error, "result": _outcome_record(one.outcome)}
+                for one in episode.actions
+            ],
+            "final_sql": episode.final_sql,
+            "result": _outcome_record(self.result),
+            "stop_reason": episode.stop_reason,
+            "failure": self.failure,
+        }
+
+
+def ask(
+    question: str,
+    model: str,
+    database: Path,
+    *,
+    console: Console,
+    config: Config | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print each exploratory query with its rows, the final SQL and its result.
+
+    Args:
+        question: In a person's words.
+        model: A model folder (or an adapter's) or a Hub id.
+        database: A SQLite file, which is never written, or SQL text (`.sql`) that makes one.
+        console: Where they are printed.
+        config: Its environment and engine count; None takes that of the model's run, else the defaults.
+        as_json: Print one JSON object instead.
+
+    Returns:
+        The exit code: 0 with a result, 1 without.
+
+    Raises:
+        RunError: The question is empty, or the model, the database or the config cannot be read.
+    """
+    if not question.strip():
+        raise DataError("the question is empty: put it in quotes after `ask`")
+    name = database.stem
+    if database.suffix == ".sql" and database.is_file():
+        database = Databases(database.parent).path(database.stem)
+    open_database(database).close()  # before the model is loaded, which takes longer
+    schema = replace(read_schema(database), name=name)
+    config = config or config_of(model)
+    environment = config.environment if config else EnvironmentConfig()
+    rollout = config.rollout if config else RolloutConfig()
+    settings = environment.settings()
+
+    policy = load_policy(model)
+    if not getattr(policy.model, "is_quantized", False):  # else it was placed when it was loaded
+        policy.model.to(device_type())
+    policy.model.eval()
+    options = config.grpo.get("chat_template_kwargs") if config else None
+    chat = chat_format(policy.tokenizer, policy.model, settings, template_options=options)
+    speaker = model_policy(policy.model, chat, engine=rollout.engine)
+    with SQLExecutor(settings.limits) as executor:
+        asked = answer_question(
+            question,
+            database,
+            schema=schema,
+            policy=speaker,
+            chat=chat,
+            settings=settings,
+            executor=executor,
+            context_tokens=context_length(policy.model),
+        )
+    if as_json:
+        print(json.dumps({"model": model, "database": str(database), **asked.record()}))
+    else:
+        show(asked, console)
+    return int(bool(asked.failure))
+
+
+def config_of(model: str) -> Config | None:
+    """The config in a model's folder or in the run folder around it; None where there is none."""
+    folder = Path(model).resolve()
+    if not folder.is_dir():
+        return None
+    found = [path for path in (folder / "config.yaml", folder.parent / "config.yaml") if path.is_file()]
+    return load_config(found[0]) if found else None
+
+
+def answer_question(
+    question: str,
+    database: Path,
+    *,
+    schema: Schema,
+    policy: Policy | SlotPolicy,
+    chat: ChatFormat,
+    settings: EnvironmentSettings,
+    executor: SQLExecutor,
+    context_tokens: int,
+) -> Asked:
+    """One session, played as in training; its final query is executed."""
+    text = schema_text(schema, settings.schema_text, max_tokens=settings.max_schema_tokens)
+    session = SQLSession(
+        Example(id="question", database=schema.name, question=question, gold_sql=""),
+        database=database,
+        schema_text=text,
+        executor=executor,
+        settings=settings,
+    )
+    budgets = Budgets(settings.max_turn_tokens, settings.max_episode_tokens, context_tokens)
+    (episode,) = run([session], policy, chat, budgets)
+    if episode.final_sql is None:
+        return Asked(episode, None)
+    return Asked(episode, executor.execute(database, episode.final_sql))
+
+
+def show(asked: Asked, console: Console) -> None:
+    """Print an answer. What a model or a database wrote is printed as text, without control characters."""
+    episode = asked.episode
+    for turn, action in enumerate(episode.actions, 1):
+        if action.kind == "submit_sql":
+            continue
+        console.print(Text(f"turn {turn} of {episode.max_turns}: {action.kind}", style="cyan"))
+        if action.kind == "malformed":
+            console.print(Padding(_plain(action.error), (0, 2)))
+        else:
+            _show_query(action.sql, action.outcome, console)
+    if episode.final_sql is not None:
+        console.print(Text("answer", style="bold green" if not asked.failure else "bold red"))
+        _show_query(episode.final_sql, asked.result, console)
+    if asked.failure:
+        console.print(_plain(asked.failure), style="bold red", soft_wrap=True)
+
+
+def _show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
+    console.print(Padding(_plain(formatted(sql)), (0, 2)))
+    if outcome is None:
+        return
+    if not outcome.is_ok:
+        console.print(Padding(_plain(f"Error: {outcome.error}"), (0, 2)), style="red")
+        return
+    table = Table(*[Column(_plain(_shown(name))) for name in outcome.columns], box=box.SIMPLE_HEAD)
+    for row in outcome.rows[:_MAX_ROWS]:
+        table.add_row(*[_plain(_shown(cell)) for cell in row])
+    console.print(table if outcome.rows else Padding("no rows", (0, 2)))
+    if len(outcome.rows) > _MAX_ROWS or outcome.is_truncated:
+        more = "more than " if outcome.is_truncated else ""
+        shown = min(_MAX_ROWS, len(outcome.rows))
+        console.print(Padding(f"{shown} of {more}{len(outcome.rows)} rows", (0, 2)))
+
+
+def _shown(cell: Any) -> str:
+    return cell_text(cell, _MAX_CELL_CHARS)
+
+
+def _plain(text: str) -> Text:
+    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
+
+
+def _outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
+    """As JSON; bytes as text, and infinity, which JSON lacks, too."""
+    if outcome is None:
+        return None
+    rows = [[_json_cell(cell) for cell in row] for row in outcome.rows]
+    return {
+        "status": outcome.status,
+        "columns": list(outcome.columns),
+        "rows": rows,
+        "is_truncated": outcome.is_truncated,
+        "error": outcome.error,
+    }
+
+
+def _json_cell(cell: Any) -> Any:
+    is_infinite = isinstance(cell, float) and abs(cell) == float("inf")
+    return cell_text(cell, _MAX_CELL_CHARS) if is_infinite or isinstance(cell, bytes) else cell
