@@ -3,6 +3,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import (
+    AdaptionPromptConfig,
+    IA3Config,
+    LoraConfig,
+    PeftConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -158,6 +167,32 @@ def test_models_that_slots_cannot_play() -> None:
     assert "architecture, gemma2," in str(obstacle(Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=4))))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     assert "dynamic" in str(obstacle(LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=rope))))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reason"),
+    [
+        (LoraConfig(r=2, use_dora=True), None),
+        (IA3Config(), None),
+        (LoraConfig(r=2, task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2]), "aLoRA, begins at a token"),
+        (
+            PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+            "PROMPT_TUNING, puts tokens before",
+        ),
+        (
+            PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+            "PREFIX_TUNING, puts tokens before",
+        ),
+        (
+            AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM"),
+            "ADAPTION_PROMPT, depends",
+        ),
+    ],
+)
+def test_adapters_that_need_the_rows_of_a_batch_apart(adapter: PeftConfig, reason: str | None) -> None:
+    model = get_peft_model(LlamaForCausalLM(LlamaConfig(**SMALL)), adapter)
+    found = obstacle(model)
+    assert (found is None) if reason is None else reason in str(found)
 
 
 def test_auto_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,20 @@ def test_a_mark_decides_whatever_stands_beside_it() -> None:
     assert (alone[0], of_alone[0]) == (tokens[7], log_probs[7])
 
 
+def test_blocks_of_a_large_vocabulary_draw_like_one_cumulative_sum() -> None:
+    torch.manual_seed(0)
+    logits, marks = torch.randn(400, 3_001) * 3, torch.rand(400)
+    logits[:, ::3] = -torch.inf
+    mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    expected = torch.searchsorted(mass, marks.double()[:, None] * mass[:, -1:], right=True)[:, 0]
+
+    tokens, log_probs = Sampling().draw(logits, marks)
+
+    assert (tokens == expected).sum() >= 399  # one may differ by a rounding
+    exact = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(log_probs.double(), exact, atol=5e-6, rtol=0)
+
+
 def test_tokens_of_probability_0_are_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     for mark, token in ((0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-24, 3)):

@@ -1,13 +1,16 @@
-"""How a run is stopped: after a step that all processes agree on."""
+"""Time left and figures while training runs, and how a run is stopped: after a step, in all processes."""
 
+import io
 import signal
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from transformers import TrainerControl
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from text2sql_grpo.training import progress
-from text2sql_grpo.training.progress import StopOnInterrupt
+from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress
+from text2sql_grpo.training.run_log import RunLog
 
 
 def test_a_signal_that_comes_while_processes_ask_each_other_stops_them_a_step_later(
@@ -35,3 +38,63 @@ def test_a_second_signal_stops_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert stopper.is_stopping
+
+
+LOGS = {
+    "reward": 0.5,
+    "accuracy/strict": 0.25,
+    "episode/looks": 0.4,
+    "family/lookup/share": 0.5,
+    "family/lookup/looks": 0.75,
+    "family/count/share": 0.25,
+    "family/count/looks": 0.1,
+    "family/join/share": 0.25,
+    "family/join/looks": 0.0,
+}
+
+
+def test_time_left_is_shown_within_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 40 s of rollouts and four micro-batches of 15 s, ten of them."""
+    clock, printed = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    shown = TrainingProgress(RunLog(tmp_path), Console(file=printed, width=200))
+    arguments = TrainingArguments(output_dir=str(tmp_path), gradient_accumulation_steps=4, use_cpu=True)
+    state, control = TrainerState(max_steps=10), TrainerControl()
+    shown.on_train_begin(arguments, state, control)
+    shown.on_step_begin(arguments, state, control)
+    for done in range(1, 9):
+        clock[0] += 5
+        shown.show_episodes(done, 8)
+    for micro_batch in range(4):
+        clock[0] += 15
+        if micro_batch < 3:
+            shown.on_substep_end(arguments, state, control)
+    state.global_step = 1
+    shown.on_step_end(arguments, state, control)
+    shown.on_log(arguments, state, control, logs=LOGS)
+    assert printed.getvalue().splitlines() == [
+        "GRPO 0/10  episodes 4/8  16 min left",
+        "GRPO 0/10  episodes 8/8  16 min left",
+        "GRPO 0/10  micro-batches 2/4  16 min left",
+        "GRPO 1/10  reward 0.50  right 0.25  looks 0.75 look-ups, 0.05 others  15 min left",
+    ]
+    shown.on_step_begin(arguments, state, control)
+    clock[0] += 20
+    shown.show_episodes(4, 8)
+    assert printed.getvalue().splitlines()[-1].endswith("0.05 others  episodes 4/8  15 min left")
+
+
+def test_a_resumed_run_counts_the_time_left_from_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, printed, log = [0.0], io.StringIO(), RunLog(tmp_path)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    log.write_metrics({"step": 5, "elapsed_s": 500.0})
+    shown = TrainingProgress(log, Console(file=printed, width=200))
+    arguments, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerControl()
+    state = TrainerState(max_steps=10, global_step=5)
+    shown.on_train_begin(arguments, state, control)
+    clock[0], state.global_step = 10.0, 6
+    shown.on_log(arguments, state, control, logs={"reward": 0.5})
+    assert printed.getvalue() == "GRPO 6/10  reward 0.50  right -  looks -  40 s left\n"
+    assert log.metrics()[-1]["elapsed_s"] == 510.0

@@ -236,12 +236,18 @@ def test_lora_with_gradient_checkpointing(tmp_path: Path, fields: dict[str, Any]
 
 
 def test_tokens_forwarded(trainer: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No padding, each prompt once, nothing behind the last scored token, logits for scored tokens alone."""
+    """No padding, each prompt and each distinct completion once, nothing behind the last scored token."""
     batch = batch_of(random.Random(4), [5, 3])
     flags = batch["completion_mask"] * batch["tool_mask"]
     groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
     needed = [rows[0] for rows in groups if flags[rows].any()]
-    lasts = [int(row.nonzero().max()) for row in flags if row.any()]
+    completions = {
+        (number, *batch["completion_ids"][row, : int(flags[row].nonzero().max())].tolist())
+        for number, rows in enumerate(groups)
+        for row in rows
+        if flags[row].any()
+    }
+    assert len(completions) < int(flags.any(1).sum())  # one row stands there twice
     forwarded = []
     hook = trainer.model.base_model.register_forward_hook(
         lambda _, inputs, output: forwarded.append(output.last_hidden_state.shape[1])
@@ -255,7 +261,7 @@ def test_tokens_forwarded(trainer: Sharing, monkeypatch: pytest.MonkeyPatch) -> 
     )
     trainer.learn(batch, shared=True)
     hook.remove()
-    assert forwarded == [int(batch["prompt_mask"][needed].sum()) + sum(lasts)]
+    assert forwarded == [int(batch["prompt_mask"][needed].sum()) + sum(len(row) - 1 for row in completions)]
     assert scored == [int(flags.sum())]
 
 

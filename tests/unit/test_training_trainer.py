@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 import torch
 import trl
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import LoraConfig, PromptTuningConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from tests.scripted_policy import ASSISTANT, ask, shop_environment
-from tests.tiny_model import write_model
+from tests.tiny_model import write_model, write_tokenizer
 from tests.tiny_run import json_lines
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
@@ -25,6 +33,7 @@ from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.rollout_trainer import without_spread
 from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.shared_prefix import trimmed
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -35,6 +44,7 @@ LOOK, RIGHT, WRONG = (
 )
 FAILS = "<answer>SELECT nothing FROM nowhere</answer>"
 WEIGHTS = {"execution": 1.0, "executes": 0.25}
+PORTO = ask("Porto?", "SELECT staff FROM branch WHERE code = 'OPO-01'")
 LISBON, BROKEN = ask("Lisbon?", GOLD), ask("Broken?", "SELECT nothing FROM branch")
 
 
@@ -42,10 +52,18 @@ class Bench:
     """A trainer whose policy may be replaced by a script of whole episodes."""
 
     def __init__(
-        self, folder: Path, examples: Sequence[Example], *, protocol: Any = "tags", **arguments: Any
+        self,
+        folder: Path,
+        examples: Sequence[Example],
+        *,
+        protocol: Any = "tags",
+        parts: dict[str, Any] | None = None,
+        model: Path | None = None,
+        engine: str = "generation",  # a script stands in for its `generate`
+        **arguments: Any,
     ) -> None:
         self.folder = folder
-        model = write_model(folder / "model", max_positions=4096)
+        model = model or write_model(folder / "model", max_positions=4096)
         tokenizer = AutoTokenizer.from_pretrained(model)
         if protocol == "native":
             template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
@@ -64,7 +82,7 @@ class Bench:
                     **arguments,
                 },
                 output_dir=str(folder / "run"),
-                engine="generation",  # a script stands in for its `generate`
+                engine=engine,
                 max_turn_tokens=80,
                 max_completion_length=1200,
             ),
@@ -74,6 +92,7 @@ class Bench:
             grader=Grader(SQLExecutor()),
             processing_class=tokenizer,
             run_log=RunLog(folder / "run"),
+            **(parts or {}),
         )
 
     def say(self, *episodes: Sequence[str], unfinished: str = "...") -> None:
@@ -298,14 +317,13 @@ def test_two_steps_of_real_training_move_the_weights_by_the_trained_tokens_alone
 
 
 def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -> None:
-    porto = ask("Porto?", "SELECT staff FROM branch WHERE code = 'OPO-01'")
     weights, logs = [], []
     for shares in (False, True):
         folder = tmp_path / str(shares)
         folder.mkdir()
         bench = Bench(
             folder,
-            [LISBON, porto],
+            [LISBON, PORTO],
             shared_prefix=shares,
             gradient_checkpointing=False,
             max_steps=2,
@@ -337,3 +355,281 @@ def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -
         # A mean of micro-batches' means, and they are made of whole groups here, of any rows there.
         assert shared["kl"] == pytest.approx(plain["kl"], rel=0.02, abs=1e-6)
     assert logs[0][1]["kl"] > 0  # the second pass over the same episodes is off the policy that wrote them
+
+
+@pytest.mark.parametrize(
+    ("is_lora", "options"),
+    [
+        (False, {"bf16": False}),
+        (False, {"bf16": True, "loss_type": "grpo"}),
+        (True, {"bf16": True}),
+        (False, {"bf16": False, "shared_prefix": False}),
+        (False, {"bf16": False, "num_iterations": 2}),
+    ],
+)
+def test_gradient_noise_is_the_cosine_of_two_separate_backward_passes(
+    tmp_path: Path, is_lora: bool, options: dict[str, Any]
+) -> None:
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if is_lora else None
+    bench = Bench(
+        tmp_path,
+        [LISBON, PORTO],
+        parts={"peft_config": lora},
+        gradient_accumulation_steps=2,
+        gradient_noise_every=1,
+        learning_rate=0.0,
+        max_grad_norm=1e-3,  # clipping comes after the measurement
+        gradient_checkpointing=False,
+        logging_steps=1,
+        **options,
+    )
+    bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS])
+    halves: list[Any] = []
+    split = bench.trainer._prepare_inputs
+
+    def keep(batch: Any) -> Any:
+        inputs = split(batch)
+        halves[:] = bench.trainer._buffered_inputs
+        return inputs
+
+    bench.trainer._prepare_inputs = keep
+    bench.trainer.train()
+    logged = bench.trainer.state.log_history[0]["grad/half_cosine"]
+    first, second = (bench.gradient(half) for half in halves)
+    assert logged == pytest.approx(torch.cosine_similarity(first, second, dim=0).item(), abs=1e-5)
+    assert abs(logged) < 0.999
+
+
+def test_gradient_noise_is_off_where_it_cannot_be_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        bench = Bench(tmp_path, [LISBON], gradient_noise_every=1)
+    assert bench.trainer._noise.every == 0
+    assert "grad/half_cosine is not measured: a step is one micro-batch" in caplog.text
+
+
+def test_a_noisy_gradient_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(
+        tmp_path,
+        [LISBON, PORTO],
+        gradient_accumulation_steps=2,
+        gradient_noise_every=2,
+        logging_steps=1,
+        max_steps=14,
+    )
+    trainer = bench.trainer
+    trainer._noise._cosine = lambda half: 0.05  # type: ignore[method-assign]
+    bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS])
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    measured = [row["step"] for row in trainer.state.log_history if "grad/half_cosine" in row]
+    assert measured == [1, 3, 5, 7, 9, 11, 13]
+    assert caplog.text.count("the gradient is mostly noise") == 1
+    assert "0.05 (mean of 5 measurements, below 0.1)" in caplog.text
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -> None:
+    examples = [ask(f"Stored {i}?", family="lookup") for i in range(2)] + [
+        ask(f"City {i}?") for i in range(6)
+    ]
+    bench = Bench(
+        tmp_path,
+        examples,
+        parts={"strata": {"lookup": 0.5}},
+        shared_prefix=is_shared,
+        num_generations=2,
+        gradient_accumulation_steps=1,
+        steps_per_generation=2,  # one generation batch is split among two optimiser steps
+        num_iterations=2,
+        max_steps=8,
+    )
+    trainer, taught = bench.trainer, list[list[bool]]()
+    prepare = trainer._prepare_inputs
+
+    def note(batch: Any) -> Any:
+        inputs = prepare(batch)
+        texts = trainer.processing_class.batch_decode(inputs["prompt_ids"])
+        taught.append(["Stored" in text for text in texts])
+        return inputs
+
+    trainer._prepare_inputs = note
+    bench.say(*[[RIGHT], [WRONG]] * 4)
+    trainer.train()
+    assert len(taught) == 8
+    assert [sum(step) for step in taught] == [2] * 8
+    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    others = [row["question"] for row in rows if row["family"] != "lookup"]
+    assert len(others) == 8
+    assert len(set(others)) == 4  # two generation batches, each with two others
+
+
+def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:
+    examples = [ask("Lisbon?", family="lookup"), ask("Porto?", PORTO.gold_sql, family="count")]
+    bench = Bench(tmp_path, examples, per_device_train_batch_size=8, scale_rewards="none")
+    bench.say([LOOK, RIGHT], [WRONG], [LOOK, LOOK, RIGHT], ["..."], [LOOK, WRONG], [WRONG], [FAILS], [WRONG])
+    bench.batch(0, 0, 0, 0, 1, 1, 1, 1)
+    found = {
+        name.removeprefix("family/"): values[-1]
+        for name, values in bench.trainer._metrics["train"].items()
+        if name.startswith("family/")
+    }
+    mean = (1.25 + 0.25 + 1.25) / 3
+    assert found == pytest.approx(
+        {
+            "lookup/share": 0.5,
+            "lookup/looks": 0.75,
+            "lookup/look_share": 0.5,
+            "lookup/strict": 0.5,
+            "lookup/reward": mean,
+            "lookup/abs_advantage": (2 * (1.25 - mean) + (mean - 0.25)) / 4,
+            "lookup/look_advantage": 1.25 - mean,
+            "count/share": 0.5,
+            "count/looks": 0.25,
+            "count/look_share": 0.25,
+            "count/strict": 0.0,
+            "count/reward": 0.1875,
+            "count/abs_advantage": (3 * 0.0625 + 0.1875) / 4,
+            "count/look_advantage": 0.0625,
+        }
+    )
+
+
+def write_other_model(folder: Path, architecture: str) -> Path:
+    """A model that learns without shared prefixes, with log-probs so low that their exp leaves float32."""
+    torch.manual_seed(0)
+    if architecture == "gpt2":
+        model: Any = GPT2LMHeadModel(
+            GPT2Config(vocab_size=304, n_positions=4096, n_embd=32, n_layer=2, n_head=4)
+        )
+        model.transformer.wpe.weight.data *= 20  # positions count
+        model.lm_head.weight.data *= 60
+    else:
+        rope = {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 4,
+            "long_factor": [9.0] * 4,
+        }
+        config = Phi3Config(
+            vocab_size=304,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            original_max_position_embeddings=LONG,
+            rope_parameters=rope | {"original_max_position_embeddings": LONG},
+            initializer_range=0.4,
+            pad_token_id=0,
+        )
+        model = Phi3ForCausalLM(config)
+        model.lm_head.weight.data *= 6
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+LONG = 1000  # between the lengths of a padded batch and of its shorter micro-batch
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "phi3"])
+def test_the_slower_update_learns_what_trl_learns(tmp_path: Path, architecture: str) -> None:
+    """Where positions count the padding: an unchanged policy has no KL, no clipping, and TRL's gradient."""
+    longer = ask("Porto? " + "Of all branches, please. " * 12, PORTO.gold_sql)
+    logs = []
+    for shares in (False, True):
+        folder = tmp_path / str(shares)
+        folder.mkdir()
+        bench = Bench(
+            folder,
+            [LISBON, longer],
+            model=write_other_model(folder / "model", architecture),
+            shared_prefix=shares,
+            gradient_checkpointing=False,
+            gradient_accumulation_steps=2,
+            num_iterations=2,
+            max_steps=2,
+            beta=0.1,
+            temperature=0.2,
+            bf16=False,
+            shuffle_dataset=False,
+            optim="sgd",
+            logging_steps=1,
+        )
+        assert not bench.trainer._update.is_on
+        bench.say([RIGHT], [WRONG], [LOOK, WRONG], [LOOK, RIGHT], [WRONG], [LOOK, RIGHT], [WRONG], [FAILS])
+        bench.trainer.train()
+        logs.append([log for log in bench.trainer.state.log_history if "loss" in log])
+    plain, ours = logs
+    assert plain[0]["grad_norm"] > 1e-3
+    for name in ("loss", "grad_norm"):
+        assert ours[0][name] == pytest.approx(plain[0][name], rel=1e-3, abs=1e-6), name
+    assert ours[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert ours[0]["clip_ratio/region_mean"] == 0.0
+    assert [log["step/skipped"] for log in ours] == [0.0, 0.0]
+
+
+def test_one_column_is_not_taken_for_a_sequence() -> None:
+    ids = torch.arange(10).reshape(2, 5)
+    mask = torch.tensor([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+    batch = {
+        "prompt_ids": ids,
+        "prompt_mask": mask,
+        "completion_ids": ids[:, :4],
+        "completion_mask": mask[:, :4],
+    }
+    for prompts, width in ((True, 1), (False, 5)):
+        cut = trimmed(batch, prompts=prompts)
+        assert cut["completion_ids"].shape == cut["completion_mask"].shape == (2, 2)
+        assert cut["prompt_ids"].shape == (2, width)
+
+
+@pytest.mark.parametrize(("kind", "warmup"), [("cosine", 3), ("linear", 0.4), ("constant_with_warmup", 2)])
+def test_a_warm_up_wastes_no_step(tmp_path: Path, kind: str, warmup: float) -> None:
+    bench = Bench(
+        tmp_path, [LISBON], warmup_steps=warmup, lr_scheduler_type=kind, max_steps=5, learning_rate=1.0
+    )
+    trainer = bench.trainer
+    trainer.create_optimizer_and_scheduler(5)
+    rates = []
+    for _ in range(5):
+        rates += trainer.lr_scheduler.get_last_lr()[:1]
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    steps = warmup if warmup >= 1 else 2
+    assert rates[: int(steps)] == pytest.approx([(i + 1) / steps for i in range(int(steps))])
+    assert min(rates) > 0
+    assert rates[int(steps) :] == sorted(rates[int(steps) :], reverse=True)
+
+
+def test_variables_of_the_chat_template_reach_the_prompts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [LISBON], chat_template_kwargs={"add_marker": True})
+    bench.trainer.processing_class.chat_template += "{{ 'MARKER' if add_marker }}"
+    bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
+    batch = bench.batch(0, 0, 0, 0)
+    assert bench.trainer.processing_class.decode(batch["prompt_ids"][0]).endswith("assistant\nMARKER")
+    with pytest.raises(ConfigError, match="chat_template_kwargs must not set tools"):
+        training_arguments({"chat_template_kwargs": {"tools": []}}, output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        LoraConfig(r=2, task_type="CAUSAL_LM", target_modules="all-linear", alora_invocation_tokens=[258]),
+    ],
+)
+def test_an_adapter_that_slots_cannot_play_is_trained_by_generation(
+    tmp_path: Path, adapter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        bench = Bench(tmp_path, [LISBON], engine="auto", parts={"peft_config": adapter}, bf16=False)
+    assert not bench.trainer._plays_by_slots
+    assert not bench.trainer._update.is_on
+    assert "its adapter, " in caplog.text
+    bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
+    bench.trainer.train()
+    assert bench.trainer.state.log_history[0]["grad_norm"] > 0

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Literal, cast
 
 import torch
+from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
@@ -20,12 +21,15 @@ logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "slots", "generation"]
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma", "mistral")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others turn by the length of the whole batch
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others turn by the length of the whole batch
+_ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
 _CPU_CACHE_BYTES = 2 << 30
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
     """Why the engine `slots` cannot play this model; None if it can."""
+    if isinstance(model, PeftModel) and (reason := _adapter_obstacle(model)):
+        return reason
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         return f"its architecture, {config.model_type}, is none of {', '.join(MODEL_TYPES)}"
@@ -35,8 +39,21 @@ def obstacle(model: PreTrainedModel) -> str | None:
     if slides and (window is None or window < config.max_position_embeddings):
         return f"not all its layers have full attention (sliding window: {window})"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _ROPE_TYPES:
+    if rope not in ROPE_TYPES:
         return f"its rotary positions, {rope}, depend on the longest sequence of a batch"
+    return None
+
+
+def _adapter_obstacle(model: PeftModel) -> str | None:
+    """Why an adapter needs the rows of a batch apart; None for one that changes layers alone."""
+    for name in model.active_adapters:
+        config = model.peft_config[name]
+        if config.is_prompt_learning:
+            return f"its adapter, {config.peft_type.value}, puts tokens before the prompt"
+        if getattr(config, "alora_invocation_tokens", None):
+            return "its adapter, aLoRA, begins at a token of each prompt"
+        if config.peft_type.value in _ROW_ADAPTERS:
+            return f"its adapter, {config.peft_type.value}, depends on whole rows of a batch"
     return None
 
 

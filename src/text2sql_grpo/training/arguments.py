@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
 
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.rollout.policy import Engine
 
 # Decided elsewhere in the config; a second place to set them would be a contradiction waiting.
@@ -50,12 +51,16 @@ class SQLGRPOConfig(GRPOConfig):
         shared_prefix: Whether the update forwards a prompt once for all its completions in a micro-batch,
             where the model allows it. Log-probs, loss and gradient are the same up to rounding; groups then
             stay together when a generation batch is split.
+        gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
+            the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
+            of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.
     """
 
     max_turn_tokens: int = 512
     engine: Engine = "auto"
     max_slots: int | None = None
     shared_prefix: bool = True
+    gradient_noise_every: int | None = None
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True
@@ -70,6 +75,13 @@ class SQLGRPOConfig(GRPOConfig):
         super().__post_init__()
         if self.max_turn_tokens < 1:
             raise ValueError(f"max_turn_tokens must be >= 1, got {self.max_turn_tokens}")
+        if self.gradient_noise_every is not None and self.gradient_noise_every < 0:
+            raise ValueError(f"gradient_noise_every must be >= 0, got {self.gradient_noise_every}")
+        taken = {"tools", "tokenize", "add_generation_prompt", "conversation"} & {
+            *(self.chat_template_kwargs or {})
+        }
+        if taken:
+            raise ValueError(f"chat_template_kwargs must not set {min(taken)}, which the engine decides")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -164,7 +176,7 @@ def device_type() -> str:
 
 
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
-    """The training arguments of a config's `grpo` section.
+    """The training arguments of a config's `grpo` section; on a CPU, bf16 by default only where it is fast.
 
     Args:
         fields: As read from YAML.
@@ -188,6 +200,10 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
             message = error.errors()[0]["msg"]
             raise ConfigError(f"grpo.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
     try:
-        return SQLGRPOConfig(**{"use_cpu": device_type() == "cpu", **fields, **decided})
+        is_on_cpu = device_type() == "cpu"
+        defaults: dict[str, Any] = {"use_cpu": is_on_cpu}
+        if is_on_cpu and "fp16" not in fields:
+            defaults["bf16"] = has_fast_bf16()  # TRL's default emulates it where the processor has none
+        return SQLGRPOConfig(**{**defaults, **fields, **decided})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"grpo: {error}") from error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import RunError
@@ -23,6 +23,7 @@ from text2sql_grpo.training import trl_compat
 PARTIAL = ".partial"  # in the run folder, while a checkpoint is written
 MANIFEST = "manifest.json"
 BEST_METRIC = "accuracy/strict"
+SCHEDULED_METRIC = "eval_dev/accuracy/strict"  # measured at one step, on questions that are held out
 _REFERENCE = "reference.safetensors"
 
 
@@ -77,9 +78,22 @@ def flaw(checkpoint: Path) -> str | None:
     return None
 
 
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that the newest one names as the best; None where no best was noted."""
+    for newest in saved_checkpoints(folder)[-1:]:
+        best = json.loads((newest / MANIFEST).read_text(encoding="utf-8"))["best"]
+        return folder / f"checkpoint-{best['step']}" if best else None
+    return None
+
+
 @dataclass(frozen=True)
 class Best:
-    """The best checkpoint of a run: the mean of a metric over the steps since the one before it."""
+    """The best checkpoint of a run.
+
+    Attributes:
+        value: The metric's mean over the steps since the checkpoint before; of a scheduled evaluation, its
+            value at this very step.
+    """
 
     metric: str
     value: float
@@ -87,14 +101,14 @@ class Best:
 
 
 class Checkpoints(TrainerCallback):
-    """Saves a run's checkpoints and goes on from one, with all that TRL alone would lose.
+    """Saves a run's checkpoints and resumes from one, with all of GRPO's state that TRL alone would lose.
 
     Attributes:
         partial: Where transformers is to save while a checkpoint is written; None at other times.
         best: None before the first checkpoint.
     """
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
         self._trainer = trainer
@@ -153,7 +167,7 @@ class Checkpoints(TrainerCallback):
         loop = checkpoint / _loop_name(trainer)
         if loop.is_file():
             self._loop_state = torch.load(loop, map_location=trainer.args.device)
-        if trainer.args.sync_ref_model:
+        if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"expected the moving reference of the run, got no {checkpoint / _REFERENCE}")
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
@@ -169,7 +183,8 @@ class Checkpoints(TrainerCallback):
     def _note_best(self) -> None:
         args, state = self._trainer.args, self._trainer.state
         metric = args.metric_for_best_model or BEST_METRIC
-        rows = [row for row in state.log_history if row["step"] > self._last_step]
+        after = state.global_step - 1 if metric == SCHEDULED_METRIC else self._last_step
+        rows = [row for row in state.log_history if row["step"] > after]
         values = [row[metric] for row in rows if row.get(metric) is not None]
         if not values:
             return
@@ -185,14 +200,19 @@ class Checkpoints(TrainerCallback):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _loop_name(trainer: GRPOTrainer) -> str:
+def _loop_name(trainer: Trainer) -> str:
     index = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
     return f"loop_state{index}.pt"
 
 
-def _save_more(trainer: GRPOTrainer, folder: Path) -> None:
-    torch.save(trl_compat.loop_state(trainer), folder / _loop_name(trainer))
-    if trainer.args.sync_ref_model and trainer.args.should_save:
+def _moves_reference(trainer: Trainer) -> bool:
+    return isinstance(trainer, GRPOTrainer) and trainer.args.sync_ref_model
+
+
+def _save_more(trainer: Trainer, folder: Path) -> None:
+    if isinstance(trainer, GRPOTrainer):
+        torch.save(trl_compat.loop_state(trainer), folder / _loop_name(trainer))
+    if _moves_reference(trainer) and trainer.args.should_save:
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
 

@@ -1,20 +1,16 @@
-"""The policy of a run: read from a folder or the Hub, or made on the spot and warm-started."""
+"""The policy of a run, read from a folder or the Hub, and its LoRA adapter."""
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
-import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft import LoraConfig
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -24,22 +20,13 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available
 
-from text2sql_grpo.config import Config, ModelConfig, TinyPolicyConfig, WarmStartConfig
-from text2sql_grpo.data.copies import common_nouns, write_renamed_copies
-from text2sql_grpo.data.databases import Databases, cache_folder
-from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.generator import QuestionSet, make_questions
-from text2sql_grpo.data.loading import load_examples
-from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.memory import check_fits
+from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import obstacle
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import device_type
-from text2sql_grpo.training.demonstrations import demonstrate, looking_turns
-from text2sql_grpo.training.processes import main_first
-from text2sql_grpo.training.tiny_policy import make_model, train_tokenizer
-from text2sql_grpo.training.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +36,7 @@ class LoadedPolicy:
     """A model with its tokenizer.
 
     Attributes:
-        folder: Where the weights lie: a folder or a Hub id.
+        folder: The path that it was loaded by, for `model_folder`.
     """
 
     model: PreTrainedModel
@@ -58,18 +45,26 @@ class LoadedPolicy:
 
 
 def load_policy(
-    path: str, *, dtype: str = "auto", quantization: str = "none", attn_implementation: str = "auto"
+    path: str,
+    *,
+    dtype: str = "auto",
+    quantization: str = "none",
+    attn_implementation: str = "auto",
+    copies: int = 1,
 ) -> LoadedPolicy:
-    """Reads a model and its tokenizer from a folder or the Hub.
+    """Reads a model and its tokenizer from a folder, a GGUF file or the Hub.
 
     Args:
+        path: See `model_folder`.
         dtype: Of the weights; `auto` takes the stored one.
         quantization: `none`, or `4bit` for NF4 with double quantisation, placed on the device of the run.
         attn_implementation: `auto` takes FlashAttention where it is installed and this project's own
             attention cannot serve the model (see `rollout.policy.obstacle`), else transformers' choice.
+        copies: See `check_fits`.
 
     Raises:
-        ModelError: Nothing readable there, or no chat template, or 4-bit loading is not possible here.
+        ModelError: Nothing readable there, too little memory, no chat template, or 4-bit loading is not
+            possible here.
     """
     options: dict[str, Any] = {"dtype": dtype}
     if attn_implementation != "auto":
@@ -77,8 +72,13 @@ def load_policy(
     if quantization == "4bit":
         options |= _four_bit_options(dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        folder = model_folder(path)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if quantization == "none":
+            check_fits(
+                path, AutoConfig.from_pretrained(folder), dtype=dtype, device=device_type(), copies=copies
+            )
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"expected a model that fits into memory, got {error} ({path})") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -105,7 +105,7 @@ def resolved(settings: ModelConfig, device: str) -> ModelConfig:
         device: Of training, such as `cuda`; see `device_type`.
     """
     dtype, quantization = settings.dtype, settings.quantization
-    if dtype == "auto" and settings.path is not None:
+    if dtype == "auto":
         # Full training keeps float32 weights: updates are smaller than a step of bfloat16.
         dtype = "float32" if settings.lora is None else _frozen_dtype(device)
     if quantization == "auto":
@@ -181,138 +181,7 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
     )
 
 
-def tiny_policy(
-    config: Config,
-    examples: Sequence[Example],
-    environment: SQLEnvironment,
-    *,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> LoadedPolicy:
-    """Makes a small policy and warm-starts it on demonstrations, or takes the one made before.
-
-    It is kept under a hash of everything that makes it: settings, demonstrations, databases, code.
-
-    Args:
-        examples: Questions to demonstrate.
-        environment: The run's; demonstrations are played in one like it that leaves room for a look.
-        on_step: See `warm_start`; not called if the policy is taken from the cache.
-    """
-    making = _making(config, examples, environment)
-    folder = making.folder()
-    with main_first():  # of several processes, one makes it
-        if not folder.exists():
-            making.make(folder, on_step)
-    return load_policy(str(folder))
-
-
-def made_tiny_policy(
-    config: Config, load: Callable[[Path], Sequence[Example]], environment: SQLEnvironment
-) -> str | None:
-    """Where the policy that `tiny_policy` would return lies; None if it is still to be made.
-
-    Args:
-        load: Reads the demonstrations.
-    """
-    if config.data.demonstrations is None:
-        return None
-    folder = _making(config, load(config.data.demonstrations), environment).folder()
-    return str(folder) if folder.exists() else None
-
-
-def _making(config: Config, examples: Sequence[Example], environment: SQLEnvironment) -> "_Making":
-    if config.model.tiny is None or config.warm_start is None:
-        raise ModelError("expected model.tiny and warm_start in the config")
-    settings = dataclasses.replace(environment.settings, max_turns=_DEMONSTRATED_TURNS)
-    environment = SQLEnvironment(environment.databases, environment.executor, settings)
-    return _Making(config.model.tiny, config.warm_start, config.run.seed, examples, environment)
-
-
-_DEMONSTRATED_TURNS = 3
-_MAKING_CODE = [
-    Path(__file__).with_name(f"{name}.py")
-    for name in ("demonstrations", "tiny_policy", "warm_start", "shared_prefix_attention")
-]
-
-
-@dataclass(frozen=True)
-class _Making:
-    """All that decides what a warm-started policy is."""
-
-    tiny: TinyPolicyConfig
-    warm_start: WarmStartConfig
-    seed: int
-    examples: Sequence[Example]
-    environment: SQLEnvironment
-
-    def folder(self) -> Path:
-        """Where the policy is kept, under a hash of all this."""
-        return cache_folder("warm_starts") / self._fingerprint()
-
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        settings = (self.tiny, self.warm_start, self.environment.settings)
-        digest.update(json.dumps([dataclasses.asdict(part) for part in settings]).encode())
-        digest.update(f"{self.seed} {torch.__version__}".encode())
-        for example in self.examples:
-            digest.update(json.dumps(dataclasses.asdict(example)).encode())
-        databases = self.environment.databases
-        for database in sorted({example.database for example in self.examples}):
-            digest.update(databases.path(database).read_bytes())
-            words = databases.folder / f"{database}.json"
-            digest.update(words.read_bytes() if words.exists() else b"")
-        package = Path(__file__).parent.parent
-        for path in sorted([*package.glob("data/*.py"), *package.glob("data/*.txt"), *_MAKING_CODE]):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()[:16]
-
-    def make(self, folder: Path, on_step: Callable[[int, float], None]) -> None:
-        """Trains tokenizer and model, and writes them to `folder` whole or not at all."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-            practice, practice_environment = self._practice(Path(scratch) / "copies")
-            # Not on the copies: their values then fall into pieces, as those of an unseen database will.
-            texts = [
-                text
-                for example in self.examples
-                for text in (
-                    self.environment.session(example).start()[-1]["content"],
-                    *looking_turns(example),
-                )
-            ]
-            tokenizer = train_tokenizer(texts, vocab_size=self.tiny.vocab_size, words=common_nouns())
-            chat = ChatFormat(tokenizer)
-            model = make_model(self.tiny, tokenizer, seed=self.seed)
-            warm_start(
-                model,
-                demonstrate(self.examples, self.environment, chat),
-                demonstrate(practice, practice_environment, chat) if practice else None,
-                self.warm_start,
-                seed=self.seed,
-                unfinished=folder.with_suffix(".unfinished.pt"),
-                on_step=on_step,
-            )
-            written = Path(scratch) / "policy"
-            model.save_pretrained(written)
-            tokenizer.save_pretrained(written)
-            if not folder.exists():  # Another process may have made the same one meanwhile.
-                written.rename(folder)
-
-    def _practice(self, folder: Path) -> tuple[list[Example], SQLEnvironment]:
-        """Questions about renamed copies of the databases that the demonstrations are about."""
-        environment = self.environment
-        if self.warm_start.renamed_copies == 0:
-            return [], environment
-        names = sorted({example.database for example in self.examples})
-        write_renamed_copies(
-            environment.databases, names, folder, copies=self.warm_start.renamed_copies, seed=self.seed
-        )
-        wanted = QuestionSet(
-            "copies", databases="train", count=self.warm_start.copy_questions, lookup_share=0.8, side="any"
-        )
-        make_questions(folder, folder, seed=self.seed, question_sets=[wanted])
-        if not (folder / "copies.jsonl").exists():
-            return [], environment  # The databases hold too little to ask about.
-        databases = Databases(folder)
-        executor = SQLExecutor(environment.settings.limits)
-        examples = load_examples(folder / "copies.jsonl", databases, executor, check_gold=False)
-        return examples, SQLEnvironment(databases, executor, environment.settings)
+def name_base(model: torch.nn.Module, policy: LoadedPolicy) -> None:
+    """Have a model's adapters name their base as the config does, not a folder of this machine's cache."""
+    for adapter in getattr(model, "peft_config", {}).values():
+        adapter.base_model_name_or_path = policy.folder

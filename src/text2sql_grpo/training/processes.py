@@ -100,7 +100,7 @@ def end() -> None:
 
 @cache
 def _patient_group() -> Any:
-    """Waits for hours where the usual group gives up: for a warm start, an evaluation, a merge."""
+    """Waits for hours where the usual group gives up: for an evaluation, a merge."""
     return distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
 

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -12,10 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.processes import any_of, are_several
-from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.run_log import RunLog, looks_by_family
 
 _LINE_EVERY_S = 15.0
+_SPEED_OVER_S = 1800.0
+_ROLLOUT_SHARE = 0.4  # of a step's time, until the first one was timed
+_LEAST_DONE = 0.05  # steps; by less, the time left would be a guess
 _ECHO_S = 3.0  # what starts several processes hands them Ctrl-C on, which the terminal has sent them too
 
 
@@ -29,29 +33,101 @@ def progress_bar(console: Console, *facts: str) -> Progress:
         TimeRemainingColumn(),
         *columns,
         console=console,
+        speed_estimate_period=_SPEED_OVER_S,  # a step may take minutes
     )
 
 
-class TrainingProgress(TrainerCallback):
-    """Writes `metrics.jsonl` and shows reward, accuracy, looks and the time left."""
+def _grpo_facts(logs: dict[str, Any]) -> str:
+    looks: dict[str, Any] = looks_by_family(logs) or {"": logs.get("episode/looks")}
+    by_family = ", ".join(f"{_number(value)} {family}".rstrip() for family, value in looks.items())
+    return (
+        f"reward {_number(logs.get('reward'))}  right {_number(logs.get('accuracy/strict'))}  "
+        f"looks {by_family}"
+    )
 
-    def __init__(self, run_log: RunLog, console: Console) -> None:
+
+def sft_facts(logs: dict[str, Any]) -> str:
+    """Loss, learning rate and tokens of one logged step."""
+    return f"loss {logs['loss']:.3f}  lr {logs['learning_rate']:.1e}  {logs['tokens'] / 1e3:.0f}k tokens"
+
+
+class TrainingProgress(TrainerCallback):
+    """Writes `metrics.jsonl` and shows some of it with the time left, from the first step on.
+
+    Args:
+        title: Of the stage.
+        metric: Lines without it are not steps.
+        facts: What is shown of a line.
+    """
+
+    def __init__(
+        self,
+        run_log: RunLog,
+        console: Console,
+        *,
+        title: str = "GRPO",
+        metric: str = "reward",
+        facts: Callable[[dict[str, Any]], str] = _grpo_facts,
+    ) -> None:
         self._run_log = run_log
         self._console = console
+        self._title, self._metric, self._facts_of = title, metric, facts
         self._bar = progress_bar(console, "facts")
         self._started = self._last_line = time.monotonic()
+        self._state: TrainerState | None = None  # while training
+        self._elapsed_before_s = 0.0
+        self._steps_before = 0
+        self._facts = ""
+        self._micro_batches = 0
+        self._step_started = self._played = self._started
+        self._rollout_share = _ROLLOUT_SHARE
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Starts the bar; a terminal shows it, a log file gets a line now and then instead."""
         done = [row["elapsed_s"] for row in self._run_log.metrics() if row["step"] <= state.global_step]
-        self._started = time.monotonic() - (done[-1] if done else 0.0)  # a resumed run goes on counting
-        if state.is_world_process_zero and self._console.is_terminal:
+        self._elapsed_before_s = done[-1] if done else 0.0  # a resumed run goes on counting
+        self._started = self._step_started = self._played = time.monotonic()
+        self._steps_before = state.global_step
+        if not state.is_world_process_zero:
+            return
+        self._state = state
+        if self._console.is_terminal:
             self._task = self._bar.add_task(
-                "GRPO", total=state.max_steps, completed=state.global_step, facts=""
+                self._title, total=state.max_steps, completed=state.global_step, facts=""
             )
             self._bar.start()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Takes the time at which the step begins."""
+        self._step_started = self._played = time.monotonic()
+        self._micro_batches = 0
+
+    def show_episodes(self, done: int, total: int) -> None:
+        """Shows the episodes of the step that are over."""
+        self._played = time.monotonic()
+        self._show(self._rollout_share * done / total, f"episodes {done}/{total}")
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Shows the micro-batches of the step that were learned from, all but the last."""
+        self._micro_batches += 1
+        total = args.gradient_accumulation_steps
+        before = self._rollout_share if self._played > self._step_started else 0.0
+        share = before + (1 - before) * self._micro_batches / total
+        self._show(share, f"micro-batches {self._micro_batches}/{total}")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Takes the share of rollouts in the time of the step."""
+        now = time.monotonic()
+        if self._played > self._step_started:  # else it learned from episodes of an earlier step
+            self._rollout_share = (self._played - self._step_started) / max(now - self._step_started, 1e-9)
 
     def on_log(
         self,
@@ -62,20 +138,39 @@ class TrainingProgress(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """One line of `metrics.jsonl`, and the facts behind the bar."""
-        if not state.is_world_process_zero or not logs or "reward" not in logs:
+        is_evaluation = SCHEDULED_METRIC in (logs or {})
+        if not state.is_world_process_zero or not logs or not (self._metric in logs or is_evaluation):
             return
-        elapsed_s = round(time.monotonic() - self._started, 3)
+        elapsed_s = round(self._elapsed_before_s + time.monotonic() - self._started, 3)
         self._run_log.write_metrics({"step": state.global_step, "elapsed_s": elapsed_s, **logs})
-        facts = (
-            f"reward {_number(logs.get('reward'))}  right {_number(logs.get('accuracy/strict'))}  "
-            f"looks {_number(logs.get('episode/looks'))}"
-        )
+        if is_evaluation:
+            return
+        self._facts = self._facts_of(logs)
+        is_end = state.global_step in (self._steps_before + 1, state.max_steps)
+        self._show(0.0, "", is_due=is_end)
+
+    def _show(self, step_share: float, note: str, *, is_due: bool = False) -> None:
+        """Moves the bar, or prints a line if the last one is old.
+
+        Args:
+            step_share: Share of the step in hand that is over, by time.
+            note: Shown behind the figures of the last step.
+            is_due: Whether to print a line in any case.
+        """
+        state, now = self._state, time.monotonic()
+        if state is None:
+            return
+        facts = "  ".join(part for part in (self._facts, note) if part)
         if self._bar.live.is_started:
-            self._bar.update(self._task, completed=state.global_step, facts=facts)
-        elif time.monotonic() - self._last_line > _LINE_EVERY_S or state.global_step == state.max_steps:
-            self._last_line = time.monotonic()
-            left = elapsed_s / state.global_step * (state.max_steps - state.global_step)
-            self._console.print(f"GRPO {state.global_step}/{state.max_steps}  {facts}  {left:.0f} s left")
+            self._bar.update(self._task, completed=state.global_step + step_share, facts=facts)
+        elif is_due or now - self._last_line > _LINE_EVERY_S:
+            self._last_line = now
+            done = state.global_step + step_share - self._steps_before
+            line = f"{self._title} {state.global_step}/{state.max_steps}  {facts}"
+            if done > _LEAST_DONE:
+                left = (now - self._started) / done * (state.max_steps - self._steps_before - done)
+                line += f"  {duration(left)} left"
+            self._console.print(line, soft_wrap=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -87,6 +182,18 @@ class TrainingProgress(TrainerCallback):
         """Leaves the terminal as it was."""
         if self._bar.live.is_started:
             self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them.
+
+    >>> duration(42.3), duration(400), duration(7_900)
+    ('42 s', '7 min', '2 h 12 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
+from text2sql_grpo.training.gradient_noise import GradientNoise
 from text2sql_grpo.training.processes import gathered, wait
+from text2sql_grpo.training.run_log import family_metrics
+from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 from text2sql_grpo.training.turn_advantages import spread, turn_advantages
 
@@ -36,6 +40,7 @@ class Scored:
         scores: Of each named reward; None for a rollout that must not be trained on.
         rewards: Their weighted sums.
         metrics: Facts that are averaged over the batch and logged.
+        families: Of each rollout, the family of its question; None where there are no families.
         turn_rewards: Of each rollout, what each of its sampled turns earned besides; None for none.
     """
 
@@ -44,6 +49,7 @@ class Scored:
     rewards: Sequence[float | None]
     metrics: Sequence[dict[str, float]]
     turn_rewards: Sequence[Sequence[float]] | None = None
+    families: Sequence[str] | None = None
 
 
 class RolloutGRPOTrainer(GRPOTrainer, ABC):
@@ -61,6 +67,10 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         num_prompts: What is trained on is known by its number, 0 to this.
         reward_weights: Of each named reward.
         tools: JSON schemas that the chat template shows; None for none.
+        selection: Which prompts a step plays; None for TRL's shuffled epochs.
+
+    Attributes:
+        on_episode: Called during rollouts with the number of episodes that are over and of all of this rank.
     """
 
     def __init__(
@@ -74,7 +84,10 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         processing_class: PreTrainedTokenizerBase,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        selection: Selection | None = None,
     ) -> None:
+        self._selection = selection
+        self.on_episode: Callable[[int, int], None] = lambda done, total: None
         trl_compat.silence_masked_samples()
         args.reward_weights = list(reward_weights.values())
         super().__init__(
@@ -94,11 +107,22 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         )
         # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
         self.rollout_func = self._rollout
-        self._chat = ChatFormat(processing_class, tools=tools, eos_token_ids=self.eos_token_ids)
+        self._chat = ChatFormat(
+            processing_class,
+            tools=tools,
+            eos_token_ids=self.eos_token_ids,
+            template_options=args.chat_template_kwargs,
+        )
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
         self._plays_by_slots = plays_by_slots(args.engine, reason)
-        self._update = SharedPrefixUpdate(self, is_wanted=args.shared_prefix)
+        self._noise = GradientNoise(self, every=args.gradient_noise_every)
+        self._update = SharedPrefixUpdate(
+            self,
+            is_wanted=args.shared_prefix,
+            keeps_order=selection is not None,
+            keeps_halves=self._noise.every > 0,
+        )
         self._batch: list[int] = []
         self._scored: Scored | None = None
         self._sampler: Any = None
@@ -110,12 +134,29 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._batch = [row["example"] for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self._credit_turns(output)
+        self._log_families(output["advantages"])
+        self._scored = None
         self._update.sampled = None
         return output
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        self._sampler = super()._get_train_sampler(*args, **kwargs)
-        return self._sampler
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if self._selection is not None:
+            sampler = self._selection.sampler(sampler, shuffle=self.shuffle_dataset)
+        self._sampler = sampler
+        return sampler
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """As transformers', but without the first step of a warm-up, whose learning rate is 0."""
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        if self.lr_scheduler is not None or warmup_steps == 0:
+            return super().create_scheduler(num_training_steps, optimizer)
+        before, self.args.warmup_steps = self.args.warmup_steps, warmup_steps
+        try:
+            scheduler = super().create_scheduler(num_training_steps + 1, optimizer)
+        finally:
+            self.args.warmup_steps = before
+        return trl_compat.without_first_step(scheduler)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
@@ -133,7 +174,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Learns from one micro-batch; in halves if it does not fit into memory."""
         step = super().training_step
-        return self._bad_steps.learn(lambda: step(*args, **kwargs))
+        loss = self._bad_steps.learn(lambda: step(*args, **kwargs))
+        self._noise.add_micro_batch()
+        return loss
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's loss of a micro-batch, or the part that a half of it has in that."""
@@ -188,16 +231,32 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         }
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
+        over = count(1)
+
+        def on_end(episode: R) -> None:
+            self.on_episode(next(over), len(sessions))
+
         if not self._plays_by_slots:
             with trl_compat.generating(self):
-                return run(sessions, self, self._chat, self._budgets)
+                return run(sessions, self, self._chat, self._budgets, on_end=on_end)
         with trl_compat.unwrapped_model(self) as model:
             policy = SlotPolicy(model, trl_compat.sampling(self), max_slots=self.args.max_slots)
-            return run(sessions, policy, self._chat, self._budgets)
+            return run(sessions, policy, self._chat, self._budgets, on_end=on_end)
+
+    def _log_families(self, advantages: torch.Tensor) -> None:
+        """Log means by family over the generation batch of all ranks."""
+        scored = self._scored
+        if scored is None or scored.families is None or not self.model.training:
+            return
+        means = advantages.reshape(len(advantages), -1).mean(1).tolist()
+        rows = zip(scored.families, scored.metrics, scored.rewards, means, strict=True)
+        everybody = [row for rows in gathered(list(rows)) for row in rows]
+        for name, value in family_metrics(everybody).items():
+            trl_compat.log_metric(self, name, value)
 
     def _credit_turns(self, output: dict[str, Any]) -> None:
         """Gives turns their own advantages, where any of them earned something."""
-        scored, self._scored = self._scored, None
+        scored = self._scored
         if scored is None or scored.turn_rewards is None:
             return
         here = list(zip(scored.rewards, scored.turn_rewards, strict=True))

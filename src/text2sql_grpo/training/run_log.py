@@ -12,6 +12,8 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS
 
+SCHEDULE = "evaluation_schedule.jsonl"
+
 
 class RunLog:
     """Appends to the logs of a run folder; each line is written whole and at once."""
@@ -32,6 +34,10 @@ class RunLog:
         """Appends one step to `metrics.jsonl`."""
         self._append("metrics.jsonl", [record])
 
+    def write_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Appends one scheduled evaluation to `evaluation_schedule.jsonl`."""
+        self._append(SCHEDULE, [record])
+
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` so far."""
         path = self.folder / "metrics.jsonl"
@@ -48,6 +54,7 @@ class RunLog:
         """
         for name, last in (
             ("metrics.jsonl", step),
+            (SCHEDULE, step),
             ("rollouts.jsonl", step - 1),
             ("traces.jsonl", step - 1),
         ):
@@ -176,3 +183,58 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
         **{f"stop/{reason}": float(episode.stop_reason == reason) for reason in get_args(StopReason)},
     }
+
+
+FamilyRow = tuple[str, Mapping[str, float], float | None, float]
+
+
+def family_metrics(rows: Iterable[FamilyRow]) -> dict[str, float]:
+    """Means over the episodes of each family, as `family/NAME/..`.
+
+    `share` of the episodes, `looks` (tool calls), `look_share` (episodes with a tool call), `strict`,
+    `reward` without masked episodes, `abs_advantage` (0: nothing to learn), and `look_advantage`, the mean
+    advantage of episodes with a tool call: above 0, the step teaches to look. (The mean advantage of a group
+    is 0 by construction.) Absent where there is no such episode.
+
+    Args:
+        rows: Of each episode its family, `episode_metrics`, reward and advantage.
+    """
+    episodes = list(rows)
+    metrics: dict[str, float] = {}
+    for family in sorted({family for family, *_ in episodes}):
+        own = [row for row in episodes if row[0] == family]
+        values = {
+            "share": [float(row[0] == family) for row in episodes],
+            "looks": [facts["episode/looks"] for _, facts, _, _ in own],
+            "look_share": [float(facts["episode/looks"] > 0) for _, facts, _, _ in own],
+            "strict": [facts["accuracy/strict"] for _, facts, _, _ in own],
+            "reward": [reward for _, _, reward, _ in own if reward is not None],
+            "abs_advantage": [abs(advantage) for *_, advantage in own],
+            "look_advantage": [advantage for _, facts, _, advantage in own if facts["episode/looks"] > 0],
+        }
+        metrics |= {f"family/{family}/{name}": sum(of) / len(of) for name, of in values.items() if of}
+    return metrics
+
+
+MAX_FAMILIES = 4
+
+
+def looks_by_family(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Tool calls an episode, by kind of question, out of a line of metrics; empty for fewer than two kinds.
+
+    Look-ups and all others where the family `lookup` is among them, else the most frequent families.
+    """
+    shares = {
+        name.split("/")[1]: value
+        for name, value in metrics.items()
+        if name.startswith("family/") and name.endswith("/share") and value
+    }
+    looks = {family: metrics[f"family/{family}/looks"] for family in shares}
+    if len(looks) < 2:
+        return {}
+    if "lookup" not in looks:
+        most = sorted(shares, key=lambda family: (-shares[family], family))[:MAX_FAMILIES]
+        return {family: looks[family] for family in most}
+    rest = sum(share for family, share in shares.items() if family != "lookup")
+    others = sum(shares[family] * looks[family] for family in shares if family != "lookup") / rest
+    return {"look-ups": looks["lookup"], "others": others}

@@ -40,7 +40,7 @@ class PackedBatch:
 
 
 def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored: torch.Tensor) -> PackedBatch:
-    """Rows with equal prompts behind one copy of it.
+    """Rows with equal prompts behind one copy of it, and of rows with equal completions one as well.
 
     Args:
         input_ids: Prompts and completions, padded anywhere; shape (B, P + K).
@@ -65,15 +65,17 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
         prompt = ids[needed[0], :prompt_width][present[needed[0], :prompt_width]].tolist()
         offset += len(prompt)
         end_of_prompt = offset - 1
-        continuations = []
+        starts: dict[tuple[int, ...], int] = {}  # of distinct continuations, each forwarded once
         for row in needed:
             columns = present[row, prompt_width:].nonzero()[:, 0]
             numbers = scored[row, columns].nonzero()[:, 0]  # of scored tokens among the row's own
-            sources.append(torch.where(numbers == 0, end_of_prompt, offset + numbers - 1))
+            continuation = tuple(ids[row, prompt_width + columns[: int(numbers[-1])]].tolist())
+            if continuation not in starts:
+                starts[continuation] = offset
+                offset += len(continuation)
+            sources.append(torch.where(numbers == 0, end_of_prompt, starts[continuation] + numbers - 1))
             places.append(row * width + columns[numbers])
-            continuations.append(ids[row, prompt_width + columns[: int(numbers[-1])]].tolist())
-            offset += len(continuations[-1])
-        groups.append((prompt, continuations))
+        groups.append((prompt, [list(continuation) for continuation in starts]))
     place, device = torch.cat(places), input_ids.device
     targets = ids[:, prompt_width:].flatten()[place]
     return PackedBatch(
@@ -85,18 +87,27 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
     )
 
 
-def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A micro-batch of TRL's without the columns that are padding in all its rows."""
-    prompts = inputs["prompt_mask"].any(0).nonzero()[:, 0]
-    completions = inputs["completion_mask"].any(0).nonzero()[:, 0]
-    if not len(prompts) or not len(completions):
+def trimmed(inputs: dict[str, Any], *, prompts: bool = True) -> dict[str, Any]:
+    """A micro-batch of TRL's without the columns that are padding in all its rows.
+
+    Two columns of completions are left at least: TRL takes one for a value of the whole sequence.
+
+    Args:
+        prompts: Whether to trim prompts too, which moves all tokens.
+    """
+    present = {name: inputs[f"{name}_mask"].any(0).nonzero()[:, 0] for name in ("prompt", "completion")}
+    if not len(present["prompt"]) or not len(present["completion"]):
         return inputs
-    prompt, completion = (slice(int(columns[0]), int(columns[-1]) + 1) for columns in (prompts, completions))
+    cut: dict[str, Any] = {}
+    if prompts:
+        columns = slice(int(present["prompt"][0]), int(present["prompt"][-1]) + 1)
+        cut |= {name: inputs[name][:, columns] for name in ("prompt_ids", "prompt_mask")}
     shape = inputs["completion_mask"].shape
-    cut = {name: inputs[name][:, prompt] for name in ("prompt_ids", "prompt_mask")}
+    last = max(int(present["completion"][-1]), min(1, shape[1] - 1))
     for name, value in inputs.items():
-        if name not in cut and isinstance(value, torch.Tensor) and value.shape == shape:
-            cut[name] = value[:, completion]
+        is_prompt = name in ("prompt_ids", "prompt_mask")
+        if not is_prompt and isinstance(value, torch.Tensor) and value.shape == shape:
+            cut[name] = value[:, : last + 1]
     return inputs | cut
 
 
@@ -115,11 +126,15 @@ def shuffled_groups(batch: dict[str, Any]) -> list[int]:
     return [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
 
 
-def by_length(batch: dict[str, Any]) -> list[int]:
-    """Rows of a generation batch, the shortest first."""
+def by_length(batch: dict[str, Any], *, parts: int = 1) -> list[int]:
+    """Rows of a generation batch, the shortest first in each of its equal parts."""
     lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
-    rows: list[int] = lengths.argsort().tolist()
-    return rows
+    sizes = [len(lengths) * (part + 1) // parts - len(lengths) * part // parts for part in range(parts)]
+    ordered, start = list[int](), 0
+    for part in lengths.split(sizes):
+        ordered += (start + part.argsort()).tolist()
+        start += len(part)
+    return ordered
 
 
 def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list[int]]:
@@ -132,10 +147,10 @@ def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list
 
 @contextmanager
 def keep_hidden_states(backbone: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
-    """Lets a model's head see the hidden states of some tokens alone."""
+    """Lets a model's head see some hidden states alone, by their places among those of all rows."""
 
     def keep(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, places]
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[None, places]
         return output
 
     hook = backbone.register_forward_hook(keep)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,15 +29,21 @@ class SharedPrefixUpdate:
     Args:
         trainer: Complete, its models prepared.
         is_wanted: Whether to do anything.
+        keeps_order: Whether the order of the generation batch decides which optimiser step a group is in.
+        keeps_halves: Whether no group may leave its half of the generation batch.
 
     Attributes:
         is_on: Whether prompts are shared.
         sampled: Of each row of the generation batch in the making, 1 for tokens that the policy wrote.
     """
 
-    def __init__(self, trainer: GRPOTrainer, *, is_wanted: bool) -> None:
+    def __init__(
+        self, trainer: GRPOTrainer, *, is_wanted: bool, keeps_order: bool = False, keeps_halves: bool = False
+    ) -> None:
         self._trainer = trainer
         self._is_wanted = is_wanted
+        self._keeps_order = keeps_order
+        self._keeps_halves = keeps_halves
         self._is_scored: torch.Tensor | None = None
         self._teaches: torch.Tensor | None = None
         self.sampled: list[list[int]] | None = None
@@ -52,10 +59,12 @@ class SharedPrefixUpdate:
 
     def splitting(self) -> AbstractContextManager[None]:
         """A generation batch is split so that groups stay together, or else, where it may, by length."""
-        if self.is_on:
+        if self.is_on and not self._keeps_order:
             return trl_compat.rows_ordered(shuffled_groups)
-        if self._is_wanted and trl_compat.may_sort_rows(self._trainer):
-            return trl_compat.rows_ordered(by_length)
+        if not self.is_on and self._is_wanted and trl_compat.may_sort_rows(self._trainer):
+            return trl_compat.rows_ordered(partial(by_length, parts=2 if self._keeps_halves else 1))
+        if self._keeps_order:
+            return trl_compat.rows_ordered(lambda batch: list(range(len(batch["prompt_ids"]))))
         return nullcontext()
 
     @contextmanager
@@ -64,7 +73,11 @@ class SharedPrefixUpdate:
         if not self._is_wanted:
             yield inputs
             return
-        inputs = trimmed(inputs)
+        if self.is_on:
+            inputs = trimmed(inputs)
+        elif trl_compat.may_trim_completions(self._trainer):
+            # Padding before a prompt stays: old log-probs were made with it, and positions may count it.
+            inputs = trimmed(inputs, prompts=False)
         self._is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         if trl_compat.may_skip_flat_rows(self._trainer):
             self._teaches = teaching_rows(inputs)
@@ -87,7 +100,11 @@ class SharedPrefixUpdate:
     ) -> LogProbs:
         """Log-probs and entropies as TRL's method `plain` gives them; 0 for tokens that are not scored."""
         if not self.is_on:
-            return plain(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
+            found = plain(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
+            if self._is_scored is None:
+                return found
+            # 0 where those are 0 that they are compared with: `scoring`.
+            return found[0].where(self._is_scored.bool(), 0.0), *found[1:]
         is_scored = self._is_scored
         if is_scored is None:
             is_scored = attention_mask[:, -logits_to_keep:]

@@ -1,6 +1,6 @@
 """`SQLGRPOTrainer`: TRL's GRPO over multi-turn episodes in a SQL environment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -14,6 +14,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, Scores, without_spread
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+from text2sql_grpo.training.selection import Selection
 
 
 class SQLGRPOTrainer(RolloutGRPOTrainer):
@@ -27,6 +28,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         rewards: Named scores and their weights.
         grader: Judges submitted queries.
         run_log: Where episodes are written; None to write none.
+        strata: Share of each named family in a step (see `selection.strata`); None for shuffled epochs.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         run_log: RunLog | None = None,
+        strata: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -52,6 +55,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,
+            selection=Selection([example.family for example in examples], strata) if strata else None,
         )
         self.environment = environment
         self._examples = examples
@@ -79,7 +83,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         is_flat = without_spread(pair for pairs in everybody for pair in pairs)
         for row, example in zip(metrics, examples, strict=True):
             row["group/no_spread"] = float(is_flat[example.id])
-        return Scored(episodes, scores, rewards, metrics)
+        families = [example.family for example in examples]
+        return Scored(episodes, scores, rewards, metrics, families=families)
 
     def _grade(self, episode: Episode) -> Verdict:
         example = episode.example

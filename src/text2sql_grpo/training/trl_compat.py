@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 
 from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.models.cpu import plain_adapter_inputs
 from text2sql_grpo.rollout.engine import Continuations
-from text2sql_grpo.rollout.policy import obstacle
+from text2sql_grpo.rollout.policy import ROPE_TYPES, obstacle
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.training.processes import are_several, gathered, whole_weights
 from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
@@ -125,18 +127,23 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model,
         whole_weights(model),
-        trainer.accelerator.autocast(),
+        autocast(trainer, model),
     ):
         yield model
 
 
-def shared_prefix_obstacle(trainer: GRPOTrainer) -> str | None:
+@contextmanager
+def autocast(trainer: Trainer, model: torch.nn.Module) -> Iterator[None]:
+    """Autocast of training."""
+    with trainer.accelerator.autocast(), plain_adapter_inputs(model):
+        yield
+
+
+def shared_prefix_obstacle(trainer: Trainer) -> str | None:
     """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.args.use_liger_kernel or trainer.args.torch_compile:
         return "use_liger_kernel or torch_compile is set"
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
-        return "its adapter learns a prompt"
     config = model.config.get_text_config()
     if getattr(config, "attention_dropout", 0.0):
         return "its attention drops out"
@@ -145,7 +152,7 @@ def shared_prefix_obstacle(trainer: GRPOTrainer) -> str | None:
     return obstacle(model)
 
 
-def causal_lm(trainer: GRPOTrainer, model: torch.nn.Module) -> PreTrainedModel:
+def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
     """The model below what accelerate and PEFT wrap around it."""
     model = trainer.accelerator.unwrap_model(model)
     return model.get_base_model() if isinstance(model, PeftModel) else model
@@ -156,7 +163,7 @@ def packed_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of scored tokens by TRL's fused head, and entropies unless of a reference; shape (B, K)."""
     backbone = causal_lm(trainer, model).base_model
-    with trainer.accelerator.autocast(), keep_hidden_states(backbone, batch.sources):
+    with autocast(trainer, model), keep_hidden_states(backbone, batch.sources):
         output = model(**batch.tokens.inputs, shift_labels=batch.targets[None], fused_lm_head=True)
     entropy = None if output.entropy is None else batch.unpack(output.entropy[0])
     return batch.unpack(output.log_probs[0]), entropy
@@ -203,6 +210,18 @@ def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
     """
     has_no_gradient = trainer.beta == 0.0 and not trainer._entropy_bonus_enabled
     return bool(has_no_gradient and not trainer.is_fsdp_enabled and not trainer._dist.is_zero3)
+
+
+def may_trim_completions(trainer: GRPOTrainer) -> bool:
+    """Whether padding behind the last token of all rows changes no log-prob before it.
+
+    Not where rotary positions turn by the length of the batch, or the loss of a router counts padding.
+    """
+    config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # one for each kind of layer
+    is_static = all(kind.get("rope_type", "default") in ROPE_TYPES for kind in kinds)
+    return is_static and not trainer.aux_loss_enabled
 
 
 def may_sort_rows(trainer: GRPOTrainer) -> bool:
@@ -309,6 +328,31 @@ def halving_obstacle(trainer: GRPOTrainer) -> str | None:
         return "top_entropy_quantile ranks its tokens"
     if trainer.aux_loss_enabled:
         return "the router's loss is a mean over its tokens"
+    return None
+
+
+def without_first_step(scheduler: Any) -> Any:
+    """A schedule of transformers that begins with its second step; others are left as they are."""
+    if not isinstance(scheduler, LambdaLR):
+        return scheduler
+
+    def later(rate: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda step: rate(step + 1)
+
+    scheduler.lr_lambdas = [later(rate) for rate in scheduler.lr_lambdas]
+    rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    for group, base, rate in rates:
+        group["lr"] = base * rate(0)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+    return scheduler
+
+
+def half_gradient_obstacle(trainer: GRPOTrainer) -> str | None:
+    """Why the gradient of half a step cannot be read; None if it can."""
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return "ranks shard gradients"
+    if trainer.args.gradient_accumulation_steps < 2:
+        return "a step is one micro-batch; grpo.gradient_accumulation_steps: 2 or more splits it"
     return None
 
 
