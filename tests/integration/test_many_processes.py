@@ -22,14 +22,20 @@ import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
+from rich.console import Console
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.cli import main
+from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.jobs import train as job
+from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.jobs.sft import started_policy
+from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.bad_steps import BadSteps
@@ -84,10 +90,23 @@ GRPO = {
 PATIENCE_S = 60.0  # of a test whose processes wait for each other for ever
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> dict[str, Any]:
+    """Sections of a config whose policy has learned enough to learn more."""
+    made = load_config(write_config(tmp_path_factory.mktemp("started")))
+    policy = started_policy(open_workbench(made), run_arguments(made), Console(quiet=True))
+    rewards = {
+        "execution": 1.0,
+        "executes": 0.1,
+        "turn_cost": 0.1,
+    }  # so that groups that look at times differ
+    return {"model": {"path": policy.folder, "dtype": "float32"}, "sft": None, "rewards": rewards}
+
+
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: dict[str, Any]) -> Path:
     monkeypatch.chdir(tmp_path)
-    return write_config(tmp_path, grpo=GRPO)
+    return write_config(tmp_path, grpo=GRPO, **started)
 
 
 def fork(folder: Path, job: Callable[[], int], surroundings: dict[str, str]) -> int:
@@ -241,21 +260,22 @@ def assert_same_learning(one: Path, other: Path) -> None:
     episodes, others = (json_lines(folder / "rollouts.jsonl") for folder in (one, other))
     assert [row["completion_ids"] for row in others] == [row["completion_ids"] for row in episodes]
     assert [row["reward"] for row in others] == [row["reward"] for row in episodes]
-    for name in ("reward", "accuracy/strict", "episode/turns", "group/no_spread", "grad_norm", "entropy"):
+    by_family = ("family/lookup/share", "family/lookup/reward", "family/other/abs_advantage")
+    whole = ("reward", "accuracy/strict", "episode/turns", "group/no_spread", "grad_norm", "entropy")
+    for name in (*whole, *by_family):
         assert logged(other, name) == pytest.approx(logged(one, name), rel=1e-4, abs=1e-5), name
 
 
-# A policy that has learned enough to learn more; it takes some seconds to make.
-READY = ("--warm_start.steps", "250", "--warm_start.practice_steps", "100")
 # Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.
 SGD = ("--grpo.optim", "sgd", "--grpo.learning_rate", "0.1")
+STRATA = ("--selection.strata.lookup", "0.25")
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Callable[[int], Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> Callable[[int], Path]:
     """The folder of a run of so many steps by one process, of as many episodes a step as by two."""
     folder = tmp_path_factory.mktemp("alone")
-    config = write_config(folder, grpo=GRPO | {"per_device_train_batch_size": 16})
+    config = write_config(folder, grpo=GRPO | {"per_device_train_batch_size": 16}, **started)
 
     @cache
     def run(n_steps: int) -> Path:
@@ -280,11 +300,34 @@ def test_two_processes_learn_what_one_learns(
 
 def steps_of(count: int) -> tuple[str, ...]:
     """Options of a run that is compared step by step."""
-    return (*SGD, "--grpo.max_steps", str(count), *(READY if count > 2 else ()))
+    return (*SGD, *STRATA, "--grpo.max_steps", str(count))
 
 
-def test_a_whole_run_and_a_step_that_one_process_cannot_take(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_scheduled_questions_are_shared(config: Path, tmp_path: Path, way: str) -> None:
+    """Each of three questions is answered once, by one of two processes; both note the same best."""
+    schedule = (
+        "--data.dev",
+        "questions.jsonl",
+        "--evaluation.every",
+        "1",
+        "--evaluation.schedule_samples",
+        "3",
+    )
+    options = (*schedule, "--evaluation.keep", "best", "--grpo.max_steps", "1")
+    finish(config, tmp_path / way, *options, way=way, first=only_train)
+    records = read_schedule(tmp_path / way)
+    assert [record["step"] for record in records] == [0, 1]
+    for record in records:
+        families = {name: part["accuracy"]["total"] for name, part in record["by_family"].items()}
+        assert families == {"lookup": 2, "other": 1}
+    assert "Kept the weights of step 1 of 1" in said(tmp_path / way, 0)
+    assert "Kept" not in said(tmp_path / way, 1)
+
+
+def test_a_whole_run_and_a_step_that_one_process_cannot_take(started: dict[str, Any], tmp_path: Path) -> None:
     """One writes and prints, both play and answer; weights stay alike where one alone skips a step."""
+    config = write_config(tmp_path, grpo=GRPO, rewards=started["rewards"])  # with SFT by both
     folder = tmp_path / "run"
 
     def first(number: int) -> None:
@@ -305,7 +348,7 @@ def test_a_whole_run_and_a_step_that_one_process_cannot_take(config: Path, tmp_p
 
     assert {path.name for path in folder.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "checkpoint-2", "model"),
-        *("evaluation.json", "evaluation-before.jsonl", "evaluation.jsonl", "merged"),
+        *("evaluation.json", "evaluation-before.jsonl", "evaluation.jsonl", "merged", "sft"),
     }
     assert said(folder, 1) == ""
     assert said(folder, 0).count("Evaluation after") == 1
@@ -407,7 +450,7 @@ def test_two_processes_learn_as_fast_as_one(config: Path, tmp_path: Path) -> Non
     """Each with its own luck: over twenty steps of as many episodes the reward rises alike."""
     rewards = {}
     for way, count, size in (("one", 1, "32"), ("ddp", 2, "16"), ("fsdp2", 2, "16")):
-        options = (*READY, "--grpo.max_steps", "20", "--grpo.per_device_train_batch_size", size)
+        options = ("--grpo.max_steps", "20", "--grpo.per_device_train_batch_size", size)
         options = (*options, "--grpo.num_generations", "8", "--grpo.learning_rate", "0.002")
         finish(config, tmp_path / way, *options, way=way, count=count, first=only_train)
         curve = logged(tmp_path / way, "reward")

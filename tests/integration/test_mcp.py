@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
 
 from mcp import Client, StdioServerParameters, stdio_client
+from rich.console import Console
 
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_model import write_tokenizer
@@ -22,11 +23,11 @@ from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.config import Config, MCPConfig, load_config
 from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.rewards import Results, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.policy import tiny_policy
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
@@ -42,7 +43,7 @@ def server_words(repo_root: Path, audit_log: Path, database: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    small = ["--grading.neighbours", "0", "--grpo.temperature", "0.7"]
+    small = ["--grading.neighbours", "0", "--grpo.temperature", "1.0"]
     more = ["--environment.max_turns", "3", "--data.test", "{}"]
     return load_config(write_config(tmp_path_factory.mktemp("shop")), [*small, *more])
 
@@ -69,7 +70,6 @@ def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
     """The logged episodes of two steps, without what took how long."""
     config, environment = bench.config, bench.config.environment
     questions = bench.load(config.data.train)
-    policy = tiny_policy(config, questions, bench.environment)
     arguments = training_arguments(
         config.grpo,
         output_dir=str(folder),
@@ -79,6 +79,8 @@ def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
         disable_tqdm=True,
         save_strategy="no",
     )
+    here = dataclasses.replace(config, environment=dataclasses.replace(environment, mcp=None))
+    policy = started_policy(open_workbench(here), arguments, Console(quiet=True))
     trainer = SQLGRPOTrainer(
         policy.model,
         arguments,

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.cli import main
+from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.jobs import train as job
-from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
+from text2sql_grpo.training.checkpoints import best_checkpoint, flaw, saved_checkpoints
 
 pytestmark = [
     pytest.mark.usefixtures("own_cache"),
@@ -41,7 +42,8 @@ GRPO = {
     "save_steps": 1,
     "report_to": "none",
 }
-TIMES = ("elapsed_s", "step_time")
+TIMES = ("elapsed_s", "step_time", "seconds")
+SCHEDULE = ("--data.dev", "questions.jsonl", "--evaluation.every", "2")
 
 
 @pytest.fixture
@@ -52,7 +54,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(job, "held_out_accuracy", lambda *_: {})
     monkeypatch.setattr(job, "load_policy", lambda *_: None)
     monkeypatch.setattr(job, "report", lambda *_: None)
-    return write_config(tmp_path, grpo=GRPO, evaluation={"before_training": False, "merge_samples": 0})
+    return write_config(
+        tmp_path,
+        grpo=GRPO,
+        selection={"strata": {"lookup": 0.5}},
+        evaluation={"before_training": False, "merge_samples": 0},
+    )
 
 
 def start(config: Path, folder: Path, *options: str) -> int:
@@ -114,18 +121,24 @@ def content(folder: Path) -> dict[str, Any]:
         "reference": load_file(newest / "reference.safetensors"),
         "optimizer": torch.load(newest / "optimizer.pt"),
         "scheduler": torch.load(newest / "scheduler.pt"),
-        "metrics": [
-            {name: value for name, value in row.items() if name not in TIMES}
-            for row in json_lines(folder / "metrics.jsonl")
-        ],
+        "metrics": timeless(json_lines(folder / "metrics.jsonl")),
+        "schedule": timeless(read_schedule(folder)),
+        # Replies of the database decide which rows share a pass, and that the last digit that is written.
+        "log_probs": [torch.tensor(episode.pop("log_probs") or []) for episode in episodes],
         "episodes": episodes,
     }
 
 
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Bit for bit."""
+    """Bit for bit, but for the last digit of the log-probs that are written."""
     for name, part in one.items():
-        if name in ("weights", "reference", "optimizer"):
+        if name == "log_probs":
+            torch.testing.assert_close(part, other[name], rtol=0, atol=2e-5)
+        elif name in ("weights", "reference", "optimizer"):
             torch.testing.assert_close(part, other[name], rtol=0, atol=0, equal_nan=True)
         else:
             assert part == other[name], name
@@ -137,7 +150,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     config: Path, tmp_path: Path, n_kills: int, n_steps: int
 ) -> None:
-    options = ("--grpo.max_steps", str(n_steps))
+    options = ("--grpo.max_steps", str(n_steps), *SCHEDULE)
     one, other = tmp_path / "undisturbed", tmp_path / "killed"
     finish(config, one, *options)
     expected = content(one)
@@ -152,6 +165,21 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     assert_same(expected, content(other))
     assert [flaw(path) for path in saved_checkpoints(other)] == [None] * 3
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Path, tmp_path: Path) -> None:
+    options = ("--grpo.max_steps", "3", "--grpo.save_steps", "3")
+    finish(config, tmp_path / "plain", *options)
+    finish(config, tmp_path / "scheduled", *options, *SCHEDULE, "--evaluation.keep", "best")
+
+    plain, scheduled = content(tmp_path / "plain"), content(tmp_path / "scheduled")
+    assert [record["step"] for record in scheduled["schedule"]] == [0, 2, 3]
+    assert [row["step"] for row in scheduled["metrics"] if "eval_dev/accuracy/strict" in row] == [0, 2, 3]
+    assert_same({name: plain[name] for name in ("weights", "optimizer", "episodes")}, scheduled)
+    best = best_checkpoint(tmp_path / "scheduled")
+    assert best in saved_checkpoints(tmp_path / "scheduled")
+    said = (tmp_path / "scheduled.txt").read_text()
+    assert f"Kept the weights of step {best.name.removeprefix('checkpoint-')} of 3 (dev: step 0 " in said
 
 
 def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(config: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 import trl
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,7 +27,7 @@ from text2sql_grpo.training.policy import load_policy
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
-    *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged", "tensorboard"),
+    *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged", "sft", "tensorboard"),
 }
 TENSORBOARD = ["--grpo.report_to", "[tensorboard]"]
 
@@ -110,22 +111,25 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_
     tokenizer = AutoTokenizer.from_pretrained(run / "merged")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "Branches?"}], tokenize=False)
     assert "Branches?" in text
-    (started,) = [path for path in (own_cache / "warm_starts").iterdir() if path.is_dir()]
+    (started,) = (own_cache / "sft").iterdir()
     trained = AutoModelForCausalLM.from_pretrained(run / "model")
     torch.testing.assert_close(logits_of(merged), logits_of(trained), atol=1e-5, rtol=0)
-    difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(started))).abs().max()
+    difference = (
+        (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(started / "model"))).abs().max()
+    )
     assert difference > 1e-5, "GRPO changed nothing"
 
 
-def test_a_second_run_takes_the_warm_start_and_puts_the_first_aside(
+def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
     run: Path, config: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warm_starts = {path: path.stat().st_mtime_ns for path in (own_cache / "warm_starts").iterdir()}
+    kept = {path: path.stat().st_mtime_ns for path in (own_cache / "sft").rglob("*")}
     episodes = (run / "rollouts.jsonl").read_bytes()
     (run / "notes.txt").write_text("mine")
     assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
     printed = capsys.readouterr()
-    assert {path: path.stat().st_mtime_ns for path in (own_cache / "warm_starts").iterdir()} == warm_starts
+    assert {path: path.stat().st_mtime_ns for path in (own_cache / "sft").rglob("*")} == kept
+    assert len(json_lines(run / "sft" / "metrics.jsonl")) == 60
     assert f"aside: {run / 'earlier-1'}" in printed.out
     assert {path.name for path in (run / "earlier-1").iterdir()} == RUN_FILES
     assert (run / "earlier-1" / "rollouts.jsonl").read_bytes() == episodes
@@ -140,7 +144,7 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
 ) -> None:
     argv = ["train", "--config", str(config), "--run.output_dir", "lora", "--model.lora", "{r: 4}"]
     assert main([*argv, "--evaluation.before_training", "false", "--grpo.learning_rate", "0.01"]) == 0
-    (base,) = [path for path in (own_cache / "warm_starts").iterdir() if path.is_dir()]
+    base = config.parent / "model"
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "lora/adapter")
     merged = AutoModelForCausalLM.from_pretrained("lora/merged")
     torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
@@ -149,6 +153,26 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     check = json.loads(Path("lora/evaluation.json").read_text(encoding="utf-8"))["merge_check"]
     assert check["before"] == check["after"] and check["before"]["total"] == 4
     assert (check["other_sql"], check["other_words"]) == (0, 0)
+
+
+def test_the_weights_of_the_best_scheduled_step_are_merged(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = ["--data.dev", str(config.parent / "questions.jsonl"), "--evaluation.every", "1"]
+    argv = ["train", "--config", str(config), "--run.output_dir", "best", "--grpo.save_steps", "1", *schedule]
+    argv += ["--evaluation.before_training", "false", "--evaluation.schedule_samples", "2"]
+    # All steps get as many of two questions right, so that the first is the best.
+    assert main([*argv, "--evaluation.keep", "best", "--environment.max_turns", "1"]) == 0
+    weights = [
+        load_file(f"best/{name}/model.safetensors") for name in ("model", "checkpoint-1", "checkpoint-2")
+    ]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert any((weights[0][name] != weights[2][name]).any() for name in weights[0])
+    assert json.loads(Path("best/evaluation.json").read_text())["step"] == 1
+    schedule = json_lines(Path("best/evaluation_schedule.jsonl"))
+    assert [record["accuracy"]["total"] for record in schedule] == [2, 2, 2]
+    scores = [f"step {record['step']} {record['accuracy']['accuracy']:.1%}" for record in schedule]
+    assert f"Kept the weights of step 1 of 2 (dev: {', '.join(scores)})" in capsys.readouterr().out
 
 
 QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
@@ -174,7 +198,13 @@ def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_
         "data.train_samples": "4",
         "data.test": f"{{test_values: {repo_root / 'data' / 'questions' / 'test_values.jsonl'}}}",
         "data.test_samples": "2",
+        "data.dev": str(repo_root / "data" / "questions" / "dev.jsonl"),
         "evaluation.merge_samples": "1",
+        "evaluation.every": "1",
+        "evaluation.schedule_samples": "1",
+        "sft.questions": str(repo_root / "data" / "questions" / "dev.jsonl"),
+        "sft.max_steps": "1",
+        "sft.batch_size": "2",
         "environment.max_turns": "2",
         "environment.max_turn_tokens": "12",
         "grpo.max_steps": "1",
@@ -200,7 +230,7 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 ) -> None:
     model = {"path": str(qwen), "quantization": "4bit", "lora": {"r": 4}}
     environment = {"schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}
-    config = write_config(tmp_path, model=model, warm_start=None, environment=environment)
+    config = write_config(tmp_path, model=model, sft=None, environment=environment)
     assert main(["train", "--config", str(config), "--grpo.max_steps", "2"]) == 0
     assert capsys.readouterr().err == ""
     run = tmp_path / "run"
@@ -216,11 +246,14 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 
 # What a person reads, line by line; a bar draws many of the first kind.
 SHOWN = re.compile(
-    r"(Warm start|Evaluation (before|after)|Look forced, test_values|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
-    r"Run folder: .*|Warm-started policy: .*|merged .*|into .*|largest change of a logit: .*|"
+    r"(SFT|Evaluation (before|after)|Look forced, test_values|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
+    r"Run folder: .*|SFT: .*|merged .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|held-out set .*|look forced|─+|"
-    r"test_values .*|look-up .*|Time: .*|"
-    r"(merged model|learning curve|evaluation|every episode|metrics) +\S+|Look at its answers: .*"
+    r"test_values.*|(look-up|others) .*|\([-0-9]+\).*|n +base .*|"
+    r"(by question|official|other|lookup|medium) .*|"
+    r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"
+    r"(merged model|learning curve|evaluation|every episode|metrics) +\S+|Look at its answers: .*|"
+    r"Ask it a question: .*"
 )
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

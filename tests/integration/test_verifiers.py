@@ -9,31 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.chat_endpoint import greedy, served
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import Answer, answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.jobs.sft import started_policy
+from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.policy import LoadedPolicy, tiny_policy
+from text2sql_grpo.training.policy import LoadedPolicy
 
 pytestmark = pytest.mark.skipif(
     find_spec("verifiers") is None, reason="needs verifiers (pip install text2sql-grpo[verifiers])"
 )
 
 # It learns to look at stored values, and to answer what needs no look.
-WARM_START = {
-    "steps": 90,
-    "practice_steps": 60,
-    "practice_look_share": 1.0,
-    "look_share": 1.0,
-    "renamed_copies": 0,
-    "rows_per_step": 1,
-    "demonstrations_per_row": 4,
-    "learning_rate": 0.02,
-    "matrix_learning_rate": 0.01,
-}
+SFT = {"max_steps": 35, "batch_size": 4, "learning_rate": 0.01, "look_share": 1.0}
 # One process, so that verifiers is imported once; what the package remembers is dropped before the replay.
 COMMANDS = """
 import json, sys
@@ -97,10 +90,9 @@ def own_answers(bench: Workbench, policy: LoadedPolicy) -> dict[str, Answer]:
 
 
 def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path, repo_root: Path) -> None:
-    config = load_config(write_config(tmp_path, warm_start=WARM_START))
+    config = load_config(write_config(tmp_path, sft=SFT))
     bench = open_workbench(config)
-    assert config.data.demonstrations is not None
-    policy = tiny_policy(config, bench.load(config.data.demonstrations), bench.environment)
+    policy = started_policy(bench, run_arguments(config), Console(quiet=True))
     expected = own_answers(bench, policy)
     right = {name for name, answer in expected.items() if answer.verdict.strict}
     assert 0 < len(right) < len(QUESTIONS), "a policy that is always right or wrong shows little"

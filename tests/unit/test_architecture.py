@@ -10,7 +10,7 @@ PACKAGE = "text2sql_grpo"
 # A room imports only from itself and from rooms before it. A new room needs its place here.
 LIGHT_ROOMS = ("errors", "sql", "grading", "data", "environment", "rewards", "audit", "config")
 HEAVY_ROOMS = (
-    *("rollout", "training", "evaluation", "publishing", "reporting", "integrations"),
+    *("models", "rollout", "training", "evaluation", "publishing", "reporting", "integrations"),
     *("jobs", "cli"),  # what each verb does, and the verbs
 )
 ROOMS = LIGHT_ROOMS + HEAVY_ROOMS

@@ -15,7 +15,7 @@ from text2sql_grpo.cli import main
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
 VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"])
-VERBS += (["compare"], ["audit", "data"], ["audit", "reward"], ["audit"], [])
+VERBS += (["compare"], ["ask"], ["audit", "data"], ["audit", "reward"], ["audit"], [])
 HELP = f"""
 import sys
 from text2sql_grpo.cli import main

@@ -11,7 +11,6 @@ from text2sql_grpo.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "config").glob("*.y*ml"))  # accelerate's own lie in a folder
 SMALLEST = "model: {path: some/model}\ndata: {databases: d, train: t.jsonl}\n"
-TINY = "model: {tiny: {}}\ndata: {databases: d, train: t.jsonl, demonstrations: s.jsonl}\n"
 
 
 def load(folder: Path, text: str, *overrides: str) -> Config:
@@ -40,8 +39,14 @@ def test_every_config_loads_and_opens_with_its_command(path: Path) -> None:
     assert re.search(r"^# Command: ", comment, re.M)
     assert re.search(r"^# Hardware: ", comment, re.M)
     data = config.data
-    files = [data.databases, data.train, *data.test.values(), *filter(None, [data.demonstrations])]
-    assert [file for file in files if not (ROOT / file).exists()] == []
+    files = [
+        data.databases,
+        data.train,
+        *data.test.values(),
+        *filter(None, [config.sft and config.sft.questions]),
+    ]
+    bundled = [file for file in files if file.parts[0] != "spider"]  # Spider's files are the user's
+    assert [file for file in bundled if not (ROOT / file).exists()] == []
     assert isinstance(config.grpo["learning_rate"], float)
 
 
@@ -128,7 +133,12 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "rewards: {preset: strict_neighbours}\ngrading: {neighbours: 0}",
             "rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0",
         ),
-        ("warm_start: {}", "warm_start needs data.demonstrations and model.tiny"),
+        ("warm_start: {}", "warm_start was removed: use the section sft (docs/sft.md)"),
+        ("sft: {look_share: 2}", "sft: look_share must be in [0, 1], got 2.0"),
+        ("sft: {batch_size: 0}", "sft: batch_size must be >= 1, got 0"),
+        ("sft: {epochs: 0}", "sft: epochs must be a number > 0, got 0.0"),
+        ("sft: {stop: {accuracy: 60}}", "sft.stop: accuracy must be in [0, 1], got 60.0"),
+        ("sft: {question: q}", "unknown key sft.question: did you mean questions?"),
     ],
 )
 def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text: str, message: str) -> None:
@@ -144,26 +154,20 @@ def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text
         ("model: {path: m}", "missing key data"),
         ("data: {databases: d, train: t}", "missing key model"),
         ("model: {path: m}\ndata: {databases: d}", "missing key data.train"),
-        (SMALLEST.replace("path: some/model", ""), "model: expected exactly one of path and tiny, got path="),
-        (SMALLEST.replace("some/model", "m, tiny: {}"), "model: expected exactly one of path and tiny"),
+        (SMALLEST.replace("path: some/model", ""), "missing key model.path"),
+        (
+            SMALLEST.replace("path: some/model", "tiny: {}"),
+            "model.tiny was removed: set model.path to a pre-trai",
+        ),
+        (
+            SMALLEST.replace("t.jsonl", "t, demonstrations: s"),
+            "data.demonstrations was removed: set sft.questions",
+        ),
         (SMALLEST.replace("some/model", "m, quantization: 4bit"), "expected lora, got none"),
         (SMALLEST.replace("some/model", "m, dtype: float8"), "model.dtype must be 'auto', 'float32', "),
         (SMALLEST.replace("t.jsonl", "3"), "data.train must be a valid string, got 3"),
         (SMALLEST.replace("t.jsonl", "t, test: {a: [b]}"), "data.test.a must be a valid string, got ['b']"),
         (SMALLEST.replace("t.jsonl", "t, train_samples: 0"), "data: train_samples must be >= 1, got 0"),
-        (TINY.replace("{}", "{vocab: 3}"), "unknown key model.tiny.vocab: did you mean vocab_size?"),
-        (TINY.replace("{}", "{num_layers: 0}"), "model.tiny: num_layers must be >= 1, got 0"),
-        (
-            TINY.replace("{}", "{hidden_size: 100}"),
-            "model.tiny: hidden_size must be a multiple of 2 * num_heads (8), got 100",
-        ),
-        (f"{TINY}warm_start: {{steps: 5}}", "warm_start: practice_steps must be in 0..steps (5), got 400"),
-        (f"{TINY}warm_start: {{practice_steps: -1}}", "practice_steps must be in 0..steps (500), got -1"),
-        (f"{TINY}warm_start: {{look_share: 2}}", "warm_start: look_share must be in [0, 1], got 2.0"),
-        (f"{TINY}warm_start: {{copy_share: -0.1}}", "warm_start: copy_share must be in [0, 1], got -0.1"),
-        (f"{TINY}warm_start: {{practice_look_share: 2}}", "practice_look_share must be in [0, 1], got 2.0"),
-        (f"{TINY}warm_start: {{renamed_copies: -1}}", "warm_start: renamed_copies must be >= 0, got -1"),
-        (f"{TINY}warm_start: {{copy_questions: 0}}", "warm_start: copy_questions must be >= 1, got 0"),
         ("", "expected a mapping of sections, got NoneType"),
         ("- a\n- b", "expected a mapping of sections, got list"),
         ("run: {seed: 1", "expected YAML, got "),
@@ -251,6 +255,6 @@ def test_refused_overrides(tmp_path: Path, overrides: list[str], message: str) -
 
 
 def test_defaults_are_valid() -> None:
-    tree: dict[str, Any] = {"model": {"tiny": {}}, "data": {"databases": "d", "train": "t"}}
+    tree: dict[str, Any] = {"model": {"path": "m"}, "data": {"databases": "d", "train": "t"}}
 
     assert parse_config(tree, source="test").rewards == {"preset": "strict_neighbours"}

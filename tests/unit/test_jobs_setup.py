@@ -5,6 +5,7 @@ import pytest
 from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.shards import ExamplesOnDisk
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 
 
@@ -18,6 +19,26 @@ def bench(tmp_path: Path) -> Workbench:
     return bench
 
 
+def test_quarantine_and_large_golds_are_left_out_of_every_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = write_config(tmp_path)
+    (tmp_path / "quarantine.jsonl").write_text('{"id": "count"}\n')
+    questions = str(tmp_path / "questions.jsonl")
+    options = [
+        *("--data.quarantine", str(tmp_path / "quarantine.jsonl"), "--data.dev", questions),
+        *("--evaluation.every", "5", "--environment.limits.max_rows", "2"),  # of three cities
+    ]
+
+    bench = open_workbench(load_config(config, options))
+
+    taken = [example.id for example in bench.test["test_values"]]
+    assert taken == ["look-Lisbon", "look-Porto"]
+    assert [example.id for example in bench.dev] == taken
+    assert [example.id for example in bench.load(Path(questions))] == taken
+    assert "left out 1 of 3 questions" in caplog.text and "to keep: cities" in caplog.text
+
+
 def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Workbench) -> None:
     held = bench.load(tmp_path / "questions.jsonl")
 
@@ -26,3 +47,25 @@ def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Workb
         assert isinstance(on_disk, ExamplesOnDisk)
         assert list(on_disk) == held
         assert list(bench.load(path, limit=3)) == held[:3]
+
+
+def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    (tmp_path / "databases" / "copy.sql").write_text((tmp_path / "databases" / "shop.sql").read_text())
+    write_questions(
+        tmp_path / "questions.jsonl",
+        [
+            {**one, "database": name, "id": f"{name}-{one['id']}"}
+            for one in QUESTIONS
+            for name in ("shop", "copy")
+        ],
+    )
+    chosen = ["--data.dev_databases", "[copy]", "--evaluation.every", "5"]
+
+    bench = open_workbench(load_config(config, chosen))
+
+    trained = bench.load(tmp_path / "questions.jsonl")
+    assert {one.database for one in trained} == {"shop"} and len(trained) == len(QUESTIONS)
+    assert {one.database for one in bench.dev} == {"copy"} and len(bench.dev) == len(QUESTIONS)
+    with pytest.raises(DataError, match=r"no question of .* is on data.dev_databases \(other\)"):
+        open_workbench(load_config(config, ["--data.dev_databases", "[other]", "--evaluation.every", "5"]))

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
 
 
@@ -98,6 +99,19 @@ def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_p
     assert "preset `strict_neighbours`" in card and "- `execution" in card
     assert "of 32 questions 3 were answered by another query after it; 20 right before, 19 after." in card
     assert "Against `Qwen/base` on the same questions: Of 80 questions, ..." in card
+
+
+def test_card_has_both_intervals_the_change_and_a_remark_on_few_databases(run: Path) -> None:
+    accuracy = Accuracy(10, 40, {"shop": (10, 20), "bank": (0, 20)}).record()
+    scores = {"overall": {"strict": accuracy, "official": accuracy}}
+    record = {"sets": {"test_values": scores}, "change": {"verdict": "Of 40 questions, ..."}}
+    (run / "evaluation.json").write_text(json.dumps(record))
+
+    card = ModelCard.load(write_model_card(run, run / "merged")).text
+
+    assert "| all | 25.0% (10/40; 0.0% to 50.0%; by question 14.2% to 40.2%) |" in card
+    assert "- `test_values`: 2 databases are few" in card
+    assert "Against the start of training: Of 40 questions, ..." in card
 
 
 def test_adapter_has_its_own_card(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

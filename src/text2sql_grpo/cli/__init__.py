@@ -71,7 +71,10 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     verbs = parser.add_subparsers(required=True, metavar="verb")
     for part in (training, publishing, questions, serving):
         part.add_verbs(verbs)
-    options, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["warm-start"]:
+        parser.error("warm-start was removed: use sft (docs/sft.md)")
+    options, rest = parser.parse_known_args(words)
     options.settings = rest
     unknown = [word for word in rest if word.startswith("--") and "." not in word.partition("=")[0]]
     if rest and (unknown or not options.takes_settings):

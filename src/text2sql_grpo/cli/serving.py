@@ -1,4 +1,4 @@
-"""Verbs that serve a database."""
+"""Verbs that serve or ask a database."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ from text2sql_grpo.cli.options import (
     Verbs,
     add_verb,
     port,
+    quiet_libraries,
     take_settings,
 )
 from text2sql_grpo.errors import ConfigError
@@ -18,7 +19,40 @@ TOKEN_VARIABLE = "TEXT2SQL_GRPO_MCP_TOKEN"
 
 def add_verbs(verbs: Verbs) -> None:
     """Adds them, with their options."""
+    add_ask_arguments(add_verb(verbs, "ask", "answer one question over a SQLite database", run_ask))
     add_mcp_arguments(add_verb(verbs, "mcp", "serve a database to MCP clients, read-only", run_mcp))
+
+
+def add_ask_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `ask`."""
+    parser.add_argument("question", metavar="QUESTION", help="in quotes")
+    parser.add_argument("--model", required=True, help="model folder, such as RUN/merged, or Hub id")
+    parser.add_argument(
+        "--db", type=Path, required=True, metavar="FILE", help="SQLite file, never written, or .sql text"
+    )
+    parser.add_argument("--config", type=Path, help="default: that of the model's run, or the defaults")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_ask(options: argparse.Namespace) -> int:
+    """Prints the queries of a model and the result of the last one."""
+    from text2sql_grpo.config import load_config
+
+    config = load_config(options.config) if options.config else None
+
+    quiet_libraries()
+    from rich.console import Console
+
+    from text2sql_grpo.jobs.ask import ask
+
+    return ask(
+        options.question,
+        options.model,
+        options.db,
+        config=config,
+        console=Console(highlight=False),
+        as_json=options.json,
+    )
 
 
 def add_mcp_arguments(parser: argparse.ArgumentParser) -> None:

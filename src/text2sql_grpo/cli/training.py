@@ -1,6 +1,7 @@
 """Verbs that make and judge models."""
 
 import argparse
+import json
 from pathlib import Path
 
 from text2sql_grpo.cli.options import (
@@ -25,9 +26,7 @@ def add_verbs(verbs: Verbs) -> None:
     add_compare_arguments(add_verb(verbs, "compare", "compare two models on the same questions", run_compare))
     add_doctor_arguments(add_verb(verbs, "doctor", "say whether a run would work here", run_doctor))
     add_collect_arguments(add_verb(verbs, "collect", "roll out any model to episodes on disk", run_collect))
-    add_warm_start_arguments(
-        add_verb(verbs, "warm-start", "train a model on collected chats", run_warm_start)
-    )
+    add_sft_arguments(add_verb(verbs, "sft", "fine-tune a model on golds or collected chats", run_sft))
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Warm start or load, evaluate, GRPO, evaluate, merge."""
+    """Supervised fine-tuning if the config has it, evaluate, GRPO, evaluate, merge."""
     from text2sql_grpo.config import load_config
 
     config = load_config(options.config, options.settings)
@@ -239,41 +238,42 @@ def run_collect(options: argparse.Namespace) -> int:
     )
 
 
-def add_warm_start_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `warm-start`."""
-    parser.add_argument("--config", type=Path, required=True, help="its section model says what is trained")
-    parser.add_argument("--data", type=Path, required=True, help="chats, as collect --keep writes them")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--epochs", type=positive, default=2.0, help="default: 2")
-    parser.add_argument("--max_steps", type=count, metavar="N", help="optimiser steps instead of epochs")
-    parser.add_argument("--learning_rate", type=positive, help="default: 1e-5, of an adapter 2e-4")
-    parser.add_argument("--batch_size", type=count, default=16, metavar="N", help="chats a step; default: 16")
+def add_sft_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `sft`."""
     parser.add_argument(
-        "--micro_batch_size", type=count, default=4, metavar="N", help="chats a forward pass; default: 4"
+        "--config", type=Path, required=True, help="YAML; its sections model and sft are used"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of their order; default: 0")
+    parser.add_argument("--questions", type=Path, help="questions whose golds are demonstrated")
+    parser.add_argument("--chats", type=Path, help="chats, as collect --keep writes them")
+    parser.add_argument("--out", type=Path, help="folder to write; default: the run folder's name with -sft")
+    parser.add_argument(
+        "--resume", metavar="auto|CHECKPOINT", help="resume from a checkpoint; auto: the newest of --out"
+    )
     take_settings(parser)
 
 
-def run_warm_start(options: argparse.Namespace) -> int:
-    """Trains a model on collected chats."""
+def run_sft(options: argparse.Namespace) -> int:
+    """Fine-tunes a model on golds or collected chats."""
     from text2sql_grpo.config import load_config
 
-    config = load_config(options.config, options.settings)
-    options.writes_to = options.out
+    settings = list(options.settings)
+    for name in ("questions", "chats"):
+        if getattr(options, name) is not None:
+            settings += [f"--sft.{name}", json.dumps(str(getattr(options, name)))]
+    config = load_config(options.config, settings)
+    folder = config.run.output_dir
+    options.writes_to = options.out or folder.with_name(f"{folder.name}-sft")
 
     quiet_libraries()
     from rich.console import Console
 
-    from text2sql_grpo.jobs.warm_start import SupervisedSettings, warm_start
+    from text2sql_grpo.jobs.sft import sft
+    from text2sql_grpo.jobs.train import run_arguments
 
-    settings = SupervisedSettings(
-        epochs=options.epochs,
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-        micro_batch_size=options.micro_batch_size,
-        max_steps=options.max_steps,
-    )
-    return warm_start(
-        config, options.data, options.out, settings, seed=options.seed, console=Console(highlight=False)
+    return sft(
+        config,
+        options.writes_to,
+        run_arguments(config),
+        console=Console(highlight=False),
+        resume=options.resume,
     )

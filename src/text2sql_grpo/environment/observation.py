@@ -24,7 +24,8 @@ def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
-def _cell_text(cell: Cell, max_chars: int) -> str:
+def cell_text(cell: Cell, max_chars: int) -> str:
+    """One cell on one line, cut to so many characters."""
     if cell is None:
         return "NULL"
     if isinstance(cell, bytes):
@@ -46,11 +47,11 @@ def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> st
     """
     if not outcome.is_ok:
         return f"Error: {outcome.error}"
-    header = " | ".join(_cell_text(name, limits.max_cell_chars) for name in outcome.columns)
+    header = " | ".join(cell_text(name, limits.max_cell_chars) for name in outcome.columns)
     lines = [_cut(header, limits.max_chars)]
     size = len(lines[0])
     for row in outcome.rows[: limits.max_rows]:
-        line = " | ".join(_cell_text(cell, limits.max_cell_chars) for cell in row)
+        line = " | ".join(cell_text(cell, limits.max_cell_chars) for cell in row)
         size += len(line) + 1
         if size > limits.max_chars:
             break

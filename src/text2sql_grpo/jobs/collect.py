@@ -16,7 +16,9 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.rewards import Results, RewardMix, episode_flags
 from text2sql_grpo.rollout.engine import run
 from text2sql_grpo.rollout.policy import model_policy
@@ -101,7 +103,7 @@ def collect(
                 bar.advance(task)
 
             if isinstance(source, str):
-                failures = _play_local(todo, bench, source, recorder, temperature, seed, on_end)
+                failures = _play_local(todo, bench, source, recorder, temperature, seed, on_end, console)
             else:
                 failures = _play_served(todo, bench, source, recorder, temperature, seed, on_end)
     found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
@@ -155,7 +157,9 @@ def _play_local(
     temperature: float,
     seed: int,
     on_end: Callable[[], None],
+    console: Console,
 ) -> list[str]:
+    choose_threads(console)
     policy = load_policy(source)
     model = policy.model.to(device_type()).eval()
     chat, settings = bench.chat(policy.tokenizer, model), bench.config.evaluation
@@ -169,7 +173,10 @@ def _play_local(
     # What is left is sampled anew in a call that goes on, so the seed must differ from the first call's.
     set_seed(seed + 1_000_003 * todo[0].number + len(todo))
     failures: list[str] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="judge") as judge:
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="judge") as judge,
+        inference_autocast(model, bf16=settings.bf16),
+    ):
         for start in range(0, len(todo), _SESSIONS_AT_ONCE):
             part = todo[start : start + _SESSIONS_AT_ONCE]
             sessions = [bench.environment.session(sample.example) for sample in part]

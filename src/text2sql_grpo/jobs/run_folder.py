@@ -19,10 +19,10 @@ from text2sql_grpo.training.checkpoints import PARTIAL, checkpoint_step, flaw, s
 from text2sql_grpo.training.run_log import RunLog
 
 _RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png"),
+    *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "start.json"),
     *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
-_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "wandb", "tensorboard")
+_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")
 
 
 def check_folder(folder: Path) -> None:
@@ -137,13 +137,13 @@ def _new_folder(folder: Path) -> Path:
     return target
 
 
-def how_to_go_on(folder: Path) -> str:
-    """What a person is told after Ctrl-C."""
+def how_to_go_on(folder: Path, command: str = "python scripts/train.py") -> str:
+    """Message after Ctrl-C: the newest checkpoint, and the command that resumes from it."""
     checkpoints = saved_checkpoints(folder)
     if not checkpoints:
-        return "No checkpoint was due yet; the warm start is kept. Run the same command again."
+        return "No checkpoint was due yet. Run the same command again."
     config = shlex.quote(str(folder / "config.yaml"))
-    return f"Saved: {checkpoints[-1]}. Go on with:\n  python scripts/train.py --config {config} --resume auto"
+    return f"Saved: {checkpoints[-1]}. Go on with:\n  {command} --config {config} --resume auto"
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

@@ -14,7 +14,8 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
-from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.jobs.grader import open_grader
@@ -33,6 +34,7 @@ class Workbench:
 
     Attributes:
         test: Held-out questions by the name of their set, whole.
+        dev: Held-out questions for evaluations during training; none without a schedule.
     """
 
     config: Config
@@ -41,30 +43,66 @@ class Workbench:
     environment: SQLEnvironment
     grader: Grader
     test: dict[str, list[Example]]
+    dev: Sequence[Example] = ()
 
     def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
-        """Questions for training, their golds checked, without those in quarantine.
+        """Questions for training, their golds checked, without those in quarantine or on `dev_databases`.
 
         Those of a file are held in memory; those of a folder or a pattern of files stay on disk.
+
+        Raises:
+            DataError: A file, question or gold is wrong, or none is left.
         """
         files, left_out = shard_files(path), quarantined(self.config)
         if files == [path]:
-            return load_examples(path, self.databases, self.executor, limit=limit, leave_out=left_out)
+            examples = load_examples(
+                path,
+                self.databases,
+                self.executor,
+                limit=limit,
+                leave_out=left_out,
+                leaves_out_large=True,
+            )
+            kept = [one for one in examples if one.database not in self.config.data.dev_databases]
+            if not kept:
+                raise DataError(f"every question of {path} is on one of data.dev_databases")
+            return kept
+        if self.config.data.dev_databases:
+            raise DataError(f"data.dev_databases needs questions in one file, got several: {path}")
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
         """The chat format of a model under this run's protocol."""
-        eos = model.generation_config.eos_token_id
-        return ChatFormat(
+        return chat_format(
             tokenizer,
-            tools=self.environment.tools if self.config.environment.protocol == "native" else None,
-            eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
+            model,
+            self.environment.settings,
+            tools=self.environment.tools,
+            template_options=self.config.grpo.get("chat_template_kwargs"),
         )
 
     def budgets(self, model: Any) -> Budgets:
         """Token limits of an episode with this model."""
         environment = self.config.environment
         return Budgets(environment.max_turn_tokens, environment.max_episode_tokens, context_length(model))
+
+
+def chat_format(
+    tokenizer: Any,
+    model: Any,
+    settings: EnvironmentSettings,
+    *,
+    tools: list[dict[str, Any]] = TOOLS,
+    template_options: dict[str, Any] | None = None,
+) -> ChatFormat:
+    """The chat format of a model under the protocol of an environment."""
+    eos = model.generation_config.eos_token_id
+    return ChatFormat(
+        tokenizer,
+        tools=tools if settings.protocol == "native" else None,
+        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
+        template_options=template_options,
+    )
 
 
 def open_workbench(config: Config) -> Workbench:
@@ -76,14 +114,28 @@ def open_workbench(config: Config) -> Workbench:
     """
     databases = Databases(config.data.databases)
     executor = SQLExecutor(config.environment.limits)
-    test = {name: load_examples(path, databases, executor) for name, path in config.data.test.items()}
+    left_out = quarantined(config)
+
+    def held_out(path: Path) -> list[Example]:
+        return load_examples(path, databases, executor, leave_out=left_out, leaves_out_large=True)
+
+    dev: list[Example] = []
+    if config.evaluation.every is not None:
+        names = config.data.dev_databases
+        dev = held_out(config.data.dev or config.data.train)
+        dev = [example for example in dev if not names or example.database in names]
+        if not dev:
+            raise DataError(
+                f"no question of {config.data.train} is on data.dev_databases ({', '.join(names)})"
+            )
     return Workbench(
         config=config,
         databases=databases,
         executor=executor,
         environment=_open_environment(config, databases, executor),
         grader=open_grader(executor, neighbours=config.grading.neighbours),
-        test=test,
+        test={name: held_out(path) for name, path in config.data.test.items()},
+        dev=evenly_spaced(dev, config.evaluation.schedule_samples),
     )
 
 
@@ -128,7 +180,7 @@ class Run:
 
 
 def quarantined(config: Config) -> frozenset[str]:
-    """Ids of the questions that training leaves out."""
+    """Ids of the questions that a run leaves out."""
     return frozenset() if config.data.quarantine is None else read_quarantine(config.data.quarantine)
 
 

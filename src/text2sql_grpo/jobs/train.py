@@ -1,12 +1,14 @@
-"""The main job: warm start or load, evaluate, GRPO, evaluate again, merge; all into one run folder."""
+"""The main job: SFT, evaluate, GRPO, evaluate again, merge; all into one run folder."""
 
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from rich.console import Console
 from rich.text import Text
 from transformers.integrations import unset_hf_deepspeed_config
@@ -23,6 +25,7 @@ from text2sql_grpo.integrations.trackers import (
     trackers,
     tracking,
 )
+from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
@@ -32,19 +35,24 @@ from text2sql_grpo.jobs.run_folder import (
     prepare_folder,
 )
 from text2sql_grpo.jobs.run_report import report
+from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, open_workbench
+from text2sql_grpo.jobs.sft import stage_folder, started_policy
+from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.alerts import Alerts
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
-from text2sql_grpo.training.checkpoints import is_finished
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, resolved, tiny_policy
-from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, progress_bar, stop_on_sigterm
+from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, is_finished
+from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, stop_on_sigterm
 from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.selection import strata
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 INTERRUPTED = 130
+_WEIGHTS = shutil.ignore_patterns("model", "adapter")
 
 
 def train(config: Config, *, console: Console, resume: str | None = None) -> int:
@@ -74,6 +82,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
+    choose_threads(console)
     names = trackers(config.grpo.get("report_to"))
     check_installed(names)
     name = str(arguments.run_name)
@@ -81,6 +90,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     check_fills_a_batch(questions, arguments)
+    check_strata(questions, config)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
     if processes.is_main():  # the others would see what it tries and readies there
@@ -90,12 +100,15 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         soft_wrap=True,
     )
     try:
-        with run.stage("warm start"):
-            policy = _policy(run)
+        with run.stage("SFT" if config.sft else "loading"):
+            policy = started_policy(bench, arguments, console)
     except KeyboardInterrupt:
-        console.print("Stopped. Run the same command again: a warm start goes on where it was.")
+        console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return INTERRUPTED
     prepare_folder(config, checkpoint, console)
+    if config.sft is not None and processes.is_main():
+        stage = stage_folder(bench, arguments)
+        shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         with tracking(names, arguments) as tracked:
             return _improve(run, arguments, policy, questions, checkpoint, tracked)
@@ -112,13 +125,18 @@ def _improve(
     checkpoint: Path | None,
     tracked: Tracking,
 ) -> int:
-    """Evaluation, GRPO, merge, evaluation, report."""
-    before = accuracy_before(run, policy, is_resumed=checkpoint is not None)
+    """Start, evaluation, GRPO, merge, evaluation, report."""
+    is_resumed = checkpoint is not None
+    settle_start(run, policy, questions, arguments, is_resumed=is_resumed)
+    before = accuracy_before(run, policy, is_resumed=is_resumed)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
     trainer = _trainer(
         run, arguments, policy, questions, [progress, stopper, *run.alerts, *tracked.callbacks]
     )
+    trainer.on_episode = progress.show_episodes
+    every = run.bench.config.evaluation.every
+    schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
     try:
         with run.stage("GRPO"), stopper.listening():
             _learn(trainer, checkpoint)
@@ -128,17 +146,17 @@ def _improve(
             alerts.close()
     if processes.any_of(stopper.is_stopping):
         raise KeyboardInterrupt
+    step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
-    steps = trainer.state.global_step or arguments.max_steps  # 0 where the checkpoint had done them all
     del trainer
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
         checked = _check_merge(run, policy, merged)
     if processes.is_main():
-        report(run, policy, merged, before | checked, after)
+        report(run, policy, merged, before | checked | {"step": step}, after)
         tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
-        tracked.log_evaluation(after, steps)
+        tracked.log_evaluation(after, step)
     processes.wait()
     return 0
 
@@ -166,6 +184,8 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     environment = config.environment
     fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
     fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
+    if config.evaluation.every is not None:
+        fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)
     return training_arguments(
         fields,
         output_dir=str(config.run.output_dir.absolute()),
@@ -189,33 +209,14 @@ def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) 
         )
 
 
-def _policy(run: Run) -> LoadedPolicy:
-    config = run.config
-    if config.model.path is not None:
-        run.console.print(f"Loading {config.model.path} ...")
-        return load_policy(
-            config.model.path,
-            dtype=config.model.dtype,
-            quantization=config.model.quantization,
-            attn_implementation=config.model.attn_implementation,
-        )
-    assert config.warm_start is not None and config.data.demonstrations is not None
-    demonstrations = run.bench.load(config.data.demonstrations)
-    with progress_bar(run.console, "facts") as bar:
-        task = bar.add_task("Warm start", total=config.warm_start.steps, facts="")
+def check_strata(questions: Sequence[Example], config: Config) -> None:
+    """Return if the questions can fill the strata of a step.
 
-        def on_step(step: int, loss: float) -> None:
-            bar.update(task, completed=step, facts=f"loss {loss:.3f}")
-            if not run.console.is_terminal and step % 100 == 0:
-                run.console.print(f"Warm start {step}/{bar.tasks[0].total:.0f}  loss {loss:.3f}")
-
-        policy = tiny_policy(config, demonstrations, run.bench.environment, on_step=on_step)
-        bar.update(task, completed=config.warm_start.steps)
-    run.console.print(
-        f"Warm-started policy: {policy.folder} ({policy.model.num_parameters() / 1e6:.1f} M parameters)",
-        soft_wrap=True,
-    )
-    return policy
+    Raises:
+        DataError: See `training.selection.strata`.
+    """
+    if config.selection.strata:
+        strata([question.family for question in questions], config.selection.strata)
 
 
 def _trainer(
@@ -226,6 +227,7 @@ def _trainer(
     callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
     config = run.config
+    is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
     rewards = RewardMix(config.rewards)
     if rewards.warning:
         run.console.print(Text(f"warning: {rewards.warning}"), soft_wrap=True)
@@ -238,12 +240,14 @@ def _trainer(
             rewards=rewards,
             grader=run.bench.grader,
             processing_class=policy.tokenizer,
-            peft_config=lora_config(config.model, policy.model.config),
+            peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
             callbacks=callbacks,
             run_log=RunLog(run.folder),
+            strata=config.selection.strata,
         )
     except ValueError as error:  # TRL's objections to how its fields go together
         raise ConfigError(f"grpo: {error}") from error
+    name_base(trainer.model, policy)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer

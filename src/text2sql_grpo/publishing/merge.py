@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merge_sources import (
     Quantization,
     dtype_before_rounding,
@@ -112,6 +113,7 @@ def merge_adapter(
     model_path = base or (peft_config.base_model_name_or_path if peft_config else str(adapter))
     if not model_path:
         raise ModelError(f"expected the adapter to name its base, got none; give --base: {adapter}")
+    named, model_path = model_path, model_folder(model_path)
     config = read_model_config(model_path)
     target_dtype = dtype_to_write(dtype, config)
     quantized_from = dtype_before_rounding(adapter, quantization, config) if is_adapter else None
@@ -142,7 +144,7 @@ def merge_adapter(
         _check_same_tokenizer(tokenizer, folder)
     return MergeReport(
         source=adapter,
-        base=model_path if is_adapter else None,
+        base=named if is_adapter else None,
         out=out,
         dtype=str(target_dtype).removeprefix("torch."),
         num_parameters=plain.num_parameters(),

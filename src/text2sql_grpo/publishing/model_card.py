@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.statistics import remark
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
 
@@ -219,6 +220,10 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
     path = run / "evaluation.json"
     try:
         rows = [row for name, scores in evaluation["sets"].items() for row in _rows(name, scores)]
+        few = _few_databases(evaluation["sets"])
+        change = (
+            evaluation.get("change") and f"Against the start of training: {evaluation['change']['verdict']}"
+        )
         merge = evaluation.get("merge_check")
         merged = merge and (
             f"Merging: of {merge['before']['total']} questions {merge['other_sql']} were answered by another "
@@ -229,12 +234,13 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
     temperature = evaluation.get("temperature")
     how = {None: "", 0: " Greedy."}.get(temperature, f" Sampled at temperature {temperature}.")
     intro = (
-        "Share of held-out questions whose submitted SQL returns the right result, with its 95% interval."
+        "Share of held-out questions whose submitted SQL returns the right result, with its 95% interval:"
+        " by database, since questions about one database are not independent, and by question."
         " Strict: same rows as often, order where the question asks for it, same columns."
         f" Official: the benchmark's own comparison of sets.{how}"
     )
     table = "\n".join(["| set | part | strict | official |", "| --- | --- | --- | --- |", *rows])
-    parts = [intro, table, merged, _compared(run / "comparison.json")]
+    parts = [intro, table, few, change, merged, _compared(run / "comparison.json")]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -258,8 +264,22 @@ def _rows(name: str, scores: dict[str, Any]) -> Iterator[str]:
 
 
 def _cell(score: dict[str, Any]) -> str:
-    low, high = score["interval"]
-    return f"{score['accuracy']:.1%} ({score['correct']}/{score['total']}; {low:.1%} to {high:.1%})"
+    text = f"{score['accuracy']:.1%} ({score['correct']}/{score['total']}; {_bounds(score['interval'])}"
+    if len(score.get("by_database", {})) > 1:
+        text += f"; by question {_bounds(score['naive_interval'])}"
+    return f"{text})"
+
+
+def _bounds(interval: list[float]) -> str:
+    low, high = interval
+    return f"{low:.1%} to {high:.1%}"
+
+
+def _few_databases(sets: dict[str, Any]) -> str:
+    remarks = {
+        name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
+    }
+    return "\n".join(f"- `{name}`: {text}" for name, text in remarks.items() if text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
