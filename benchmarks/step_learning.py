@@ -1,11 +1,11 @@
 """Seconds of training until the quickstart's policy is so good: part of `step.py`.
 
-GRPO of the quickstart twice from one warm start: ours, and with TRL's own generation and update
+GRPO of the quickstart twice from one SFT stage: ours, and with TRL's own generation and update
 (`rollout.engine: generation`, `grpo.shared_prefix: false`). Environment, grading and rewards are ours on both
 sides, so this is what engine and update alone change; TRL's own tool loop is not measured here. The sides
 draw other episodes, so one seed says little about how many steps are needed; how long a step takes is what
 differs. Every few steps the look-up questions about unseen stored values are answered greedily; that, the
-warm start and the making of the trainer are outside the clock.
+SFT stage and the making of the trainer are outside the clock.
 """
 
 import gc
@@ -25,10 +25,11 @@ from trl.kernels import chunked_logprob
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.policy import LoadedPolicy, tiny_policy
+from text2sql_grpo.training.policy import LoadedPolicy
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 SIDES = {"trl": ["--rollout.engine", "generation", "--grpo.shared_prefix", "false"], "ours": []}
@@ -109,8 +110,7 @@ class Learning(TrainerCallback):
 def curve(config: Config, *, every: int) -> list[dict[str, float]]:
     """The points of one run of GRPO."""
     bench = open_workbench(config)
-    assert config.data.demonstrations is not None
-    policy = tiny_policy(config, bench.load(config.data.demonstrations), bench.environment)
+    policy = started_policy(bench, run_arguments(config), Console(quiet=True))
     learning = Learning(bench, policy, every=every)
     trainer = SQLGRPOTrainer(
         policy.model,

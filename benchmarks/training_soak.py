@@ -20,9 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,10 @@ import torch
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, load_config
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random models
+
+from tests.tiny_model import write_model
+from text2sql_grpo.config import load_config
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.jobs.setup import open_workbench
@@ -40,7 +41,7 @@ from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import SlotCache
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.policy import load_policy, tiny_policy
+from text2sql_grpo.training.policy import load_policy
 from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
@@ -51,11 +52,9 @@ DISTINCT = 40
 WATCHED_EVERY = 100
 SETTLED = 0.25  # of the steps: from then on memory may not grow
 SETTINGS = {
-    "model.tiny": "{vocab_size: 2048, hidden_size: 48, num_layers: 1, num_heads: 2, "
-    "intermediate_size: 96, max_positions: 1024}",
     "data.test": "{}",
     "environment.max_turns": "2",
-    "warm_start": "{steps: 2, practice_steps: 1, renamed_copies: 0}",
+    "sft": "null",
 }
 GRPO = {
     "per_device_train_batch_size": 4,
@@ -171,26 +170,15 @@ def growth(seen: list[dict[str, Any]], name: str) -> dict[str, float]:
     return {when: round(sum(values) / third, 1) for when, values in ends.items()}
 
 
-def make_policy(config: Config) -> str:
-    """The folder of the warm-started policy."""
-    bench = open_workbench(config)
-    assert config.data.demonstrations is not None
-    return tiny_policy(config, bench.load(config.data.demonstrations), bench.environment).folder
-
-
 def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
     (folder / "shards").mkdir()
     write_shards(folder / "shards", questions)
     overrides = [part for name, value in SETTINGS.items() for part in (f"--{name}", value)]
     overrides += ["--data.train", str(folder / "shards"), "--run.output_dir", str(folder / "run")]
-    overrides += [
-        part
-        for name, place in (("databases", "databases"), ("demonstrations", "questions/demonstrations.jsonl"))
-        for part in (f"--data.{name}", str(REPOSITORY / "data" / place))
-    ]
+    overrides += ["--data.databases", str(REPOSITORY / "data" / "databases")]
+    overrides += ["--model.path", str(write_model(folder / "model", hidden_size=48, max_positions=1024))]
     config = load_config(REPOSITORY / "config" / "quickstart.yaml", overrides)
-    with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory is not to be seen here
-        policy = load_policy(other.submit(make_policy, config).result())
+    policy = load_policy(config.model.path)
     bench = open_workbench(config)
     before, started = memory_mb(), time.monotonic()
     examples = bench.load(config.data.train)
