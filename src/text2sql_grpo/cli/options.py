@@ -14,8 +14,10 @@ SETTING = "--section.key"
 
 
 def quiet_libraries() -> None:
-    """Deprecations inside libraries, missing kernels and the bars of single files tell a person nothing."""
+    """Hide what a user can do nothing about: deprecations, missing kernels, bars of single files."""
     warnings.filterwarnings("ignore", category=FutureWarning)
+    # PEFT looks for a resized vocabulary in the base model; adapters here never resize it.
+    warnings.filterwarnings("ignore", "Could not find a config file in", UserWarning)
     for name in ("bitsandbytes", "transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

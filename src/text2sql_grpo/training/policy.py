@@ -22,6 +22,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.memory import check_fits
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -119,7 +120,8 @@ def resolved(settings: ModelConfig, device: str) -> ModelConfig:
 def _frozen_dtype(device: str) -> Literal["float32", "bfloat16", "float16"]:
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    return "float32" if device in ("cpu", "mps") else "bfloat16"
+    is_slow = device == "mps" or (device == "cpu" and not has_fast_bf16())
+    return "float32" if is_slow else "bfloat16"
 
 
 def four_bit_obstacle(device: str) -> str | None:
