@@ -2,8 +2,8 @@
 
 For each seed, from one and the same SFT stage:
 - the main job: accuracy before and after GRPO, with the look forced before GRPO, and the blind cap;
-- the control that is allowed one turn only, so that it cannot look;
-- more supervised training on the stage's own log, for the processor time of GRPO;
+- the same GRPO with one turn only, in which no look is possible;
+- more SFT on the stage's own data, for the processor time of GRPO;
 - the policy before GRPO, voting over eight samples.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/quickstart_learning.py --seeds 0 1 2 --out runs/learning
@@ -14,9 +14,11 @@ command above prints them all.
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,29 +29,27 @@ from rich.table import Table
 from transformers import TrainerCallback
 
 from text2sql_grpo.config import Config, SFTSettings, load_config
-from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
+from text2sql_grpo.evaluation.answers import Judged, read_answers, write_answers
+from text2sql_grpo.evaluation.comparison import Comparison, compare
+from text2sql_grpo.evaluation.evaluate import Answer
 from text2sql_grpo.jobs.evaluate import answer_all
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import stage_trainer, started_policy
 from text2sql_grpo.jobs.train import run_arguments, train
-from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.training.policy import LoadedPolicy
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model
 
-def run_job(
-    config_path: Path, run: Path, seed: int, overrides: list[str], console: Console
-) -> dict[str, Any]:
-    """The evaluation record of a whole main job, run unless its folder holds one."""
-    written = run / "evaluation.json"
-    if not written.exists():
-        config = load_config(config_path, [*overrides, "--run.output_dir", str(run), "--run.seed", str(seed)])
-        train(config, console=console)
-    record: dict[str, Any] = json.loads(written.read_text())
-    return record
+BEFORE, AFTER, ONE_TURN = "before", "after GRPO", "one turn only, after GRPO"
+SUPERVISED, VOTE = "more SFT, same processor time", "vote@8 before"
+NEEDS: dict[str, Callable[[Judged], bool]] = {
+    "look-up": lambda answer: answer.family == "lookup",
+    "others": lambda answer: answer.family != "lookup",
+}
 
 
 class StopAfter(TrainerCallback):
-    """Ends training after so many processor seconds."""
+    """Ends training after a number of processor seconds."""
 
     def __init__(self, cpu_s: float) -> None:
         self._end = time.process_time() + cpu_s
@@ -58,66 +58,49 @@ class StopAfter(TrainerCallback):
         control.should_training_stop = time.process_time() > self._end
 
 
-def supervised_control(config: Config, cpu_s: float) -> dict[str, Any]:
-    """Held-out summaries after more supervised training on the log that the stage was trained on."""
+def more_sft(config: Config, cpu_s: float, out: Path) -> None:
+    """Answer the held-out questions after more SFT on the data of the stage."""
     arguments, console = run_arguments(config), Console(quiet=True)
     policy = started_policy(open_workbench(config), arguments, console)
     sft = replace(config.sft or SFTSettings(), stop=None, max_steps=100_000, save_steps=100_000)
     # At a third of the peak: the stage ended far below it, and this goes on for some minutes.
     sft = replace(sft, learning_rate=(sft.learning_rate or 6e-4) / 3, min_learning_rate_ratio=1.0)
-    bench = open_workbench(replace(config, sft=sft))
+    without_schedule = replace(config.evaluation, every=None, keep="last")
+    order = replace(config.run, seed=config.run.seed + 1000)  # not the stage's own first batches again
+    bench = open_workbench(replace(config, sft=sft, evaluation=without_schedule, run=order))
     with tempfile.TemporaryDirectory() as folder:
         trainer = stage_trainer(bench, policy, Path(folder), arguments, [StopAfter(cpu_s)], console)
         trainer.train()
-    model, chat = trainer.model, bench.chat(policy.tokenizer, policy.model)
-    model.eval()
-    speaker = model_policy(model, chat, batch_size=config.evaluation.batch_size)
-    with inference_autocast(model, bf16=config.evaluation.bf16):
-        return {
-            name: summary(
-                answer_questions(
-                    evenly_spaced(examples, config.data.test_samples),
-                    speaker,
-                    chat,
-                    bench.environment,
-                    bench.grader,
-                    bench.budgets(model),
-                )
-            )
-            for name, examples in bench.test.items()
-        }
+    write_answers(out, sampled(bench, replace(policy, model=trainer.model), temperature=0.0, votes=1))
 
 
-def vote_control(config: Config, *, votes: int = 8) -> dict[str, list[list[int]]]:
-    """Right and asked, of look-ups and of others, where the policy before GRPO votes over its samples.
+def vote(config: Config, out: Path, *, votes: int = 8) -> None:
+    """Answer the held-out questions by a vote over samples of the policy before GRPO.
 
     The vote goes to the result that most of the sampled answers have; ties to the one sampled first.
     """
     arguments, console = run_arguments(config), Console(quiet=True)
     bench = open_workbench(config)
     policy = started_policy(bench, arguments, console)
-    figures = {}
-    for name, examples in bench.test.items():
-        asked = evenly_spaced(examples, config.data.test_samples)
-        answers = answer_all(
-            policy,
-            bench,
-            {name: [example for example in asked for _ in range(votes)]},
-            console,
-            title=name,
-            temperature=arguments.temperature,
-            seed=config.run.seed,
-        )[name]
-        counted = {True: [0, 0], False: [0, 0]}
-        for first in range(0, len(answers), votes):
-            group = answers[first : first + votes]
-            results = [result_of(bench, answer) for answer in group]
-            chosen = group[results.index(Counter(results).most_common(1)[0][0])]
-            pair = counted[chosen.example.family == "lookup"]
-            pair[0] += chosen.verdict.strict
-            pair[1] += 1
-        figures[name] = [counted[True], counted[False]]
-    return figures
+    chosen = {}
+    for name, answers in sampled(bench, policy, temperature=arguments.temperature, votes=votes).items():
+        groups = [answers[first : first + votes] for first in range(0, len(answers), votes)]
+        results = [[result_of(bench, answer) for answer in group] for group in groups]
+        winners = [found.index(Counter(found).most_common(1)[0][0]) for found in results]
+        chosen[name] = [group[winner] for group, winner in zip(groups, winners, strict=True)]
+    write_answers(out, chosen)
+
+
+def sampled(
+    bench: Workbench, policy: LoadedPolicy, *, temperature: float, votes: int
+) -> dict[str, list[Answer]]:
+    """Answers to the held-out questions of the main job, `votes` of each side by side."""
+    config = bench.config
+    sets = {
+        name: [one for one in evenly_spaced(examples, config.data.test_samples) for _ in range(votes)]
+        for name, examples in bench.test.items()
+    }
+    return answer_all(policy, bench, sets, Console(quiet=True), temperature=temperature, seed=config.run.seed)
 
 
 def result_of(bench: Workbench, answer: Answer) -> str:
@@ -129,76 +112,113 @@ def result_of(bench: Workbench, answer: Answer) -> str:
     return repr(sorted(map(repr, outcome.rows))) if outcome.is_ok else outcome.status
 
 
-def counts(sets: dict[str, Any], name: str, *, lookup: bool) -> tuple[int, int]:
-    """Right answers and questions of one held-out set: the look-up family, or all others."""
-    correct = total = 0
-    for family, entry in sets[name]["by_family"].items():
-        if (family == "lookup") == lookup:
-            correct += entry["strict"]["correct"]
-            total += entry["strict"]["total"]
-    return correct, total
-
-
 def measure(
     config_path: Path, seed: int, overrides: list[str], folder: Path, console: Console
 ) -> dict[str, Any]:
-    """All figures of one seed: held-out set -> measure -> (right, asked)."""
-    main = run_job(config_path, folder / f"main-{seed}", seed, overrides, console)
-    one_turn = run_job(
-        config_path, folder / f"one-turn-{seed}", seed, [*overrides, "--environment.max_turns", "1"], console
-    )
-    config = load_config(
-        config_path, [*overrides, "--run.output_dir", str(folder / f"main-{seed}"), "--run.seed", str(seed)]
-    )
-    written = folder / f"supervised-{seed}.json"
-    if not written.exists():
-        control = supervised_control(config, main["cpu_seconds"]["GRPO"])
-        written.write_text(json.dumps(control))
-    supervised = json.loads(written.read_text())
-    written = folder / f"vote-{seed}.json"
-    if not written.exists():
-        written.write_text(json.dumps(vote_control(config)))
-    votes = json.loads(written.read_text())
-    figures: dict[str, Any] = {}
-    for name in main["sets"]:
-        marks = main["lookup"][name]
-        figures[name] = {
-            "look-up, before": counts(main["before"]["sets"], name, lookup=True),
-            "look-up, after GRPO": counts(main["sets"], name, lookup=True),
-            "look-up, one turn only, after GRPO": counts(one_turn["sets"], name, lookup=True),
-            "look-up, blind cap (best guess)": _pair(marks["blind_cap"]["best"]),
-            "look-up, blind cap (any guess)": _pair(marks["blind_cap"]["any"]),
-            "look-up, look forced, before": _pair(marks["forced_look_before"]),
-            "look-up, supervised, same CPU time": counts(supervised, name, lookup=True),
-            "look-up, vote@8 before": tuple(votes[name][0]),
-            "others, before": counts(main["before"]["sets"], name, lookup=False),
-            "others, after GRPO": counts(main["sets"], name, lookup=False),
-            "others, supervised, same CPU time": counts(supervised, name, lookup=False),
-            "others, vote@8 before": tuple(votes[name][1]),
-        }
-    return {"sets": figures, "cpu_s": main["cpu_seconds"]}
+    """Answers and records of one seed; what `folder` holds is not run again."""
+
+    def config_of(run: Path, *more: str) -> Config:
+        options = ["--run.output_dir", str(run), "--run.seed", str(seed)]
+        return load_config(config_path, [*overrides, *options, *more])
+
+    main, one_turn = folder / f"main-{seed}", folder / f"one-turn-{seed}"
+    if not (main / "evaluation.json").exists():
+        train(config_of(main), console=console)
+    if not (one_turn / "evaluation.json").exists():
+        train(config_of(one_turn, "--environment.max_turns", "1", "--start", "null"), console=console)
+    record = json.loads((main / "evaluation.json").read_text())
+    supervised, voted = folder / f"supervised-{seed}.jsonl", folder / f"vote-{seed}.jsonl"
+    if not supervised.exists():
+        more_sft(config_of(main), record["cpu_seconds"]["GRPO"], supervised)
+    if not voted.exists():
+        vote(config_of(main), voted)
+    answers = {
+        BEFORE: read_answers(main / "evaluation-before.jsonl"),
+        AFTER: read_answers(main / "evaluation.jsonl"),
+        ONE_TURN: read_answers(one_turn / "evaluation.jsonl"),
+        SUPERVISED: read_answers(supervised),
+        VOTE: read_answers(voted),
+    }
+    return {"answers": answers, "record": record}
 
 
-def _pair(record: dict[str, Any]) -> tuple[int, int]:
-    return record["correct"], record["total"]
-
-
-def report(results: dict[int, dict[str, Any]], console: Console) -> dict[str, float]:
-    """Prints a table per held-out set and returns the mean share of each measure."""
-    means: dict[str, float] = {}
+def report(results: Mapping[int, dict[str, Any]], console: Console) -> list[dict[str, Any]]:
+    """Print a table for each held-out set and kind of question; return its rows."""
+    rows = []
     first = next(iter(results.values()))
-    for name, measures in first["sets"].items():
-        table = Table(title=f"{name}: share right (right/asked)")
-        for column in ("measure", *(f"seed {seed}" for seed in results), "mean"):
-            table.add_column(column)
-        for label in measures:
-            pairs = [result["sets"][name][label] for result in results.values()]
-            mean = sum(right / max(1, asked) for right, asked in pairs) / len(pairs)
-            means[f"{name}: {label}"] = round(mean, 4)
-            cells = [f"{right / max(1, asked):.0%} ({right}/{asked})" for right, asked in pairs]
-            table.add_row(label, *cells, f"{mean:.0%}")
-        console.print(table)
-    return means
+    for name in first["record"]["sets"]:
+        for need, belongs in NEEDS.items():
+            table = Table(title=f"{name}, {need}: right/asked, and the change against `{BEFORE}`")
+            for column in (
+                "",
+                *(f"seed {seed}" for seed in results),
+                "mean",
+                "points",
+                "by database",
+                "by question",
+            ):
+                table.add_column(column)
+            for label in first["answers"]:
+                row = row_of(results, name, need, belongs, label)
+                cells = [f"{right}/{asked}" for right, asked in row["counts"]]
+                change = row["change"]
+                points = "" if change is None else f"{100 * change['difference']:+.0f}"
+                ranges = [
+                    "" if change is None else " to ".join(f"{100 * bound:+.0f}" for bound in change[kind])
+                    for kind in ("interval", "naive_interval")
+                ]
+                table.add_row(label, *cells, f"{row['mean']:.0%}", points, *ranges)
+                rows.append(row)
+            marks = [result["record"]["lookup"].get(name, {}) for result in results.values()]
+            if need == "look-up" and all(marks):
+                for label, found in (
+                    ("look forced, before", [mark.get("forced_look_before") for mark in marks]),
+                    ("blind cap (best guess)", [mark["blind_cap"]["best"] for mark in marks]),
+                    ("blind cap (any guess)", [mark["blind_cap"]["any"] for mark in marks]),
+                ):
+                    if all(found):
+                        counts = [(one["correct"], one["total"]) for one in found]
+                        rows.append(summed(name, need, label, counts, None))
+                        cells = [f"{right}/{asked}" for right, asked in counts]
+                        table.add_row(label, *cells, f"{rows[-1]['mean']:.0%}", "", "", "")
+            console.print(table)
+    return rows
+
+
+def row_of(
+    results: Mapping[int, dict[str, Any]],
+    name: str,
+    need: str,
+    belongs: Callable[[Judged], bool],
+    label: str,
+) -> dict[str, Any]:
+    """Counts of one measure in each seed; its change against the policy before GRPO, over all seeds."""
+    counts, pairs = [], []
+    for result in results.values():
+        asked = [one for one in result["answers"][label] if one.set == name and belongs(one)]
+        counts.append((sum(one.strict for one in asked), len(asked)))
+        pairs += _pairs(result["answers"][BEFORE], asked)
+    change = None if label == BEFORE or not pairs else Comparison(pairs, 0, 0).paired().record()
+    return summed(name, need, label, counts, change)
+
+
+def _pairs(before: Sequence[Judged], asked: Sequence[Judged]) -> list[tuple[Judged, Judged]]:
+    return compare(before, asked).pairs if asked else []
+
+
+def summed(
+    name: str, need: str, label: str, counts: list[tuple[int, int]], change: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A row of the report."""
+    mean = sum(right / max(1, asked) for right, asked in counts) / len(counts)
+    return {
+        "set": name,
+        "need": need,
+        "measure": label,
+        "counts": counts,
+        "mean": round(mean, 4),
+        "change": change,
+    }
 
 
 def main() -> None:
@@ -219,11 +239,15 @@ def main() -> None:
         overrides += ["--grpo.max_steps", "2"]
     console = Console()
     folder = options.out or Path(tempfile.mkdtemp(prefix="quickstart-learning-"))
+    if options.quick:
+        from tests.tiny_model import write_test_config_model
+
+        write_test_config_model(folder / "model")
+        overrides += ["--model.path", str(folder / "model")]
     results = {seed: measure(options.config, seed, overrides, folder, console) for seed in options.seeds}
-    means = report(results, console)
-    print(
-        json.dumps({"seeds": options.seeds, "config": str(options.config), "means": means, "runs": results})
-    )
+    rows = report(results, console)
+    cpu_s = {seed: result["record"]["cpu_seconds"] for seed, result in results.items()}
+    print(json.dumps({"seeds": options.seeds, "config": str(options.config), "rows": rows, "cpu_s": cpu_s}))
 
 
 if __name__ == "__main__":

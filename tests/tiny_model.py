@@ -125,13 +125,13 @@ def logits_of(model: torch.nn.Module) -> torch.Tensor:
     return model.eval()(input_ids=TOKEN_IDS).logits
 
 
+def write_test_config_model(folder: Path) -> None:
+    """The random model of config/test.yaml; its tokenizer is trained on some bundled questions."""
+    questions = Path(__file__).parents[1] / "data" / "questions" / "train.jsonl"
+    rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()[:300]]
+    texts = [f"<answer>{row['gold_sql']}</answer>\n{row['question']}" for row in rows]
+    write_model(folder, texts=texts, vocab_size=1024, hidden_size=64, max_positions=1024)
+
+
 if __name__ == "__main__":
-    lines = Path("data/questions/train.jsonl").read_text(encoding="utf-8").splitlines()[:300]
-    rows = [json.loads(line) for line in lines]
-    write_model(
-        Path(sys.argv[1]),
-        texts=[f"<answer>{row['gold_sql']}</answer>\n{row['question']}" for row in rows],
-        vocab_size=1024,
-        hidden_size=64,
-        max_positions=1024,
-    )
+    write_test_config_model(Path(sys.argv[1]))
