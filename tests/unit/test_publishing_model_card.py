@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_card_tells_the_whole_run(run: Path) -> None:
     config = {
-        "model": {"path": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "tiny": None},
+        "model": {"path": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
         "data": {"train": "data/rl.jsonl", "train_samples": 20},
         "grpo": {"learning_rate": 1e-5},
     }
@@ -139,11 +139,11 @@ def test_empty_run_folder_makes_a_card_that_claims_nothing(run: Path) -> None:
     assert card.data.license is None
 
 
-def test_policy_made_from_nothing_has_our_license_and_no_base(run: Path) -> None:
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": None, "tiny": {"vocab_size": 512}}}))
+def test_base_and_license_of_the_quickstart(run: Path) -> None:
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": "smollm2-135m"}}))
     card = ModelCard.load(write_model_card(run, run / "merged"))
-    assert card.data.license == "apache-2.0"
-    assert card.data.base_model is None
+    assert card.data.license is None
+    assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert ModelCard.load(write_model_card(run, run / "merged", license_id="mit")).data.license == "mit"
 
 

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remark
+from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
 
@@ -80,8 +81,7 @@ def write_model_card(
         run: The run folder.
         folder: The folder of the merged model, or of the adapter.
         repo_id: Name on the Hub for the examples; None uses the folder's path.
-        license_id: Hub license id; None leaves the field out where a base from the Hub has its own
-            license, and is `apache-2.0` for a policy trained from nothing.
+        license_id: Hub license id; None leaves the field out, since a base from the Hub has its own.
         audits: More files of `audit data --json`.
 
     Raises:
@@ -90,13 +90,12 @@ def write_model_card(
     config = _read_config(run / "config.yaml")
     is_adapter = (folder / "adapter_config.json").is_file()
     base = _hub_base(run, config)
-    is_from_nothing = bool((config.get("model") or {}).get("tiny"))
     data = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["text-to-sql", "grpo", "trl", *(["lora"] if is_adapter else [])],
         base_model=base,
-        license=license_id or ("apache-2.0" if is_from_nothing else None),
+        license=license_id,
     )
     evaluation = _read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
     text = _CARD.format(
@@ -143,11 +142,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _hub_base(run: Path, config: dict[str, Any]) -> str | None:
-    """Hub id of the model the run started from; None for a folder or a policy made on the spot."""
+    """Hub id of the model that the run started from; None for a folder or a file."""
     base = (config.get("model") or {}).get("path")
     adapter_config = run / "adapter" / "adapter_config.json"
     if base is None and adapter_config.is_file():
         base = _read_json(adapter_config).get("base_model_name_or_path")
+    base = SMOLLM2_HUB_ID if base == SMOLLM2 else base
     is_hub_id = isinstance(base, str) and _HUB_ID.fullmatch(base) and not Path(base).exists()
     return base if is_hub_id else None
 
