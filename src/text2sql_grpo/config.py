@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from text2sql_grpo.bundled import ROOT, is_bundled, with_bundled_paths
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
@@ -501,20 +502,25 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a YAML file, with dotted overrides applied.
 
     Args:
+        path: A file; one of the package, such as `config/quickstart.yaml`, where the working folder has none
+            of this name. Then its `data/..` are the package's too.
         overrides: As on a command line: `["--run.seed", "1", "--grpo.max_steps=2"]`.
 
     Raises:
         ConfigError: No such file, no YAML, an unknown key, a wrong type or value, or rewards by
             which a wrong answer could out-score a right one. The text names file and key.
     """
+    is_own = is_bundled(path)
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        tree = yaml.load((ROOT / path if is_own else path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"expected YAML, got {error} ({path})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"expected a mapping of sections, got {type(tree).__name__} ({path})")
+    if is_own:
+        tree = with_bundled_paths(tree)
     for key, value in _parse_overrides(overrides):
         _set(tree, key, value)
     return parse_config(tree, source=str(path))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = "text2sql_grpo"
 # A room imports only from itself and from rooms before it. A new room needs its place here.
-LIGHT_ROOMS = ("errors", "sql", "grading", "data", "environment", "rewards", "audit", "config")
+LIGHT_ROOMS = ("errors", "bundled", "sql", "grading", "data", "environment", "rewards", "audit", "config")
 HEAVY_ROOMS = (
     *("models", "rollout", "training", "evaluation", "publishing", "reporting", "integrations"),
     *("jobs", "cli"),  # what each verb does, and the verbs

@@ -258,3 +258,18 @@ def test_defaults_are_valid() -> None:
     tree: dict[str, Any] = {"model": {"path": "m"}, "data": {"databases": "d", "train": "t"}}
 
     assert parse_config(tree, source="test").rewards == {"preset": "strict_neighbours"}
+
+
+def test_the_packages_own_config_works_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--data.dev", "data/own.jsonl"]
+    config = load_config(Path("config/quickstart.yaml"), options)
+    assert config.data.databases == repo_root / "data/databases"
+    assert config.data.test["test_values"].is_file()
+    assert (config.data.dev, config.run.output_dir) == (Path("data/own.jsonl"), Path("runs/quickstart"))
+
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/quickstart.yaml").write_text(SMALLEST)
+    assert load_config(Path("config/quickstart.yaml")).model.path == "some/model"

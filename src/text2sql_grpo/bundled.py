@@ -1,0 +1,22 @@
+"""Files that come with the package: configs, and the data of the quickstart."""
+
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).parent
+# A wheel holds `config/` and `data/` inside the package; in a checkout they stand beside `src/`.
+ROOT = _PACKAGE / "bundled" if (_PACKAGE / "bundled").is_dir() else _PACKAGE.parents[1]
+
+
+def is_bundled(path: Path) -> bool:
+    """Whether a relative path names a file of the package, and none of the working folder."""
+    return not path.is_absolute() and not path.exists() and (ROOT / path).exists()
+
+
+def with_bundled_paths(tree: Any) -> Any:
+    """A tree of plain values in which each name of a bundled file or folder is its absolute path."""
+    if isinstance(tree, dict):
+        return {key: with_bundled_paths(value) for key, value in tree.items()}
+    if isinstance(tree, str) and tree.startswith("data/") and is_bundled(Path(tree)):
+        return str(ROOT / tree)
+    return tree
