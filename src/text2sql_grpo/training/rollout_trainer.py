@@ -1,6 +1,8 @@
 """TRL's GRPO over whole multi-turn rollouts of our engine."""
 
+import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -28,6 +30,8 @@ from text2sql_grpo.training.run_log import family_metrics
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
 from text2sql_grpo.training.turn_advantages import spread, turn_advantages
+
+logger = logging.getLogger(__name__)
 
 Scores = dict[str, float] | None
 
@@ -211,6 +215,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """TRL's `rollout_func`: the rollouts of one generation batch, with their scores."""
         self._scored = scored = self._play_batch(self._batch)
         wait()  # rollouts last unequally long, and TRL's own meetings have a time-out
+        self._warn_of_no_signal(scored)
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
         trained = [
@@ -229,6 +234,16 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             "scores": scores,
             "metrics": list(scored.metrics),
         }
+
+    def _warn_of_no_signal(self, scored: Scored) -> None:
+        """Log why a generation batch of all ranks has no gradient, where it has none."""
+        stops = (str(rollout.stop_reason) for rollout in scored.rollouts)
+        everybody = gathered(list(zip(scored.rewards, stops, strict=True)))
+        rewards, reasons = zip(*(row for rows in everybody for row in rows), strict=True)
+        reason = no_signal(rewards, reasons, group_size=self.num_generations)
+        has_turn_rewards = any(map(any, scored.turn_rewards or ()))
+        if reason and self.model.training and not has_turn_rewards and self.accelerator.is_main_process:
+            logger.warning(f"step {self.state.global_step + 1} has nothing to learn from: {reason}")
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
         over = count(1)
@@ -280,6 +295,37 @@ def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, boo
     for name, reward in rewards:
         groups.setdefault(name, set()).update(() if reward is None else (round(reward, 6),))
     return {name: len(found) < 2 for name, found in groups.items()}
+
+
+def no_signal(rewards: Sequence[float | None], stop_reasons: Sequence[str], *, group_size: int) -> str | None:
+    """Why no episode of a batch has an advantage, and what to change; None where one has.
+
+    Args:
+        rewards: Reward of each episode, groups side by side; None for a masked one.
+        stop_reasons: Why each of them stopped.
+
+    >>> no_signal([None, None], ["budget", "budget"], group_size=2)
+    'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'
+    >>> no_signal([0.0, 0.0, 1.0, 1.0], ["submitted"] * 4, group_size=2).partition(":")[0]
+    'each of 2 groups has one reward (0 in 1, 1 in 1)'
+    >>> no_signal([0.0, 0.0, 1.0, 0.0], ["submitted"] * 4, group_size=2)
+    """
+    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
+    found = [{round(reward, 6) for reward in group if reward is not None} for group in groups]
+    if any(len(values) > 1 for values in found):
+        return None
+    if not any(found):
+        counts = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
+        remedy = "raise environment.max_episode_tokens or max_turn_tokens"
+        if "budget" not in stop_reasons:
+            remedy = "see the error of each episode in rollouts.jsonl"
+        return f"all {len(rewards)} episodes are masked ({counts}): {remedy}"
+    values = Counter(value for values in found for value in values)
+    shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
+    return (
+        f"each of {len(groups)} groups has one reward ({shown}): train SFT first, raise grpo.temperature or "
+        "num_generations, or take questions that are answered sometimes"
+    )
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:
