@@ -41,6 +41,15 @@ from text2sql_grpo.training.policy import LoadedPolicy
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model
 
 BEFORE, AFTER, ONE_TURN = "before", "after GRPO", "one turn only, after GRPO"
+ONE_TURN_OPTIONS = [
+    "--environment.max_turns",
+    "1",
+    "--start",
+    "null",
+    "--evaluation.before_training",
+    "false",
+]
+ONE_TURN_OPTIONS += ["--evaluation.every", "null", "--evaluation.keep", "last"]
 SUPERVISED, VOTE = "more SFT, same processor time", "vote@8 before"
 NEEDS: dict[str, Callable[[Judged], bool]] = {
     "look-up": lambda answer: answer.family == "lookup",
@@ -125,7 +134,7 @@ def measure(
     if not (main / "evaluation.json").exists():
         train(config_of(main), console=console)
     if not (one_turn / "evaluation.json").exists():
-        train(config_of(one_turn, "--environment.max_turns", "1", "--start", "null"), console=console)
+        train(config_of(one_turn, *ONE_TURN_OPTIONS), console=console)
     record = json.loads((main / "evaluation.json").read_text())
     supervised, voted = folder / f"supervised-{seed}.jsonl", folder / f"vote-{seed}.jsonl"
     if not supervised.exists():
