@@ -42,14 +42,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random mode
 
 BEFORE, AFTER, ONE_TURN = "before", "after GRPO", "one turn only, after GRPO"
 ONE_TURN_OPTIONS = [
-    "--environment.max_turns",
-    "1",
-    "--start",
-    "null",
-    "--evaluation.before_training",
-    "false",
+    *("--environment.max_turns", "1", "--start", "null"),
+    *("--evaluation.before_training", "false", "--evaluation.every", "null", "--evaluation.keep", "last"),
 ]
-ONE_TURN_OPTIONS += ["--evaluation.every", "null", "--evaluation.keep", "last"]
 SUPERVISED, VOTE = "more SFT, same processor time", "vote@8 before"
 NEEDS: dict[str, Callable[[Judged], bool]] = {
     "look-up": lambda answer: answer.family == "lookup",
