@@ -12,8 +12,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.jobs.grader import open_grader
-from text2sql_grpo.rewards import Results, RewardMix, episode_flags
+from text2sql_grpo.rewards import Judge, RewardMix, open_grader
 from text2sql_grpo.sql import SQLExecutor
 
 EVERY = 500  # of the quickstart's training questions
@@ -46,13 +45,12 @@ class Bench:
     def earned(self, episode: Episode) -> tuple[float, float, tuple[str, ...]]:
         """What the default and the published reward pay, and the episode's flags."""
         database = self.databases.path(episode.example.database)
-        verdict = self.grader.grade(database, episode.example.gold_sql, episode.final_sql)
-        totals = []
-        for rewards in (self.default, self.published):
-            scores = rewards.score(episode, verdict, Results(self.executor, database, episode))
-            assert scores is not None
-            totals.append(rewards.total(scores))
-        return totals[0], totals[1], episode_flags(episode, verdict, max_rows_shown=24)
+        default, published = (
+            Judge(self.grader, self.executor, rewards, max_rows_shown=24).judge(episode, database)
+            for rewards in (self.default, self.published)
+        )
+        assert default.reward is not None and published.reward is not None
+        return default.reward, published.reward, default.flags
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from text2sql_grpo.config import Config, MCPConfig, load_config
 from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.rewards import Results, RewardMix
+from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
 from text2sql_grpo.training.arguments import training_arguments
@@ -149,10 +149,8 @@ def test_a_server_killed_in_a_batch_masks_the_episode_that_noticed_and_is_starte
         assert (episode.stop_reason, episode.is_masked) == ("submitted", False)
     assert "LIS-02" in restarted.messages[-2]["content"]
     database = bench.databases.path("shop")
-    verdict = bench.grader.grade(database, dead.example.gold_sql, dead.final_sql)
-    assert (
-        RewardMix(bench.config.rewards).score(dead, verdict, Results(bench.executor, database, dead)) is None
-    )
+    judge = Judge(bench.grader, bench.executor, RewardMix(bench.config.rewards))
+    assert judge.judge(dead, database).scores is None
     assert pid() != killed
 
 

@@ -14,10 +14,11 @@ from rich.console import Console
 from tests.chat_endpoint import greedy, served
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.evaluation.evaluate import Answer, answer_questions
+from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.policy import LoadedPolicy
 

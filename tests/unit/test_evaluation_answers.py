@@ -9,8 +9,8 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.evaluation.answers import judged, read_answers, write_answers
-from text2sql_grpo.evaluation.evaluate import Answer
 from text2sql_grpo.grading import Verdict
+from text2sql_grpo.rewards import Answer
 
 
 def answer(name: str, sql: str | None) -> Answer:

@@ -11,8 +11,8 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.cli import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.answers import read_answers, write_answers
-from text2sql_grpo.evaluation.evaluate import Answer
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.rewards import Answer
 
 WRONG = "SELECT 7"
 

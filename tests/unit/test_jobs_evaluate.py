@@ -15,9 +15,10 @@ from tests.tiny_model import write_model
 from text2sql_grpo.cli import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
 from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.evaluation.evaluate import Answer, summary
+from text2sql_grpo.evaluation.evaluate import summary
 from text2sql_grpo.jobs.evaluate import accuracy_table, evaluate, show
 from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.rewards import Answer
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
 

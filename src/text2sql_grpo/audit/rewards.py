@@ -21,7 +21,7 @@ from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.perturb import perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
 from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
-from text2sql_grpo.rewards import Results, RewardMix
+from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 
@@ -70,8 +70,7 @@ class RewardAudit:
     """
 
     def __init__(self, rewards: RewardMix, grader: Grader, executor: SQLExecutor) -> None:
-        self._rewards = rewards
-        self._grader = grader
+        self._judge = Judge(grader, executor, rewards)
         self._executor = executor
 
     def probes(self) -> list[Answer]:
@@ -111,7 +110,7 @@ class RewardAudit:
 
     def _of_gold(self, example: Example, path: Path, seed: int) -> Iterator[Answer]:
         gold_sql = example.gold_sql
-        result = self._grader.gold_result(path, gold_sql)
+        result = self._judge.grader.gold_result(path, gold_sql)
         base = read_sample(path)
         gold = read_gold(gold_sql, base.schema, base.views)
         if not result.is_usable or gold is None:
@@ -163,10 +162,9 @@ class RewardAudit:
             final_sql=sql,
             stop_reason="submitted",
         )
-        verdict = self._grader.grade(path, gold_sql, sql)
-        scores = self._rewards.score(episode, verdict, Results(self._executor, path, episode))
-        is_masked = scores is None or verdict.reason == "gold_failed"
-        return None if is_masked or scores is None else self._rewards.total(scores), verdict.official
+        answer = self._judge.judge(episode, path)
+        is_masked = answer.verdict.reason == "gold_failed"
+        return None if is_masked else answer.reward, answer.verdict.official
 
 
 def _differing(

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from text2sql_grpo.errors import DataError, RunError
-from text2sql_grpo.evaluation.evaluate import Answer
-from text2sql_grpo.training.run_log import episode_record
+from text2sql_grpo.rewards import Answer
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,7 @@ def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
 
 
 def _records(sets: Mapping[str, Sequence[Answer]]) -> list[dict[str, Any]]:
-    return [
-        {"set": name} | episode_record(answer.episode, answer.verdict, None, reward=None, flags=answer.flags)
-        for name, answers in sets.items()
-        for answer in answers
-    ]
+    return [{"set": name} | answer.record() for name, answers in sets.items() for answer in answers]
 
 
 def read_answers(path: Path) -> list[Judged]:

@@ -3,38 +3,17 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.statistics import Accuracy
-from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
-from text2sql_grpo.rewards import FLAGS, episode_flags
+from text2sql_grpo.grading import Grader, OfficialVerdicts
+from text2sql_grpo.rewards import FLAGS, Answer, Judge
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
-
-_NOTHING = OfficialVerdicts(spider_exec=False, spider_exec_default=False, bird_ex=False, bird_f1=0.0)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One question, answered and judged.
-
-    Attributes:
-        official: What each published evaluator says; all of it false where nothing was submitted.
-        flags: See `episode_flags`.
-    """
-
-    episode: Episode
-    verdict: Verdict
-    official: OfficialVerdicts = _NOTHING
-    flags: tuple[str, ...] = ()
-
-    @property
-    def example(self) -> Example:
-        return self.episode.example
 
 
 def answer_questions(
@@ -58,26 +37,18 @@ def answer_questions(
         on_answer: Called when a question is answered.
     """
     sessions = [environment.session(example) for example in examples]
+    max_rows = environment.settings.observation.max_rows
+    judge = Judge(grader, environment.executor, max_rows_shown=max_rows)
     answers: dict[int, Future[Answer]] = {}
-    with ThreadPoolExecutor(1, thread_name_prefix="judge") as judge:
+    with ThreadPoolExecutor(1, thread_name_prefix="judge") as thread:
 
         def on_end(episode: Episode) -> None:
-            answers[id(episode)] = judge.submit(_judged, episode, environment, grader)
+            database = environment.databases.path(episode.example.database)
+            answers[id(episode)] = thread.submit(judge.judge, episode, database, runs_published=True)
             on_answer()
 
         episodes = run(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
         return [answers[id(episode)].result() for episode in episodes]
-
-
-def _judged(episode: Episode, environment: SQLEnvironment, grader: Grader) -> Answer:
-    example, sql = episode.example, episode.final_sql
-    database = environment.databases.path(example.database)
-    verdict = grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
-    official = _NOTHING
-    if sql is not None:
-        official = official_verdicts(environment.executor, database, example.gold_sql, sql)
-    flags = episode_flags(episode, verdict, max_rows_shown=environment.settings.observation.max_rows)
-    return Answer(episode, verdict, official, flags)
 
 
 def accuracy(answers: Sequence[Answer]) -> Accuracy:

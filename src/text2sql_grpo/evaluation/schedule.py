@@ -9,7 +9,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.evaluation.evaluate import Answer, accuracy
+from text2sql_grpo.evaluation.evaluate import accuracy
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.run_log import SCHEDULE, RunLog

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from statistics import mean, pvariance
 from typing import Any, Literal
 
-from text2sql_grpo.evaluation.evaluate import Answer
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.rewards import Answer
 
 LOOKUPS, OTHERS = "look-ups", "others"
 Advice = Literal["ok", "more looks", "fewer looks", "separate more"]

@@ -40,10 +40,10 @@ class OfficialVerdicts:
         bird_f1: BIRD's soft F1, in [0, 1].
     """
 
-    spider_exec: bool
-    spider_exec_default: bool
-    bird_ex: bool
-    bird_f1: float
+    spider_exec: bool = False
+    spider_exec_default: bool = False
+    bird_ex: bool = False
+    bird_f1: float = 0.0
 
 
 def official_verdicts(

@@ -17,9 +17,8 @@ from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.integrations.tool_calls import call_text
-from text2sql_grpo.rewards import Results, RewardMix
+from text2sql_grpo.rewards import Answer, Judge, RewardMix
 
-_Scores = dict[str, float] | None
 _OVER = "Error: the conversation is over, nothing more is run"
 
 
@@ -65,9 +64,10 @@ def stock_trl(
     rows = [
         {"prompt": environment.session(example).start(), "example": i} for i, example in enumerate(examples)
     ]
+    judge = Judge(grader, environment.executor, rewards)
     return StockTRL(
         train_dataset=Dataset.from_list(rows),
-        environment_factory=partial(SQLTools, examples, environment, rewards, grader),
+        environment_factory=partial(SQLTools, examples, environment, judge),
         reward_funcs=[log_scores],
     )
 
@@ -75,23 +75,20 @@ def stock_trl(
 class SQLTools:
     """One episode as TRL's trainer drives it: each public method but `reset` and `get_reward` is a tool."""
 
-    def __init__(
-        self, examples: Sequence[Example], environment: SQLEnvironment, rewards: RewardMix, grader: Grader
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples = examples
         self._environment = environment
-        self._rewards = rewards
-        self._grader = grader
+        self._judge = judge
         self._session: SQLSession | None = None
         self._failure: Exception | None = None
-        self._judged: tuple[_Scores] | None = None
+        self._answer: Answer | None = None
 
     def reset(self, example: int, **row: Any) -> None:
         """Begins an episode about this row of the dataset."""
         self._session = self._environment.session(self._examples[example])
         self._session.start()
         self._failure = None
-        self._judged = None
+        self._answer = None
 
     def run_sql(self, sql: str) -> str:
         """Run one read-only SQL query on the database and see its rows or its error.
@@ -115,8 +112,7 @@ class SQLTools:
         Raises:
             RunError: A tool failed on our side during the episode.
         """
-        scores = self._scores()
-        return None if scores is None else self._rewards.total(scores)
+        return self._judged().reward
 
     def _step(self, name: str, sql: str) -> str:
         session = self._started()
@@ -131,22 +127,17 @@ class SQLTools:
             return reply["content"]
         return "Submitted" if session.episode.stop_reason == "submitted" else _OVER
 
-    def _scores(self) -> _Scores:
-        """The named scores, made once."""
+    def _judged(self) -> Answer:
+        """Judge the episode, once."""
         episode = self._started().episode
         if self._failure is not None:
             raise RunError(
                 f"expected tools that run, got a failure of ours (question {episode.example.id})"
             ) from self._failure
-        if self._judged is None:
-            example = episode.example
-            database = self._environment.databases.path(example.database)
-            verdict = self._grader.grade(
-                database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
-            )
-            results = Results(self._environment.executor, database, episode)
-            self._judged = (self._rewards.score(episode, verdict, results),)
-        return self._judged[0]
+        if self._answer is None:
+            database = self._environment.databases.path(episode.example.database)
+            self._answer = self._judge.judge(episode, database)
+        return self._answer
 
     def _started(self) -> SQLSession:
         if self._session is None:
@@ -165,7 +156,7 @@ def log_scores(
     Raises:
         RunError: A tool failed on our side during an episode.
     """
-    scores = [environment._scores() for environment in environments]
+    scores = [environment._judged().scores for environment in environments]
     known = [score for score in scores if score is not None]
     for name in known[0] if known else ():
         log_metric(f"score/{name}", sum(score[name] for score in known) / len(known))

@@ -30,8 +30,7 @@ from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.jobs.grader import open_grader
-from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rewards import RewardMix, open_grader
 from text2sql_grpo.sql import Limits, SQLExecutor
 
 GOLD_LIMITS = Limits(timeout_s=30.0)  # a slow gold is reported as slow, not as broken

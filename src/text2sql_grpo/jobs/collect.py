@@ -19,13 +19,12 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.rewards import Results, RewardMix, episode_flags
+from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.policy import load_policy
 from text2sql_grpo.training.progress import progress_bar
-from text2sql_grpo.training.run_log import episode_record
 from text2sql_grpo.training.trajectories import EpisodeFile, Keep, kept
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
@@ -132,21 +131,14 @@ class _Recorder:
     """Judges episodes and writes them, one at a time."""
 
     def __init__(self, bench: Workbench, episodes: EpisodeFile, model: str) -> None:
-        self._bench, self._episodes, self._model = bench, episodes, model
-        self._rewards = RewardMix(bench.config.rewards)
+        self._databases, self._episodes, self._model = bench.databases, episodes, model
+        max_rows = bench.environment.settings.observation.max_rows
+        rewards = RewardMix(bench.config.rewards)
+        self._judge = Judge(bench.grader, bench.executor, rewards, max_rows_shown=max_rows)
 
     def write(self, sample: _Sample, episode: Episode) -> None:
-        bench, example = self._bench, episode.example
-        database = bench.databases.path(example.database)
-        verdict = bench.grader.grade(
-            database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
-        )
-        scores = self._rewards.score(episode, verdict, Results(bench.executor, database, episode))
-        reward = None if scores is None else self._rewards.total(scores)
-        rows = bench.environment.settings.observation.max_rows
-        flags = episode_flags(episode, verdict, max_rows_shown=rows)
-        record = episode_record(episode, verdict, scores, reward=reward, flags=flags)
-        self._episodes.add(record | {"sample": sample.number, "model": self._model})
+        answer = self._judge.judge(episode, self._databases.path(episode.example.database))
+        self._episodes.add(answer.record() | {"sample": sample.number, "model": self._model})
 
 
 def _play_local(

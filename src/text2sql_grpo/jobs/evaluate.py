@@ -20,11 +20,12 @@ from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
-from text2sql_grpo.evaluation.evaluate import Answer, answer_questions, summary
+from text2sql_grpo.evaluation.evaluate import answer_questions, summary
 from text2sql_grpo.evaluation.statistics import Accuracy, remark
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.demonstrations import action_text

@@ -7,10 +7,11 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.blind import blind_cap
-from text2sql_grpo.evaluation.evaluate import Answer, accuracy, summary
+from text2sql_grpo.evaluation.evaluate import accuracy, summary
 from text2sql_grpo.jobs.evaluate import answer_all
 from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.training import processes
 from text2sql_grpo.training.policy import LoadedPolicy
 

@@ -3,6 +3,7 @@
 from text2sql_grpo.rewards.flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results, RewardFunction
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
+from text2sql_grpo.rewards.judge import Answer, Judge, open_grader
 from text2sql_grpo.rewards.mix import RewardMix
 from text2sql_grpo.rewards.presets import PRESETS, Preset
 
@@ -10,9 +11,12 @@ __all__ = [
     "FLAGS",
     "PRESETS",
     "REWARD_FUNCTIONS",
+    "Answer",
+    "Judge",
     "Preset",
     "Results",
     "RewardFunction",
     "RewardMix",
     "episode_flags",
+    "open_grader",
 ]

@@ -6,14 +6,13 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.grading import Grader, Verdict
-from text2sql_grpo.rewards import Results, RewardMix, episode_flags
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
-from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, Scores, without_spread
-from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, without_spread
+from text2sql_grpo.training.run_log import RunLog, episode_metrics
 from text2sql_grpo.training.selection import Selection
 
 
@@ -59,61 +58,32 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         )
         self.environment = environment
         self._examples = examples
-        self._rewards = rewards
-        self._grader = grader
+        max_rows = environment.settings.observation.max_rows
+        self._judge = Judge(grader, environment.executor, rewards, max_rows_shown=max_rows)
         self._run_log = run_log
 
     def _play_batch(self, batch: Sequence[int]) -> Scored:
         examples = [self._examples[number] for number in batch]
         episodes = self._play([self.environment.session(example) for example in examples])
-        verdicts = [self._grade(episode) for episode in episodes]
-        scores = [
-            self._rewards.score(e, v, self._results(e)) for e, v in zip(episodes, verdicts, strict=True)
-        ]
-        rewards = [None if score is None else self._rewards.total(score) for score in scores]
-        max_rows = self.environment.settings.observation.max_rows
-        flags = [
-            episode_flags(e, v, max_rows_shown=max_rows) for e, v in zip(episodes, verdicts, strict=True)
-        ]
-        self._write(episodes, verdicts, scores, rewards, flags)
-        metrics = [episode_metrics(*facts) for facts in zip(episodes, verdicts, flags, strict=True)]
-        everybody = gathered(
-            [(example.id, reward) for example, reward in zip(examples, rewards, strict=True)]
-        )
+        path = self.environment.databases.path
+        answers = [self._judge.judge(episode, path(episode.example.database)) for episode in episodes]
+        self._write(answers)
+        metrics = [episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers]
+        everybody = gathered([(answer.example.id, answer.reward) for answer in answers])
         is_flat = without_spread(pair for pairs in everybody for pair in pairs)
         for row, example in zip(metrics, examples, strict=True):
             row["group/no_spread"] = float(is_flat[example.id])
-        families = [example.family for example in examples]
-        return Scored(episodes, scores, rewards, metrics, families=families)
-
-    def _grade(self, episode: Episode) -> Verdict:
-        example = episode.example
-        database = self.environment.databases.path(example.database)
-        return self._grader.grade(
-            database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
+        return Scored(
+            episodes,
+            scores=[answer.scores for answer in answers],
+            rewards=[answer.reward for answer in answers],
+            metrics=metrics,
+            families=[example.family for example in examples],
         )
 
-    def _results(self, episode: Episode) -> Results:
-        database = self.environment.databases.path(episode.example.database)
-        return Results(self.environment.executor, database, episode)
-
-    def _write(
-        self,
-        episodes: list[Episode],
-        verdicts: list[Verdict],
-        scores: list[Scores],
-        rewards: list[float | None],
-        flags: list[tuple[str, ...]],
-    ) -> None:
+    def _write(self, answers: Sequence[Answer]) -> None:
         if self._run_log is None:
             return
-        step = {"step": self.state.global_step}
-        records = [
-            episode_record(episode, verdict, score, reward=reward, flags=flag) | step
-            for episode, verdict, score, reward, flag in zip(
-                episodes, verdicts, scores, rewards, flags, strict=True
-            )
-        ]
-        everybody = gathered(records)
+        everybody = gathered([answer.record() | {"step": self.state.global_step} for answer in answers])
         if self.accelerator.is_main_process:
             self._run_log.write_episodes(record for records in everybody for record in records)

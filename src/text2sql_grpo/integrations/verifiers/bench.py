@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from text2sql_grpo.config import Config, parse_config
-from text2sql_grpo.data.databases import Databases, cache_folder
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.neighbours import Neighbours
-from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rewards import Judge, RewardMix, open_grader
 from text2sql_grpo.sql import SQLExecutor
 
 
@@ -18,7 +16,7 @@ class Bench:
     """The parts that a run of training has too, by the same config."""
 
     environment: SQLEnvironment
-    grader: Grader
+    judge: Judge
     rewards: RewardMix
 
 
@@ -44,16 +42,9 @@ def open_bench(settings: str) -> Bench:
         DataError: The folder of databases is missing.
     """
     config = read_settings(settings)
-    executor = SQLExecutor(config.environment.limits)
-    neighbours = None
-    if config.grading.neighbours:
-        folder = cache_folder("neighbours")
-        neighbours = Neighbours(executor, folder, max_neighbours=config.grading.neighbours)
-    return Bench(
-        environment=_open_environment(config, executor),
-        grader=Grader(executor, neighbours=neighbours),
-        rewards=RewardMix(config.rewards),
-    )
+    executor, rewards = SQLExecutor(config.environment.limits), RewardMix(config.rewards)
+    grader = open_grader(executor, neighbours=config.grading.neighbours)
+    return Bench(_open_environment(config, executor), Judge(grader, executor, rewards), rewards)
 
 
 def _open_environment(config: Config, executor: SQLExecutor) -> SQLEnvironment:

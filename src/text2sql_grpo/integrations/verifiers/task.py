@@ -12,13 +12,11 @@ from pydantic import ConfigDict, Field, model_validator
 
 from text2sql_grpo.config import EnvironmentConfig, GradingConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.grading import Verdict, official_verdicts
 from text2sql_grpo.integrations.verifiers.bench import Bench, open_bench, read_settings
 from text2sql_grpo.integrations.verifiers.transcript import played_episode
-from text2sql_grpo.rewards import Results
+from text2sql_grpo.rewards import Answer
 
 
 class SQLTaskConfig(vf.TaskConfig):
@@ -116,40 +114,30 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         example, bench = self.data.example, self.config.bench()
         database = bench.environment.databases.path(example.database)
         for sql in (example.gold_sql, *example.other_golds):
-            outcome = bench.grader.gold_result(database, sql).outcome
+            outcome = bench.judge.grader.gold_result(database, sql).outcome
             fault = outcome.error if not outcome.is_ok else "cut at a limit" if outcome.is_truncated else ""
             if not fault and not outcome.rows and not self.data.gold_may_be_empty:
                 fault = "no rows and not marked gold_is_empty"
             if fault:
                 raise DataError(f"expected a gold that runs and returns rows, got {fault} ({sql!r})")
 
-    def _judged(self, trace: vf.Trace) -> tuple[Episode, Verdict, Path]:
+    def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
         example, bench = self.data.example, self.config.bench()
         episode = played_episode(trace, example, bench.environment)
         database = bench.environment.databases.path(example.database)
-        verdict = bench.grader.grade(
-            database, example.gold_sql, episode.final_sql, other_golds=example.other_golds
-        )
-        if (
-            verdict.reason == "gold_failed"
-        ):  # verifiers then marks the trace as not ok: neither paid nor punished
+        answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
+        # verifiers marks the trace of an error as not ok: neither paid nor punished
+        if answer.verdict.reason == "gold_failed":
             raise DataError(f"expected a gold that runs, got one that fails (question {example.id})")
-        return episode, verdict, database
+        return answer
 
     def _rewards(self, trace: vf.Trace) -> dict[str, float]:
-        bench = self.config.bench()
-        episode, verdict, database = self._judged(trace)
-        scores = bench.rewards.score(episode, verdict, Results(bench.environment.executor, database, episode))
+        scores = self._judged(trace).scores
         assert scores is not None  # neither is the episode masked nor did the gold fail
-        return {name: weight * scores[name] for name, weight in bench.rewards.weights.items()}
+        return {name: weight * scores[name] for name, weight in self.config.bench().rewards.weights.items()}
 
     def _verdicts(self, trace: vf.Trace) -> dict[str, float]:
-        episode, verdict, database = self._judged(trace)
-        published = {"spider_exec": False, "spider_exec_default": False, "bird_ex": False, "bird_f1": 0.0}
-        if episode.final_sql is not None:
-            executor = self.config.bench().environment.executor
-            published = vars(
-                official_verdicts(executor, database, episode.example.gold_sql, episode.final_sql)
-            )
-        looks = sum(action.kind == "run_sql" for action in episode.actions)
-        return {"strict": verdict.strict, "official": verdict.official, "looks": looks, **published}
+        answer = self._judged(trace, runs_published=True)
+        looks = sum(action.kind == "run_sql" for action in answer.episode.actions)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official, "looks": looks}
+        return own | vars(answer.official)

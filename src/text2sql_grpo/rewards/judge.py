@@ -1,0 +1,139 @@
+"""Judging of finished episodes: the only place that grades, scores, pays, flags and records them."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from text2sql_grpo.data.databases import cache_folder
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
+from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.rewards.flags import episode_flags
+from text2sql_grpo.rewards.function import Results
+from text2sql_grpo.rewards.mix import RewardMix
+from text2sql_grpo.sql import SQLExecutor
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question, answered and judged.
+
+    Attributes:
+        official: Verdicts of the published evaluators; all false where nothing was submitted or they were
+            not run.
+        flags: See `episode_flags`.
+        scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
+        reward: Weighted sum of the scores; None where there are none.
+    """
+
+    episode: Episode
+    verdict: Verdict
+    official: OfficialVerdicts = field(default_factory=OfficialVerdicts)
+    flags: tuple[str, ...] = ()
+    scores: dict[str, float] | None = None
+    reward: float | None = None
+
+    @property
+    def example(self) -> Example:
+        return self.episode.example
+
+    def record(self) -> dict[str, Any]:
+        """The whole episode and its judgement, as a line of `rollouts.jsonl` and `evaluation.jsonl`."""
+        episode, verdict, example = self.episode, self.verdict, self.example
+        return {
+            "example": example.id,
+            "database": example.database,
+            "family": example.family,
+            "difficulty": example.difficulty,
+            "question": example.question,
+            "gold_sql": example.gold_sql,
+            "final_sql": episode.final_sql,
+            "stop_reason": episode.stop_reason,
+            "is_masked": episode.is_masked,
+            "strict": verdict.strict,
+            "official": verdict.official,
+            "reason": verdict.reason,
+            "flags": list(self.flags),
+            "scores": self.scores,
+            "reward": self.reward,
+            "messages": episode.messages,
+            "actions": [_action_record(action) for action in episode.actions],
+            "prompt_ids": episode.prompt_ids,
+            "completion_ids": episode.completion_ids,
+            "completion_mask": episode.completion_mask,
+            "log_probs": _log_probs(episode),
+        }
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Everything that episodes are judged with.
+
+    Attributes:
+        grader: Compares submitted queries with golds.
+        executor: Runs queries.
+        rewards: Named scores and their weights; None pays nothing, as in evaluations.
+        max_rows_shown: Rows of each result that the model saw at most.
+    """
+
+    grader: Grader
+    executor: SQLExecutor
+    rewards: RewardMix | None = None
+    max_rows_shown: int = ObservationLimits.max_rows
+
+    def judge(self, episode: Episode, database: Path, *, runs_published: bool = False) -> Answer:
+        """Judge a finished episode.
+
+        Args:
+            database: Of the episode's question.
+            runs_published: Run the published evaluators too.
+
+        Raises:
+            RunError: The failure is ours: a missing database, or a reward function out of its range.
+        """
+        example, sql = episode.example, episode.final_sql
+        verdict = self.grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
+        official = OfficialVerdicts()
+        if runs_published and sql is not None:
+            official = official_verdicts(self.executor, database, example.gold_sql, sql)
+        scores = reward = None
+        if self.rewards is not None:
+            scores = self.rewards.score(episode, verdict, Results(self.executor, database, episode))
+            reward = None if scores is None else self.rewards.total(scores)
+        flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown)
+        return Answer(episode, verdict, official, flags, scores, reward)
+
+
+def open_grader(executor: SQLExecutor, *, neighbours: int) -> Grader:
+    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder."""
+    if not neighbours:
+        return Grader(executor)
+    folder = cache_folder("neighbours")
+    return Grader(executor, neighbours=Neighbours(executor, folder, max_neighbours=neighbours))
+
+
+def _log_probs(episode: Episode) -> list[float | None] | None:
+    """Log-probabilities of the sampled tokens, to five digits; None where the engine has none."""
+    if not episode.log_probs:
+        return None
+    pairs = zip(episode.log_probs, episode.completion_mask, strict=True)
+    return [round(value, 5) if math.isfinite(value) else None for value, is_sampled in pairs if is_sampled]
+
+
+def _action_record(action: Action) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": action.kind, "sql": action.sql}
+    if action.error:
+        record["error"] = action.error
+    if action.outcome is not None:
+        outcome = action.outcome
+        record["outcome"] = {
+            "status": outcome.status,
+            "rows": len(outcome.rows),
+            "is_truncated": outcome.is_truncated,
+            "error": outcome.error,
+            "elapsed_s": round(outcome.elapsed_s, 6),
+        }
+    return record
