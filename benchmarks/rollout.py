@@ -42,6 +42,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, SlotPolicy, run
 from text2sql_grpo.rollout.sampling import Sampling
@@ -308,10 +309,11 @@ def ours(case: Case, script: Script, model: LlamaForCausalLM) -> "Side":
     chat = ChatFormat(script.tokenizer, tools=TOOLS)
     settings = EnvironmentSettings(protocol="native", instructions=False, max_turns=case.turns)
     tool: Any = SlowTool(case.tool_ms / 1_000)
+    backend = ExecutorBackend(tool, Path("?"), settings.limits, settings.observation)
 
     def session(text: str) -> SQLSession:
         example = Example(id="?", database="?", question=text, gold_sql="SELECT 1")
-        return SQLSession(example, database=Path("?"), schema_text="", executor=tool, settings=settings)
+        return SQLSession(example, schema_text="", backend=backend, settings=settings)
 
     texts = prompt_texts(case, lambda text: len(chat.prompt_ids(session(text).start())))
     said = tuple(tuple(token for turn in turns for token in turn) for turns in script.turns)

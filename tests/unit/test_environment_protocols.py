@@ -11,7 +11,6 @@ from text2sql_grpo.environment.protocols import (
     ParsedAction,
     ParsedCall,
     parse_action,
-    parse_call,
     parse_native,
     parse_tags,
 )
@@ -182,7 +181,7 @@ OTHER_TOOLS = [
     ],
 )
 def test_calls_of_other_tools(name: str, arguments: object, action: object) -> None:
-    assert parse_call(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS) == action
+    assert parse_native(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS) == action
 
 
 @pytest.mark.parametrize(
@@ -202,4 +201,4 @@ def test_calls_of_other_tools(name: str, arguments: object, action: object) -> N
 )
 def test_malformed_calls_of_other_tools(name: str, arguments: object, message: str) -> None:
     with pytest.raises(MalformedTurn, match=rf"^{message}$"):
-        parse_call(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS)
+        parse_native(json.dumps({"name": name, "arguments": arguments}), OTHER_TOOLS)

@@ -8,6 +8,7 @@ from tests.scripted_policy import ask, shop_environment
 from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
+from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import DataError
 
 LOOK = "SELECT code FROM branch WHERE city LIKE 'Lis%'"
@@ -209,25 +210,15 @@ class Parrot:
     def __init__(self, *, calls: int) -> None:
         self._left = calls
 
-    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
+    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         self._left -= 1
-        return f"{name} {arguments}" if self._left >= 0 else None
+        return ToolResult(f"{name} {arguments}" if self._left >= 0 else None)
 
 
 @pytest.mark.parametrize("protocol", ["tags", "native"])
-def test_another_server_runs_the_queries_and_its_death_masks_the_episode(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_another_backend_runs_the_queries_and_its_death_masks_the_episode(protocol: Protocol) -> None:
     settings = EnvironmentSettings(protocol=protocol, max_turns=4)
-    environment = shop_environment(tmp_path, settings)
-    session = SQLSession(
-        ask("How many?"),
-        database=environment.databases.path("shop"),
-        schema_text="",
-        executor=environment.executor,
-        settings=settings,
-        tool_server=Parrot(calls=1),
-    )
+    session = SQLSession(ask("How many?"), schema_text="", backend=Parrot(calls=1), settings=settings)
     session.start()
 
     reply, end = session.step(say(protocol, "run_sql", LOOK)), session.step(say(protocol, "run_sql", LOOK))

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Protocol = Literal["tags", "native"]
 
@@ -50,6 +50,14 @@ class ParsedAction:
 
     kind: Literal["run_sql", "submit_sql"]
     sql: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"sql": self.sql}
 
 
 _TAG = re.compile(r"<(sql|answer)>(.*?)</\1>", re.DOTALL)
@@ -105,33 +113,24 @@ class ParsedCall:
 
     name: str
     arguments: dict[str, Any]
+    kind: ClassVar[Literal["call_tool"]] = "call_tool"
+    sql: ClassVar[str] = ""
 
 
-def parse_native(text: str) -> ParsedAction:
+def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAction | ParsedCall:
     """The single tool call of a turn, in the JSON forms that chat templates use.
 
     Read: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
     `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3).
 
-    Raises:
-        MalformedTurn: No call, several calls, unknown tool or wrong arguments.
-
-    >>> parse_native('<tool_call>{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}</tool_call>')
-    ParsedAction(kind='run_sql', sql='SELECT 1')
-    """
-    action = parse_call(text, TOOLS)
-    assert isinstance(action, ParsedAction)
-    return action
-
-
-def parse_call(text: str, tools: Sequence[dict[str, Any]]) -> ParsedAction | ParsedCall:
-    """`parse_native` for any tools: a call with the arguments that its tool requires, and no unknown ones.
-
     Args:
         tools: JSON schemas of the tools that may be called.
 
     Raises:
-        MalformedTurn: As `parse_native`.
+        MalformedTurn: No call, several calls, an unknown tool, or not the arguments that the tool requires.
+
+    >>> parse_native('<tool_call>{"name": "run_sql", "arguments": {"sql": "SELECT 1"}}</tool_call>')
+    ParsedAction(kind='run_sql', sql='SELECT 1')
     """
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     expected = _call_expected(schemas)
@@ -200,6 +199,8 @@ def _read_call(spoken: str, expected: str) -> dict[str, Any]:
     return call
 
 
-def parse_action(text: str, protocol: Protocol) -> ParsedAction:
+def parse_action(
+    text: str, protocol: Protocol, tools: Sequence[dict[str, Any]] = TOOLS
+) -> ParsedAction | ParsedCall:
     """`parse_tags` or `parse_native`."""
-    return parse_tags(text) if protocol == "tags" else parse_native(text)
+    return parse_tags(text) if protocol == "tags" else parse_native(text, tools)

@@ -2,24 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-from typing import Protocol as Interface
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, Message
-from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.prompts import system_text, user_text
-from text2sql_grpo.environment.protocols import (
-    TOOLS,
-    MalformedTurn,
-    ParsedAction,
-    ParsedCall,
-    Protocol,
-    parse_action,
-    parse_call,
-)
+from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, parse_action
+from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
 
@@ -52,41 +42,24 @@ class EnvironmentSettings:
     limits: Limits = field(default_factory=Limits)
 
 
-class ToolServer(Interface):
-    """Whoever answers the model's calls in the executor's place.
-
-    Attributes:
-        tools: JSON schemas of all that the model may call, `submit_sql` too, which is the session's own.
-    """
-
-    tools: list[dict[str, Any]]
-
-    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
-        """The text that the model is shown, errors included; None if the server died with the call."""
-
-
 class SQLSession:
     """One question, asked once. Drive it with `start`, then `step` until it returns None.
 
     Args:
-        tool_server: Answers every call but the submission; None to run queries by the executor.
+        backend: Runs every call but the submission.
     """
 
     def __init__(
         self,
         example: Example,
         *,
-        database: Path,
         schema_text: str,
-        executor: SQLExecutor,
+        backend: ToolBackend,
         settings: EnvironmentSettings,
-        tool_server: ToolServer | None = None,
     ) -> None:
         self.episode = Episode(example, max_turns=settings.max_turns)
-        self._tool_server = tool_server
-        self._database = database
         self._schema_text = schema_text
-        self._executor = executor
+        self._backend = backend
         self._settings = settings
 
     def start(self) -> list[Message]:
@@ -94,8 +67,7 @@ class SQLSession:
         settings = self._settings
         messages: list[Message] = []
         if settings.instructions:
-            tools = self._tool_server.tools if self._tool_server else TOOLS
-            system = system_text(settings.protocol, settings.max_turns, tools=tools)
+            system = system_text(settings.protocol, settings.max_turns, tools=self._backend.tools)
             messages.append({"role": "system", "content": system})
         question = user_text(self.episode.example.question, self._schema_text)
         messages.append({"role": "user", "content": question})
@@ -108,42 +80,24 @@ class SQLSession:
         Raises:
             RunError: The failure is ours (a database that vanished), never the model's.
         """
-        episode, settings = self.episode, self._settings
+        episode = self.episode
         episode.messages.append({"role": "assistant", "content": assistant_text})
         try:
-            parsed = self._parse(assistant_text)
+            parsed = parse_action(assistant_text, self._settings.protocol, self._backend.tools)
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
             return self._reply(f"Error: {malformed}")
-        if isinstance(parsed, ParsedCall):
-            episode.actions.append(Action("call_tool"))
-            return self._ask_server(parsed.name, parsed.arguments)
         if parsed.kind == "submit_sql":
             episode.actions.append(Action("submit_sql", parsed.sql))
             episode.final_sql = parsed.sql
             episode.stop_reason = "submitted"
             return None
-        if self._tool_server is not None:
-            episode.actions.append(Action("run_sql", parsed.sql))
-            return self._ask_server("run_sql", {"sql": parsed.sql})
-        outcome = self._executor.execute(self._database, parsed.sql, limits=settings.limits)
-        episode.actions.append(Action("run_sql", parsed.sql, outcome))
-        return self._reply(observation_text(outcome, settings.observation))
-
-    def _parse(self, assistant_text: str) -> ParsedAction | ParsedCall:
-        if self._settings.protocol == "native" and self._tool_server is not None:
-            return parse_call(assistant_text, self._tool_server.tools)
-        return parse_action(assistant_text, self._settings.protocol)
-
-    def _ask_server(self, name: str, arguments: dict[str, Any]) -> Message | None:
-        """The server's answer; the episode of a server that died ends and is masked."""
-        assert self._tool_server is not None
-        text = self._tool_server.call(name, arguments)
-        if text is None:
-            self.episode.stop_reason = "error"
-            self.episode.is_masked = True
+        result = self._backend.call(parsed.name, parsed.arguments)
+        episode.actions.append(Action(parsed.kind, parsed.sql, result.outcome))
+        if result.text is None:  # the backend died: not the model's failure
+            episode.stop_reason, episode.is_masked = "error", True
             return None
-        return self._reply(text)
+        return self._reply(result.text)
 
     def _reply(self, text: str) -> Message | None:
         turns_left = self._settings.max_turns - len(self.episode.actions)
@@ -198,13 +152,12 @@ class SQLEnvironment:
         """A fresh session for one question."""
         return SQLSession(
             example,
-            database=self.databases.path(example.database),
             schema_text=self.schema_text(example.database),
-            executor=self.executor,
+            backend=self.backend(example.database),
             settings=self.settings,
-            tool_server=self._tool_server(example),
         )
 
-    def _tool_server(self, example: Example) -> ToolServer | None:
-        """Who answers the model's calls; None for the executor."""
-        return None
+    def backend(self, database: str) -> ToolBackend:
+        """Backend of the sessions on one database: the executor."""
+        path, settings = self.databases.path(database), self.settings
+        return ExecutorBackend(self.executor, path, settings.limits, settings.observation)

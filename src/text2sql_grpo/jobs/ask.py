@@ -17,6 +17,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.observation import cell_text
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs.evaluate import formatted
 from text2sql_grpo.jobs.setup import chat_format
@@ -153,9 +154,8 @@ def answer_question(
     text = schema_text(schema, settings.schema_text, max_tokens=settings.max_schema_tokens)
     session = SQLSession(
         Example(id="question", database=schema.name, question=question, gold_sql=""),
-        database=database,
         schema_text=text,
-        executor=executor,
+        backend=ExecutorBackend(executor, database, settings.limits, settings.observation),
         settings=settings,
     )
     budgets = Budgets(settings.max_turn_tokens, settings.max_episode_tokens, context_tokens)

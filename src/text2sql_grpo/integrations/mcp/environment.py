@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from mcp.types import CallToolResult, TextContent, Tool
 
 from text2sql_grpo.config import MCPConfig
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, ToolServer
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
 from text2sql_grpo.integrations.mcp.transport import Server
@@ -57,25 +58,10 @@ class MCPEnvironment(SQLEnvironment):
         offered = self._pool.list_tools(self._server(some_database))
         self.tools = [*_schemas(offered, settings.protocol), _SUBMIT]
 
-    def _tool_server(self, example: Example) -> ToolServer:
-        return _Answers(self, self._server(example.database))
-
-    def call(self, server: Server, name: str, arguments: dict[str, Any]) -> str | None:
-        """See `ToolServer.call`."""
-        try:
-            json.dumps(arguments, allow_nan=False)
-            pydantic_core.to_json(arguments)
-        except ValueError as error:
-            return f"Error: the call cannot be sent: {error}"[: self.settings.observation.max_chars]
-        try:
-            result = self._pool.call(server, name, arguments)
-        except ServerDied:
-            return None
-        except CallTimedOut:
-            return f"Error: stopped: no answer within {self._config.timeout_s:g} s"
-        except MCPError as error:
-            return _cut(f"Error: {error.message}", self.settings.observation)
-        return _cut(_text(result), self.settings.observation)
+    def backend(self, database: str) -> "MCPBackend":
+        """Backend of the sessions on one database: its server."""
+        server = self._server(database)
+        return MCPBackend(self.tools, self._pool, server, self._config.timeout_s, self.settings.observation)
 
     def close(self) -> None:
         """Ends the connections, and the servers that were started for them."""
@@ -95,16 +81,40 @@ class MCPEnvironment(SQLEnvironment):
         )
 
 
-class _Answers:
-    """One server, as a session sees it."""
+@dataclass(frozen=True)
+class MCPBackend:
+    """Runs calls by one MCP server.
 
-    def __init__(self, environment: MCPEnvironment, server: Server) -> None:
-        self.tools = environment.tools
-        self._environment = environment
-        self._server = server
+    Attributes:
+        tools: JSON schemas of the server's tools and of `submit_sql`.
+        timeout_s: Time limit of a call, which the model is told.
+        observation: Caps on what is shown of a result.
+    """
 
-    def call(self, name: str, arguments: dict[str, Any]) -> str | None:
-        return self._environment.call(self._server, name, arguments)
+    tools: list[dict[str, Any]]
+    pool: ConnectionPool
+    server: Server
+    timeout_s: float
+    observation: ObservationLimits
+
+    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(self._reply(name, arguments))
+
+    def _reply(self, name: str, arguments: dict[str, Any]) -> str | None:
+        try:
+            json.dumps(arguments, allow_nan=False)
+            pydantic_core.to_json(arguments)
+        except ValueError as error:
+            return f"Error: the call cannot be sent: {error}"[: self.observation.max_chars]
+        try:
+            result = self.pool.call(self.server, name, arguments)
+        except ServerDied:
+            return None
+        except CallTimedOut:
+            return f"Error: stopped: no answer within {self.timeout_s:g} s"
+        except MCPError as error:
+            return _cut(f"Error: {error.message}", self.observation)
+        return _cut(_text(result), self.observation)
 
 
 def _token(variable: str | None) -> str:

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-from text2sql_grpo.environment.protocols import MalformedTurn, ParsedCall, before_call, parse_call
+from text2sql_grpo.environment.protocols import MalformedTurn, before_call, parse_native
 from text2sql_grpo.errors import ConfigError
 
 
@@ -63,18 +63,14 @@ class Toolbox:
             return vf.AssistantMessage(content=text), None
         call_id = f"call_{number}"
         try:
-            parsed = parse_call(text, self.schemas)
+            parsed = parse_native(text, self.schemas)
         except MalformedTurn as malformed:
             error = vf.ToolMessage(tool_call_id=call_id, content=f"Error: {malformed}")
             return vf.AssistantMessage(content=text), error
-        if isinstance(parsed, ParsedCall):
-            name, arguments = parsed.name, parsed.arguments
-        else:
-            name, arguments = parsed.kind, {"sql": parsed.sql}
-        call = vf.ToolCall(id=call_id, name=name, arguments=json.dumps(arguments))
-        result = await self._call(name, arguments)
+        call = vf.ToolCall(id=call_id, name=parsed.name, arguments=json.dumps(parsed.arguments))
+        result = await self._call(parsed.name, parsed.arguments)
         said = vf.AssistantMessage(content=said_before, tool_calls=[call])
-        return said, vf.ToolMessage(tool_call_id=call_id, name=name, content=result)
+        return said, vf.ToolMessage(tool_call_id=call_id, name=parsed.name, content=result)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         server, own_name = self._places[name]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
-from text2sql_grpo.environment.protocols import MalformedTurn, ParsedCall, parse_call, parse_tags
+from text2sql_grpo.environment.protocols import MalformedTurn, parse_action
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.integrations import tool_calls
 
@@ -39,12 +39,9 @@ def played_episode(trace: "vf.Trace", example: Example, environment: SQLEnvironm
     for text in (turns[:-1] if is_cut(trace) else turns)[: settings.max_turns]:
         episode.messages.append({"role": "assistant", "content": text})
         try:
-            parsed = parse_tags(text) if settings.protocol == "tags" else parse_call(text, environment.tools)
+            parsed = parse_action(text, settings.protocol, environment.tools)
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
-            continue
-        if isinstance(parsed, ParsedCall):
-            episode.actions.append(Action("call_tool"))
             continue
         episode.actions.append(Action(parsed.kind, parsed.sql))
         if parsed.kind == "submit_sql":

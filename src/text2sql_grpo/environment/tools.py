@@ -1,0 +1,55 @@
+"""Backends of a session's tools: each runs the model's calls and returns what the model reads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Result of one call.
+
+    Attributes:
+        text: Text for the model, errors included; None if the backend died with the call.
+        outcome: Outcome of a query that the executor ran; None for calls that another server ran.
+    """
+
+    text: str | None
+    outcome: ExecutionOutcome | None = None
+
+
+class ToolBackend(Protocol):
+    """Runs every call of a session but the submission.
+
+    Attributes:
+        tools: JSON schemas of all that the model may call, `submit_sql` too.
+    """
+
+    @property
+    def tools(self) -> list[dict[str, Any]]: ...
+
+    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Run a call whose name and argument names fit `tools`.
+
+        Raises:
+            RunError: The failure is ours, never the model's.
+        """
+
+
+@dataclass(frozen=True)
+class ExecutorBackend:
+    """Runs `run_sql` on one database by the executor, in its worker processes."""
+
+    executor: SQLExecutor
+    database: Path
+    limits: Limits
+    observation: ObservationLimits
+    tools: ClassVar[list[dict[str, Any]]] = TOOLS
+
+    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        outcome = self.executor.execute(self.database, arguments["sql"], limits=self.limits)
+        return ToolResult(observation_text(outcome, self.observation), outcome)
