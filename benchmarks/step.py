@@ -4,7 +4,7 @@ Both sides begin with the same random weights and play the same script about the
 dev set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a
 submission, right or wrong in turn, so that every group teaches. Queries are really run and graded, each side
 by an executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer`
-with `environment_factory`, its tool loop and transformers' generation (`integrations.stock_trl`). Its loop
+with `environment_factory`, its tool loop and transformers' generation (`contrib.stock_trl`). Its loop
 would go on after a submission, so the last call is submitted by a reward function instead, which spares it
 one generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
 
@@ -47,6 +47,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from update import LOGIT_TILE
 
+from text2sql_grpo.contrib.stock_trl import SQLTools, stock_trl
+from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
@@ -54,8 +56,6 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.integrations.stock_trl import SQLTools, stock_trl
-from text2sql_grpo.integrations.tool_calls import call_text
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import SlotPolicy, run
 from text2sql_grpo.sql import SQLExecutor

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from text2sql_grpo.config import LoraSettings, ModelConfig
-from text2sql_grpo.integrations.verifiers.trainer import VerifiersGRPOTrainer
+from text2sql_grpo.contrib.verifiers.trainer import VerifiersGRPOTrainer
 from text2sql_grpo.training.arguments import device_type, training_arguments
 from text2sql_grpo.training.policy import load_policy, lora_config, resolved
 

@@ -10,6 +10,6 @@ __all__ = ["SQLEnv", "SQLHarness", "SQLTaskset"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from text2sql_grpo.integrations import verifiers
+    from text2sql_grpo.contrib import verifiers
 
     return getattr(verifiers, name)

@@ -21,7 +21,7 @@ from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_model import write_tokenizer
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.config import Config, MCPConfig, load_config
-from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.rewards import Judge, RewardMix

@@ -32,7 +32,7 @@ SFT = {"max_steps": 35, "batch_size": 4, "learning_rate": 0.01, "look_share": 1.
 COMMANDS = """
 import json, sys
 from importlib.metadata import entry_points
-from text2sql_grpo.integrations.verifiers.bench import open_bench
+from text2sql_grpo.contrib.verifiers.bench import open_bench
 for name, *arguments in json.loads(sys.argv[1]):
     open_bench.cache_clear()
     (command,) = entry_points(group="console_scripts", name=name)

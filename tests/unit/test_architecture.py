@@ -5,32 +5,59 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "text2sql_grpo"
 # A room imports only from itself and from rooms before it. A new room needs its place here.
 LIGHT_ROOMS = ("errors", "bundled", "sql", "grading", "data", "environment", "rewards", "audit", "config")
 HEAVY_ROOMS = (
-    *("models", "rollout", "training", "evaluation", "publishing", "reporting", "integrations"),
+    # models stands first, because training loads by it
+    *("models", "rollout", "training", "evaluation", "publishing", "reporting", "contrib"),
+    "integrations",  # former name of contrib
     *("jobs", "cli"),  # what each verb does, and the verbs
 )
 ROOMS = LIGHT_ROOMS + HEAVY_ROOMS
+
+CONTRIB = f"{PACKAGE}.contrib"
+# Imports of contrib in the core: inside a function, where a config or an option asks for that very program.
+OPENS_CONTRIB = {
+    PACKAGE: {"verifiers"},  # which looks up its tasksets there
+    f"{PACKAGE}.jobs.collect": {"chat_endpoint", "verifiers"},
+    f"{PACKAGE}.jobs.doctor_checks": {"mcp", "trackers"},
+    f"{PACKAGE}.jobs.setup": {"mcp"},
+    f"{PACKAGE}.jobs.train": {"trackers"},
+}
 
 NOT_IN_LIGHT_ROOMS = {"torch", "trl", "transformers", "verifiers", "peft"}
 NOT_LOADED_BY_LIGHT_ROOMS = NOT_IN_LIGHT_ROOMS | {"pandas", "matplotlib", "datasets", "wandb"}
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers"}
 
 
-def imported_modules(path: Path, module: str) -> Iterator[str]:
-    """Absolute names of the modules that a file imports, at module level and inside functions."""
+def nodes_run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node outside functions and `if TYPE_CHECKING:`."""
+    for node in ast.iter_child_nodes(tree):
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not (is_for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield node
+            yield from nodes_run_at_import(node)
+
+
+def imported_modules(path: Path, module: str, *, nodes_of: Any = ast.walk) -> Iterator[str]:
+    """Absolute names of the modules that a file imports.
+
+    Args:
+        nodes_of: Which nodes of the file count: by default those inside functions too.
+    """
     package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in nodes_of(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*start, *([node.module] if node.module else [])])
             # `from package import room` names the room only among the imported names.
-            yield from (f"{base}.{alias.name}" for alias in node.names) if base == PACKAGE else (base,)
+            is_outer = base in (PACKAGE, CONTRIB)
+            yield from (f"{base}.{alias.name}" for alias in node.names) if is_outer else (base,)
 
 
 def modules(package_folder: Path) -> dict[str, Path]:
@@ -70,6 +97,40 @@ def broken_rules(package_folder: Path) -> list[str]:
 
 def test_rooms_import_one_way_and_upper_rooms_stay_light(repo_root: Path) -> None:
     assert broken_rules(repo_root / "src" / PACKAGE) == []
+
+
+def contrib_opened(package_folder: Path) -> tuple[list[str], dict[str, set[str]]]:
+    """Imports of contrib by the core: lines about those at import time, and programs by opening module."""
+    loaded, opened = [], {}
+    for module, path in modules(package_folder).items():
+        if room_of(module) in ("contrib", "integrations"):
+            continue
+        at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
+        names = {name for name in imported_modules(path, module) if room_of(name) == "contrib"}
+        loaded += [f"{module} imports {name} when it is imported" for name in sorted(names & at_import)]
+        if names:
+            opened[module] = {name.removeprefix(f"{CONTRIB}.").split(".")[0] for name in names}
+    return loaded, opened
+
+
+def test_the_core_imports_nothing_of_contrib(repo_root: Path) -> None:
+    assert contrib_opened(repo_root / "src" / PACKAGE) == ([], OPENS_CONTRIB)
+
+
+def test_an_import_of_contrib_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / PACKAGE
+    (package / "jobs").mkdir(parents=True)
+    (package / "jobs" / "early.py").write_text(f"try:\n    import {CONTRIB}.mcp.pool\nexcept OSError: ...\n")
+    (package / "jobs" / "late.py").write_text(f"def f():\n    from {CONTRIB} import trackers\n")
+    for_types = f"if TYPE_CHECKING:\n    from {CONTRIB}.trackers import Tracking\n"
+    (package / "jobs" / "types.py").write_text(for_types)
+    assert contrib_opened(package) == (
+        [f"{PACKAGE}.jobs.early imports {CONTRIB}.mcp.pool when it is imported"],
+        {
+            f"{PACKAGE}.jobs.{name}": {opened}
+            for name, opened in (("early", "mcp"), ("late", "trackers"), ("types", "trackers"))
+        },
+    )
 
 
 def test_the_check_sees_each_kind_of_wrong_import(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_an_mcp_server_that_does_not_serve_is_a_problem(
     command: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
+    monkeypatch.setattr("text2sql_grpo.contrib.mcp.transport.BACK_OFF_S", ())
     option = json.dumps({"command": command})
 
     code, found = findings(config, capsys, "--no-dry-run", "--environment.mcp", option)
@@ -122,7 +122,7 @@ def test_trackers(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert found("none") == ("ok", "none")
     status, text = found("[wandb, trackio]")
     assert status == "problem" and "pip install trackio" in text
-    monkeypatch.setattr("text2sql_grpo.integrations.trackers.find_spec", lambda name: True)
+    monkeypatch.setattr("text2sql_grpo.contrib.trackers.find_spec", lambda name: True)
     status, text = found("weave")
     assert status == "note" and "no WANDB_API_KEY" in text
     code, record = findings(config, capsys, "--no-dry-run", "--grpo.report_to", "wanbd")

@@ -1,1 +1,1 @@
-"""The same environment in other people's programs; each module needs a package of its own to be there."""
+"""Former name of `contrib`, for importers of the MCP server."""

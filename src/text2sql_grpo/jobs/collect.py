@@ -204,7 +204,7 @@ def _play_served(
     try:
         import openai
 
-        from text2sql_grpo.integrations import chat_endpoint
+        from text2sql_grpo.contrib import chat_endpoint
     except ImportError as error:
         raise ConfigError(
             f"expected the package openai for --base_url, got none: {error} "
@@ -263,7 +263,7 @@ def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[
         RunError: The traces cannot be read, or the chats not be written.
     """
     try:
-        from text2sql_grpo.integrations.verifiers.chats import trace_records
+        from text2sql_grpo.contrib.verifiers.chats import trace_records
     except ImportError as error:
         raise ConfigError(
             f"expected the package verifiers for --traces, got none: {error} "

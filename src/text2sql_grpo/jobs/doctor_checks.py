@@ -19,7 +19,6 @@ from rich.text import Text
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.integrations import trackers as tracking
 from text2sql_grpo.jobs.hardware import GIB, hardware
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
@@ -175,6 +174,8 @@ def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
 
 def trackers(config: Config) -> Finding:
     """Whether what follows the run is installed, and what of it stays on this machine."""
+    from text2sql_grpo.contrib import trackers as tracking
+
     names = tracking.trackers(config.grpo.get("report_to"))
     facts = {"trackers": names}
     try:
@@ -197,7 +198,7 @@ def mcp_server(config: Config) -> Iterator[Finding]:
             "mcp", "problem", "environment.mcp needs the package mcp: pip install text2sql-grpo[mcp]"
         )
         return
-    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+    from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 
     started = time.monotonic()
     with SQLExecutor(config.environment.limits, workers=1) as executor:

@@ -143,7 +143,7 @@ def _open_environment(config: Config, databases: Databases, executor: SQLExecuto
     settings = config.environment.settings()
     if config.environment.mcp is None:
         return SQLEnvironment(databases, executor, settings)
-    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+    from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 
     return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)
 

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -17,14 +17,6 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.integrations.trackers import (
-    PROJECT,
-    Tracking,
-    check_installed,
-    reported_by_transformers,
-    trackers,
-    tracking,
-)
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
@@ -51,6 +43,9 @@ from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.selection import strata
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
+if TYPE_CHECKING:
+    from text2sql_grpo.contrib.trackers import Tracking
+
 INTERRUPTED = 130
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
 
@@ -76,6 +71,8 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
 
 
 def _train(config: Config, console: Console, resume: str | None) -> int:
+    from text2sql_grpo.contrib.trackers import check_installed, trackers, tracking
+
     arguments = run_arguments(config)  # from here on, the processes of a run know of each other
     processes.meet()
     if not processes.is_main():
@@ -123,7 +120,7 @@ def _improve(
     policy: LoadedPolicy,
     questions: Sequence[Example],
     checkpoint: Path | None,
-    tracked: Tracking,
+    tracked: "Tracking",
 ) -> int:
     """Start, evaluation, GRPO, merge, evaluation, report."""
     is_resumed = checkpoint is not None
@@ -196,6 +193,8 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     Raises:
         ConfigError: See `training_arguments`.
     """
+    from text2sql_grpo.contrib.trackers import PROJECT, reported_by_transformers, trackers
+
     environment = config.environment
     fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
     fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))

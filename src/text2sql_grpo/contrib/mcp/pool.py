@@ -22,9 +22,9 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
 
+from text2sql_grpo.contrib.mcp import transport
+from text2sql_grpo.contrib.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.mcp import transport
-from text2sql_grpo.integrations.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.verifiers.task import SQLTask, SQLTaskConfig, SQLTaskData
 from text2sql_grpo.data.question_files import read_questions
-from text2sql_grpo.integrations.verifiers.task import SQLTask, SQLTaskConfig, SQLTaskData
 
 
 class SQLTasksetConfig(vf.TasksetConfig):

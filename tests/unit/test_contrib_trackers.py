@@ -16,8 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from tests.tiny_run import write_config
 from tests.weave_server import running_weave
 from text2sql_grpo.cli import main
-from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.integrations.trackers import (
+from text2sql_grpo.contrib.trackers import (
     PROJECT,
     EpisodeTraces,
     check_installed,
@@ -26,6 +25,7 @@ from text2sql_grpo.integrations.trackers import (
     trackers,
     tracking,
 )
+from text2sql_grpo.errors import ConfigError
 
 SETS = {
     "dev": {

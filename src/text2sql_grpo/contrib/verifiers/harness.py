@@ -6,8 +6,8 @@ from typing import Any
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
 
+from text2sql_grpo.contrib.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
 
 
 class SQLHarnessConfig(vf.HarnessConfig):

@@ -11,12 +11,12 @@ from typing import Any
 
 from datasets import Dataset
 
+from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.integrations.tool_calls import call_text
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 
 _OVER = "Error: the conversation is over, nothing more is run"

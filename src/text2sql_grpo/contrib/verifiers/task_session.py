@@ -8,11 +8,11 @@ from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.verifiers.package import Package
+from text2sql_grpo.contrib.verifiers.seat import Seat, Turn
+from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.package import Package
-from text2sql_grpo.integrations.verifiers.seat import Seat, Turn
-from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
 

@@ -14,10 +14,10 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.verifiers.package import open_package
+from text2sql_grpo.contrib.verifiers.task_session import TaskSession
+from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.package import open_package
-from text2sql_grpo.integrations.verifiers.task_session import TaskSession
-from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, without_spread

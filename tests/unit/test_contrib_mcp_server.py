@@ -20,10 +20,10 @@ from tests.postgres_server import PostgresServer
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines
 from text2sql_grpo.cli import main
+from text2sql_grpo.contrib.mcp.audit_log import AuditLog
+from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.integrations.mcp.audit_log import AuditLog
-from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 

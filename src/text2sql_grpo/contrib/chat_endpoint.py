@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 
+from text2sql_grpo.contrib.tool_calls import turn_text
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.tool_calls import turn_text
 
 # What no other request will mend.
 _REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)

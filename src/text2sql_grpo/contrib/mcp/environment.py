@@ -13,14 +13,14 @@ from mcp import MCPError
 from mcp.types import CallToolResult, TextContent, Tool
 
 from text2sql_grpo.config import MCPConfig
+from text2sql_grpo.contrib.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
+from text2sql_grpo.contrib.mcp.transport import Server
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.integrations.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
-from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.schema import estimated_tokens
 

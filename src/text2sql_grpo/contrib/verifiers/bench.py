@@ -51,6 +51,6 @@ def _open_environment(config: Config, executor: SQLExecutor) -> SQLEnvironment:
     databases, settings = Databases(config.data.databases), config.environment.settings()
     if config.environment.mcp is None:
         return SQLEnvironment(databases, executor, settings)
-    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+    from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 
     return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)

@@ -16,9 +16,9 @@ from verifiers.v1.session import RolloutLimits  # type: ignore[import-untyped, i
 from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from verifiers.v1.utils.decorators import invoke  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.verifiers.toolbox import Toolbox
+from text2sql_grpo.contrib.verifiers.transcript import OUT_OF_TOKENS
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.toolbox import Toolbox
-from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS
 
 
 @dataclass(frozen=True)

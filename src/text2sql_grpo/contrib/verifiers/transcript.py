@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from text2sql_grpo.contrib import tool_calls
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.protocols import MalformedTurn, parse_action
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.integrations import tool_calls
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]

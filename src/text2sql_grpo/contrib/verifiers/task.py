@@ -11,11 +11,11 @@ import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unus
 from pydantic import ConfigDict, Field, model_validator
 
 from text2sql_grpo.config import EnvironmentConfig, GradingConfig
+from text2sql_grpo.contrib.verifiers.bench import Bench, open_bench, read_settings
+from text2sql_grpo.contrib.verifiers.transcript import played_episode
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.integrations.verifiers.bench import Bench, open_bench, read_settings
-from text2sql_grpo.integrations.verifiers.transcript import played_episode
 from text2sql_grpo.rewards import Answer
 
 

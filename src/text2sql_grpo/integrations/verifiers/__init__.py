@@ -1,8 +1,0 @@
-"""The environment as a `verifiers.v1` package; its id there is `text2sql-grpo`."""
-
-from text2sql_grpo.integrations.verifiers.environment import SQLEnv
-from text2sql_grpo.integrations.verifiers.harness import SQLHarness
-from text2sql_grpo.integrations.verifiers.task import SQLTask
-from text2sql_grpo.integrations.verifiers.taskset import SQLTaskset
-
-__all__ = ["SQLEnv", "SQLHarness", "SQLTask", "SQLTaskset"]
