@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 
-from text2sql_grpo.contrib.tool_calls import turn_text
+from text2sql_grpo.contrib.tool_calls import reply_messages, turn_text
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import RunError
@@ -84,10 +84,7 @@ def play(
         if reply is None:
             return episode
         messages.append(choice.message.model_dump(exclude_none=True))
-        calls = choice.message.tool_calls or []
-        messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": reply["content"]} for call in calls
-        ] or [{"role": "user", "content": reply["content"]}]
+        messages += reply_messages(choice.message.tool_calls, reply["content"])
 
 
 def _text(message: Any) -> str:

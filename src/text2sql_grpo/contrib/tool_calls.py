@@ -1,4 +1,4 @@
-"""Tool calls that arrive as structures, written as the text that the native protocol reads."""
+"""Tools, calls and their answers between the chat format of OpenAI and the text of the native protocol."""
 
 import json
 from collections.abc import Iterable
@@ -19,6 +19,18 @@ def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[s
             *(call_text(name, _read(arguments)) for name, arguments in calls),
         ]
     )
+
+
+def tool_schema(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool as chat templates and endpoints take it."""
+    function = {"name": name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def reply_messages(calls: Iterable[Any] | None, text: str) -> list[dict[str, str]]:
+    """A session's reply: every structured call must be answered, text is answered by the user."""
+    answers = [{"role": "tool", "tool_call_id": call.id, "content": text} for call in calls or ()]
+    return answers or [{"role": "user", "content": text}]
 
 
 def call_text(name: str, arguments: Any) -> str:

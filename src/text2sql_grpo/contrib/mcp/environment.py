@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 from text2sql_grpo.config import MCPConfig
 from text2sql_grpo.contrib.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
 from text2sql_grpo.contrib.mcp.transport import Server
+from text2sql_grpo.contrib.tool_calls import tool_schema
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
@@ -22,7 +22,6 @@ from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironmen
 from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.sql.schema import estimated_tokens
 
 _SUBMIT = TOOLS[-1]
 _NOTE_CHARS = 200  # of a note below the rows, which a server adds to what it cut itself
@@ -42,15 +41,9 @@ class MCPEnvironment(SQLEnvironment):
     """
 
     def __init__(
-        self,
-        databases: Databases,
-        executor: SQLExecutor,
-        settings: EnvironmentSettings,
-        *,
-        server: MCPConfig,
-        count_tokens: Callable[[str], int] = estimated_tokens,
+        self, databases: Databases, executor: SQLExecutor, settings: EnvironmentSettings, *, server: MCPConfig
     ) -> None:
-        super().__init__(databases, executor, settings, count_tokens=count_tokens)
+        super().__init__(databases, executor, settings)
         self._config = server
         self._token = _token(server.token_variable)
         self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
@@ -98,23 +91,20 @@ class MCPBackend:
     observation: ObservationLimits
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        return ToolResult(self._reply(name, arguments))
-
-    def _reply(self, name: str, arguments: dict[str, Any]) -> str | None:
         try:
             json.dumps(arguments, allow_nan=False)
             pydantic_core.to_json(arguments)
         except ValueError as error:
-            return f"Error: the call cannot be sent: {error}"[: self.observation.max_chars]
+            return ToolResult(f"Error: the call cannot be sent: {error}"[: self.observation.max_chars])
         try:
-            result = self.pool.call(self.server, name, arguments)
+            text = _text(self.pool.call(self.server, name, arguments))
         except ServerDied:
-            return None
+            return ToolResult(None)
         except CallTimedOut:
-            return f"Error: stopped: no answer within {self.timeout_s:g} s"
+            return ToolResult(f"Error: stopped: no answer within {self.timeout_s:g} s")
         except MCPError as error:
-            return _cut(f"Error: {error.message}", self.observation)
-        return _cut(_text(result), self.observation)
+            text = f"Error: {error.message}"
+        return ToolResult(_cut(text, self.observation))
 
 
 def _token(variable: str | None) -> str:
@@ -140,17 +130,7 @@ def _schemas(offered: list[Tool], protocol: Protocol) -> list[dict[str, Any]]:
         )
     if not by_name:
         raise ConfigError("expected an MCP server with tools, got none")
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            },
-        }
-        for tool in offered
-    ]
+    return [tool_schema(tool.name, tool.description, tool.input_schema) for tool in offered]
 
 
 def _takes_a_query(tool: Tool) -> bool:

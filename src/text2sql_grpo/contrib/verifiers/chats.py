@@ -9,6 +9,7 @@ import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unus
 from pydantic import ValidationError
 from verifiers.v1.utils.trace_store import TRACES_FILE, read_episodes  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.tool_calls import tool_schema
 from text2sql_grpo.contrib.verifiers.task_session import plain
 from text2sql_grpo.contrib.verifiers.transcript import turn_text
 from text2sql_grpo.errors import DataError
@@ -36,6 +37,7 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
     for trace in (trace for episode in episodes for trace in episode.traces):
         name = str(trace.task.key)
         tools = trace.branches[-1].tools if trace.branches else []
+        schemas = [tool_schema(tool.name, tool.description, tool.parameters) for tool in tools]
         messages = [_message(message) for message in trace.messages]
         is_whole = trace.ok and not trace.is_truncated and trace.num_branches == 1
         yield {
@@ -46,7 +48,7 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
             "is_masked": not (is_whole and _takes_turns(messages)),
             "strict": trace.reward >= FULL_REWARD,
             "reward": trace.reward,
-            **({"tools": [_tool(tool) for tool in tools]} if tools else {}),
+            **({"tools": schemas} if schemas else {}),
         }
         seen[name] += 1
 
@@ -61,8 +63,3 @@ def _message(message: Any) -> dict[str, str]:
     if message.role == "assistant":
         return {"role": "assistant", "content": turn_text(message)}
     return dict(plain(message))
-
-
-def _tool(tool: vf.Tool) -> dict[str, Any]:
-    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": shown}

@@ -6,6 +6,7 @@ from typing import Any
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
 
+from text2sql_grpo.contrib.tool_calls import reply_messages
 from text2sql_grpo.contrib.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
 from text2sql_grpo.errors import RunError
 
@@ -65,7 +66,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
                     trace.stop(session.episode.stop_reason)
                     break
                 messages.append(completion.choices[0].message.model_dump(exclude_none=True))
-                messages += _replies(turn, reply["content"])
+                messages += reply_messages(turn.tool_calls, reply["content"])
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
@@ -75,10 +76,3 @@ def _written(trace: vf.Trace) -> int:
     if not usages or None in usages:
         return 0
     return int(usages[-1].input_tokens + usages[-1].completion_tokens - usages[0].input_tokens)
-
-
-def _replies(turn: vf.AssistantMessage, text: str) -> list[dict[str, str]]:
-    """The session's answer as messages: every structured call must be answered, text by the user."""
-    if not turn.tool_calls:
-        return [{"role": "user", "content": text}]
-    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call in turn.tool_calls]

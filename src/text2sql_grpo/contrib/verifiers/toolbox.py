@@ -10,6 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.contrib.tool_calls import tool_schema
 from text2sql_grpo.environment.protocols import MalformedTurn, before_call, parse_native
 from text2sql_grpo.errors import ConfigError
 
@@ -43,12 +44,7 @@ class Toolbox:
             if name in self._places:
                 raise ConfigError(f"expected tools with different names, got two of {name} ({kind})")
             self._places[name] = (server, tool.name)
-            function = {
-                "name": name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            }
-            self.schemas.append({"type": "function", "function": function})
+            self.schemas.append(tool_schema(name, tool.description, tool.input_schema))
 
     async def answer(self, text: str, number: int) -> tuple[vf.AssistantMessage, vf.ToolMessage | None]:
         """A turn as a message, and the answer to its call; None if it calls nothing.
