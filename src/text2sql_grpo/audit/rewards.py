@@ -71,7 +71,6 @@ class RewardAudit:
 
     def __init__(self, rewards: RewardMix, grader: Grader, executor: SQLExecutor) -> None:
         self._judge = Judge(grader, executor, rewards)
-        self._executor = executor
 
     def probes(self) -> list[Answer]:
         """The probe battery, on its own database."""
@@ -119,7 +118,7 @@ class RewardAudit:
         base = with_links(base, path, gold.links)
 
         def rows(sql: str) -> tuple[Row, ...] | None:
-            outcome = self._executor.execute(path, sql)
+            outcome = self._judge.executor.execute(path, sql)
             return outcome.rows if outcome.is_ok else None
 
         changed = list(mutants(gold, base.schema, rows).items())
@@ -131,7 +130,7 @@ class RewardAudit:
         running = [
             (suspect, outcome)
             for suspect in suspects
-            if (outcome := self._executor.execute(path, suspect[2])).is_ok and not outcome.is_truncated
+            if (outcome := self._judge.executor.execute(path, suspect[2])).is_ok and not outcome.is_truncated
         ]
         unlike = {suspect[2] for suspect, outcome in running if result.difference(outcome) != "equal"}
         alike = [suspect[2] for suspect, _ in running if suspect[2] not in unlike]

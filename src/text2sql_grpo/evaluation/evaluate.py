@@ -1,6 +1,6 @@
 """The same episodes as in training, greedy or sampled, and honest numbers about them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
@@ -58,6 +58,9 @@ def accuracy(answers: Sequence[Answer]) -> Accuracy:
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     """Counts, accuracies and 95% intervals, strict and official, as in `evaluation.json`."""
+    looks = sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
+    reasons = Counter(answer.verdict.reason for answer in answers)
+    stop_reasons = Counter(str(answer.episode.stop_reason) for answer in answers)
     return {
         "overall": _both(answers),
         "published": _published(answers),
@@ -65,9 +68,9 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
-        "looks_per_question": round(_looks(answers) / max(1, len(answers)), 4),
-        "reasons": dict(_counted(answer.verdict.reason for answer in answers)),
-        "stop_reasons": dict(_counted(str(answer.episode.stop_reason) for answer in answers)),
+        "looks_per_question": round(looks / max(1, len(answers)), 4),
+        "reasons": dict(sorted(reasons.items())),
+        "stop_reasons": dict(sorted(stop_reasons.items())),
     }
 
 
@@ -91,14 +94,3 @@ def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[st
     for answer in answers:
         groups[key(answer)].append(answer)
     return {name: _both(groups[name]) for name in sorted(groups)}
-
-
-def _looks(answers: Sequence[Answer]) -> int:
-    return sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
-
-
-def _counted(names: Any) -> list[tuple[str, int]]:
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[name] += 1
-    return sorted(counts.items())

@@ -94,7 +94,14 @@ def collect(
     todo = [wanted[key] for key in episodes.missing(wanted)]
     failures: list[str] = []
     if todo:
-        recorder = _Recorder(bench, episodes, source if isinstance(source, str) else source.model)
+        model = source if isinstance(source, str) else source.model
+        max_rows = bench.environment.settings.observation.max_rows
+        judge = Judge(bench.grader, bench.executor, RewardMix(config.rewards), max_rows_shown=max_rows)
+
+        def write(sample: _Sample, episode: Episode) -> None:
+            answer = judge.judge(episode, bench.databases.path(episode.example.database))
+            episodes.add(answer.record() | {"sample": sample.number, "model": model})
+
         with progress_bar(console) as bar:
             task = bar.add_task("Collecting", total=len(wanted), completed=len(wanted) - len(todo))
 
@@ -102,9 +109,9 @@ def collect(
                 bar.advance(task)
 
             if isinstance(source, str):
-                failures = _play_local(todo, bench, source, recorder, temperature, seed, on_end, console)
+                failures = _play_local(todo, bench, source, write, temperature, seed, on_end, console)
             else:
-                failures = _play_served(todo, bench, source, recorder, temperature, seed, on_end)
+                failures = _play_served(todo, bench, source, write, temperature, seed, on_end)
     found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
     right = sum(record["strict"] for record in found)
     console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
@@ -127,25 +134,11 @@ def _settings(config: Config, source: str | Endpoint, temperature: float, seed: 
     }
 
 
-class _Recorder:
-    """Judges episodes and writes them, one at a time."""
-
-    def __init__(self, bench: Workbench, episodes: EpisodeFile, model: str) -> None:
-        self._databases, self._episodes, self._model = bench.databases, episodes, model
-        max_rows = bench.environment.settings.observation.max_rows
-        rewards = RewardMix(bench.config.rewards)
-        self._judge = Judge(bench.grader, bench.executor, rewards, max_rows_shown=max_rows)
-
-    def write(self, sample: _Sample, episode: Episode) -> None:
-        answer = self._judge.judge(episode, self._databases.path(episode.example.database))
-        self._episodes.add(answer.record() | {"sample": sample.number, "model": self._model})
-
-
 def _play_local(
     todo: Sequence[_Sample],
     bench: Workbench,
     source: str,
-    recorder: _Recorder,
+    write: Callable[[_Sample, Episode], None],
     temperature: float,
     seed: int,
     on_end: Callable[[], None],
@@ -183,7 +176,7 @@ def _play_local(
                 if episode.stop_reason == "error":
                     failures.append(f"the MCP server died (question {episode.example.id})")
                 else:
-                    written.append(judge.submit(recorder.write, sample_of[id(episode)], episode))
+                    written.append(judge.submit(write, sample_of[id(episode)], episode))
                 on_end()
 
             run(sessions, speaker, chat, bench.budgets(model), on_end=over)
@@ -196,7 +189,7 @@ def _play_served(
     todo: Sequence[_Sample],
     bench: Workbench,
     source: Endpoint,
-    recorder: _Recorder,
+    write: Callable[[_Sample, Episode], None],
     temperature: float,
     seed: int,
     on_end: Callable[[], None],
@@ -233,7 +226,7 @@ def _play_served(
         samples = {pool.submit(play, sample): sample for sample in todo}
         for future in as_completed(samples):
             try:
-                recorder.write(samples.pop(future), future.result())
+                write(samples.pop(future), future.result())
                 in_a_row = 0
             except chat_endpoint.EndpointFailure as failure:
                 failures.append(str(failure))

@@ -17,7 +17,6 @@ class Bench:
 
     environment: SQLEnvironment
     judge: Judge
-    rewards: RewardMix
 
 
 def read_settings(settings: str) -> Config:
@@ -42,15 +41,12 @@ def open_bench(settings: str) -> Bench:
         DataError: The folder of databases is missing.
     """
     config = read_settings(settings)
-    executor, rewards = SQLExecutor(config.environment.limits), RewardMix(config.rewards)
+    databases, executor = Databases(config.data.databases), SQLExecutor(config.environment.limits)
+    environment = SQLEnvironment(databases, executor, config.environment.settings())
+    if config.environment.mcp is not None:
+        from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
+
+        server = config.environment.mcp
+        environment = MCPEnvironment(databases, executor, environment.settings, server=server)
     grader = open_grader(executor, neighbours=config.grading.neighbours)
-    return Bench(_open_environment(config, executor), Judge(grader, executor, rewards), rewards)
-
-
-def _open_environment(config: Config, executor: SQLExecutor) -> SQLEnvironment:
-    databases, settings = Databases(config.data.databases), config.environment.settings()
-    if config.environment.mcp is None:
-        return SQLEnvironment(databases, executor, settings)
-    from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
-
-    return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)
+    return Bench(environment, Judge(grader, executor, RewardMix(config.rewards)))

@@ -103,12 +103,18 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     @vf.reward
     async def mix(self, trace: vf.Trace) -> dict[str, float]:
         """Each named reward of `reward_mix`, times its weight; their sum is the reward of training."""
-        return await asyncio.to_thread(self._rewards, trace)
+        scores = (await asyncio.to_thread(self._judged, trace)).scores
+        assert scores is not None  # neither is the episode masked nor did the gold fail
+        weights = self.config.bench().judge.rewards.weights
+        return {name: weight * scores[name] for name, weight in weights.items()}
 
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
         """The verdicts of our evaluation, each 0 or 1 but `bird_f1`, and the number of looks."""
-        return await asyncio.to_thread(self._verdicts, trace)
+        answer = await asyncio.to_thread(self._judged, trace, runs_published=True)
+        looks = sum(action.kind == "run_sql" for action in answer.episode.actions)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official, "looks": looks}
+        return own | vars(answer.official)
 
     def _check_golds(self) -> None:
         example, bench = self.data.example, self.config.bench()
@@ -130,14 +136,3 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         if answer.verdict.reason == "gold_failed":
             raise DataError(f"expected a gold that runs, got one that fails (question {example.id})")
         return answer
-
-    def _rewards(self, trace: vf.Trace) -> dict[str, float]:
-        scores = self._judged(trace).scores
-        assert scores is not None  # neither is the episode masked nor did the gold fail
-        return {name: weight * scores[name] for name, weight in self.config.bench().rewards.weights.items()}
-
-    def _verdicts(self, trace: vf.Trace) -> dict[str, float]:
-        answer = self._judged(trace, runs_published=True)
-        looks = sum(action.kind == "run_sql" for action in answer.episode.actions)
-        own = {"strict": answer.verdict.strict, "official": answer.verdict.official, "looks": looks}
-        return own | vars(answer.official)
