@@ -193,11 +193,6 @@ def mcp_server(config: Config) -> Iterator[Finding]:
     server = config.environment.mcp
     if server is None:
         return
-    if importlib.util.find_spec("mcp") is None:
-        yield Finding(
-            "mcp", "problem", "environment.mcp needs the package mcp: pip install text2sql-grpo[mcp]"
-        )
-        return
     from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 
     started = time.monotonic()
