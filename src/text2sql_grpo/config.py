@@ -5,23 +5,25 @@ Any field can be set on the command line by its dotted name: `--environment.max_
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from text2sql_grpo.bundled import ROOT, is_bundled, with_bundled_paths
-from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.sql import Limits
+
+if TYPE_CHECKING:  # slow to import, and help does not read a config
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -443,6 +445,8 @@ class Config:
             raise ValueError(
                 "evaluation.every needs data.dev, a file of held-out questions, or data.dev_databases"
             )
+        from text2sql_grpo.rewards import RewardMix  # imports sqlglot, which help can do without
+
         rewards = RewardMix(self.rewards)
         if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
             raise ValueError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
@@ -458,28 +462,51 @@ def _share(name: str, value: float | None) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value}")
 
 
-_SECTIONS = (
-    RunConfig,
-    LoraSettings,
-    ModelConfig,
-    DataConfig,
-    SFTStop,
-    SFTSettings,
-    GradingConfig,
-    RolloutConfig,
-    SelectionConfig,
-    StartConfig,
-    EvaluationConfig,
-    AlertsConfig,
-    MCPConfig,
-    EnvironmentConfig,
-    ObservationLimits,
-    Limits,
-    Config,
-)
-for _section in _SECTIONS:
-    setattr(_section, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010 (no field of theirs)
-_ADAPTER = TypeAdapter(Config)
+@dataclass(frozen=True)
+class ConfigField:
+    """One field of the config tree, as help shows it.
+
+    Attributes:
+        name: Dotted, such as `run.seed`.
+        about: Its meaning, from the docstrings.
+        default: Its value where a config does not set it; `dataclasses.MISSING` where every config must.
+        section: Its dataclass if it is a section; absent by default if that is its default.
+        choices: Names to choose from; empty for any other value.
+    """
+
+    name: str
+    about: str
+    default: Any
+    section: type | None
+    choices: tuple[str, ...]
+
+
+def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigField]:
+    """Every field of a section, each nested section before its own fields."""
+    hints = get_type_hints(section)
+    about = ChainMap(*(described(kind, "Attributes") for kind in section.__mro__))
+    for f in dataclasses.fields(section):
+        name, kind = f"{prefix}{f.name}", hints[f.name]
+        parts = (part for part in (kind, *get_args(kind)) if isinstance(part, type))
+        nested = next(filter(dataclasses.is_dataclass, parts), None)
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        text = f"{opening(nested) if nested else ''} {about.get(f.name, '')}"
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        yield ConfigField(name, " ".join(text.split()), default, nested, choices)
+        if nested:
+            yield from config_fields(nested, f"{name}.")
+
+
+_SECTIONS = {"": Config} | {field.name: field.section for field in config_fields() if field.section}
+for _section in _SECTIONS.values():
+    setattr(_section, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 (no field of theirs)
+
+
+@functools.cache
+def _adapter() -> "TypeAdapter[Config]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Config)
 
 
 class _Loader(yaml.SafeLoader):
@@ -532,9 +559,11 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
     Raises:
         ConfigError: See `load_config`.
     """
+    from pydantic import ValidationError
+
     try:
         # JSON mode is strict about numbers and text, but still reads text as a path.
-        return _ADAPTER.validate_json(json.dumps(tree, default=str), strict=True)
+        return _adapter().validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         problems = "; ".join(_problem(tree, dict(detail)) for detail in error.errors())
         raise ConfigError(f"{problems} ({source})") from error
@@ -544,7 +573,7 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
 
 def dump_config(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
-    return yaml.dump(json.loads(_ADAPTER.dump_json(config)), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(json.loads(_adapter().dump_json(config)), Dumper=_Dumper, sort_keys=False)
 
 
 _REMOVED = {
@@ -559,7 +588,8 @@ def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
     if detail["type"] == "unexpected_keyword_argument":
         if where in _REMOVED:
             return f"{where} was removed: {_REMOVED[where]}"
-        known = _known_keys(detail["loc"])
+        section = _SECTIONS[".".join(map(str, detail["loc"][:-1]))]
+        known = [f.name for f in dataclasses.fields(section)]
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
         return f"unknown key {where}: {hint}"
@@ -570,18 +600,6 @@ def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
         return f"{where}: {message}" if where else message
     message = str(detail["msg"]).replace("Input should be", "must be").replace("an object", "a mapping")
     return f"{where} {message}, got {detail['input']!r}"
-
-
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    """Names of the fields beside the one at `location`; its parents are sections of the tree."""
-    fields = {"config": Config, "model": ModelConfig, "lora": LoraSettings}
-    fields |= {"run": RunConfig, "data": DataConfig, "sft": SFTSettings, "stop": SFTStop}
-    fields |= {"evaluation": EvaluationConfig, "environment": EnvironmentConfig, "mcp": MCPConfig}
-    fields |= {"rollout": RolloutConfig, "grading": GradingConfig, "alerts": AlertsConfig}
-    fields |= {"selection": SelectionConfig, "start": StartConfig}
-    fields |= {"observation": ObservationLimits, "limits": Limits}
-    parent = str(location[-2]) if len(location) > 1 else "config"
-    return [f.name for f in dataclasses.fields(fields[parent])]
 
 
 def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """Runs untrusted SQL in worker processes that can be killed, and returns typed outcomes."""
 
-import asyncio
 import logging
 import os
 import threading
@@ -160,6 +159,8 @@ class SQLExecutor:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="sql")
+        import asyncio  # slow to import; a caller that awaits has done so
+
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
