@@ -27,7 +27,6 @@ from text2sql_grpo.contrib.mcp.transport import Server
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.sql import SQLExecutor
 
-CLI = "import sys; from text2sql_grpo.cli import main; sys.exit(main())"
 SESSIONS = 64
 LOOK = "SELECT code FROM branch WHERE staff > {} ORDER BY code LIMIT 5"
 Run = Callable[[str], str]
@@ -73,7 +72,7 @@ def measure(folder: Path, *, rounds: int, count: int, stack: ExitStack) -> dict[
     """For each way the median and 90th percentile of a call in ms, and calls a second at once."""
     database = folder / "shop.sqlite"
     make_database(database)
-    command = [sys.executable, "-c", CLI, "mcp", "--db", str(database)]
+    command = [sys.executable, "-m", "text2sql_grpo", "mcp", "--db", str(database)]
     command += ["--audit_log", str(folder / "audit.jsonl")]
     executor = stack.enter_context(SQLExecutor())
     pool = ConnectionPool(connections=1, timeout_s=60)

@@ -2,7 +2,7 @@
 
 import sys
 
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(["merge", *sys.argv[1:]]))

@@ -17,7 +17,7 @@ import yaml
 
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

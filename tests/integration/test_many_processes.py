@@ -28,7 +28,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.tiny_run import json_lines, write_config
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.evaluation.schedule import read_schedule

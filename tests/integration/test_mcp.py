@@ -31,13 +31,12 @@ from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
-CLI = "import sys; from text2sql_grpo.cli import main; sys.exit(main())"
 LOOK, ANSWER = "<sql>SELECT code FROM branch</sql>", "<answer>SELECT staff FROM branch</answer>"
 
 
 def server_words(repo_root: Path, audit_log: Path, database: str) -> list[str]:
     """A server's command; it sees no variable of ours but this one."""
-    python = ["env", f"PYTHONPATH={repo_root / 'src'}", sys.executable, "-c", CLI]
+    python = ["env", f"PYTHONPATH={repo_root / 'src'}", sys.executable, "-m", "text2sql_grpo"]
     return [*python, "mcp", "--db", database, "--audit_log", str(audit_log)]
 
 

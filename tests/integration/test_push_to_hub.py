@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.hub_server import TOKEN, Hub, Repository, running_hub
 from tests.tiny_model import logits_of, write_adapter, write_model
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.errors import DataError, HubError, ModelError
 from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 from text2sql_grpo.publishing.model_card import write_model_card

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 
 REPO_ROOT = Path(__file__).parents[2]
 

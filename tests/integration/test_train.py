@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny_model import logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.training.policy import load_policy
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.number_game import PACKAGES, find_packages, game_model, game_tokenizer, game_trainer
 from tests.tiny_run import json_lines
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.training.demonstrations import chat_demonstration

@@ -14,8 +14,7 @@ LIGHT_ROOMS += ("rewards", "audit", "config")
 HEAVY_ROOMS = (
     # models stands first, because training loads by it
     *("models", "rollout", "training", "evaluation", "publishing", "reporting", "contrib"),
-    "integrations",  # former name of contrib
-    *("jobs", "cli"),  # what each verb does, and the verbs
+    *("jobs", "commands"),  # what each verb does, and the verbs
 )
 ROOMS = LIGHT_ROOMS + HEAVY_ROOMS
 

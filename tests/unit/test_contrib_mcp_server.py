@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.postgres_server import PostgresServer
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.contrib.mcp.audit_log import AuditLog
 from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.environment.observation import ObservationLimits

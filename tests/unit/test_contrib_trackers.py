@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests.tiny_run import write_config
 from tests.weave_server import running_weave
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.contrib.trackers import (
     PROJECT,
     EpisodeTraces,

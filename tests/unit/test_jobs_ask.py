@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_model, write_tokenizer
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.jobs.ask import Asked, answer_question, show
 from text2sql_grpo.rollout.chat_format import ChatFormat

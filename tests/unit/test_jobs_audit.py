@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tiny_run import QUESTIONS, write_config, write_questions
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.loading import read_quarantine
 from text2sql_grpo.jobs.setup import open_workbench

@@ -241,7 +241,7 @@ def test_a_killed_collection_goes_on(tmp_path: Path, repo_root: Path) -> None:
         return right(request)
 
     with served(slow) as url:
-        command = [sys.executable, str(repo_root / "scripts" / "collect.py"), "--config", str(config)]
+        command = [sys.executable, "-m", "text2sql_grpo", "collect", "--config", str(config)]
         command += [
             "--base_url",
             url,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.answers import read_answers, write_answers
 from text2sql_grpo.jobs.setup import Workbench, open_workbench

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.jobs import doctor_checks

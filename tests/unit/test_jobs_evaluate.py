@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.tiny_model import write_model
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.evaluation.evaluate import summary

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny_model import logits_of, write_adapter
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, LoraSettings, load_config
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs import sft as job

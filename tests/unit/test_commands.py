@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from text2sql_grpo.cli import main
+from text2sql_grpo import __version__
+from text2sql_grpo.commands import main
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
+HEAVY |= {"pydantic", "sqlglot", "asyncio"}  # a tenth of a second each
 VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"])
-VERBS += (["compare"], ["ask"], ["audit", "data"], ["audit", "reward"], ["audit"], [])
+VERBS += (["compare"], ["ask"], ["audit", "data"], ["audit", "reward"], ["audit"], ["collect"], ["sft"])
+VERBS += (["doctor"], ["mcp"], [])
 HELP = f"""
 import sys
-from text2sql_grpo.cli import main
+from text2sql_grpo.commands import main
 for verb in {VERBS!r}:
     try:
         main([*verb, "--help"])
@@ -60,7 +63,6 @@ def test_help_of_every_verb_loads_nothing_heavy() -> None:
         ("train", "[--section.key VALUE ...]"),
         ("evaluate", "--model_path"),
         ("merge", "--adapter"),
-        ("compare", "BASE TRAINED"),
         ("push_to_hub", "--repo_id"),
     ],
 )
@@ -75,14 +77,23 @@ def test_scripts_are_verbs(repo_root: Path, script: str, usage: str) -> None:
     [
         [],
         ["fly"],
+        ["data", "fly"],
         ["data"],
         ["data", "overlap", "--run.seed", "1"],
         ["train", "--confg", "a.yaml"],
         ["train", "--conf", "a.yaml"],
         ["train", "--run.seed", "1", "--resum=auto"],
         ["merge"],
+        ["compare", "one"],
+        ["collect", "--out", "e.jsonl"],
+        ["collect", "--out", "e.jsonl", "--model_path", "m", "--base_url", "u"],
+        ["collect", "--out", "e.jsonl", "--model_path", "m", "--keep", "correct", "best"],
+        ["push", "--repo_id", "b", "--folder", "a", "--run_folder", "a"],
+        ["mcp", "--db", "d", "--port", "65536"],
         ["evaluate", "--model_path", "m", "--num_samples", "0"],
         ["evaluate", "--model_path", "m", "--temperature", "cold"],
+        ["evaluate", "--model_path", "m", "--temperature", "-1"],
+        ["evaluate", "--model_path", "m", "--temperature", "inf"],
         ["audit"],
         ["audit", "data", "a.jsonl"],
         ["audit", "data", "a.jsonl", "--db", "d", "--slow_s", "0"],
@@ -101,6 +112,30 @@ def test_wrong_options_are_refused_with_the_usage(
     assert capsys.readouterr().err.startswith("usage: text2sql-grpo")
 
 
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["trian"], "did you mean train?"),
+        (["audit", "rewards"], "did you mean reward?"),
+        (["train", "--confg", "a.yaml"], "(did you mean --config?)"),
+        (["push", "--repo_id", "a", "--folder", "b", "--publc"], "(did you mean --public?)"),
+        (["merge", "--adapter", "a", "--dtype", "flota32"], "did you mean float32?"),
+    ],
+)
+def test_misspelt_verbs_and_options_get_a_suggestion(
+    argv: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert meant in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_package_runs_as_a_module_and_names_its_version() -> None:
+    command = [sys.executable, "-m", "text2sql_grpo", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{__version__}\n"
+
+
 def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "config/quickstart.yaml" in refused("train", capsys=capsys)
     Path("a.yaml").write_text("run: {sed: 1}\n")
@@ -115,8 +150,8 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "nowhere" in refused("data", "overlap", "--questions", "nowhere", capsys=capsys)
     assert "nowhere" in refused("audit", "data", "a.jsonl", "--db", "nowhere", capsys=capsys)
     assert "a.jsonl" in refused("audit", "data", "a.jsonl", "--db", ".", capsys=capsys)
-    line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "ties", capsys=capsys)
-    assert "expected --keep of error, empty, slow, " in line
+    line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "error", "ties", capsys=capsys)
+    assert "expected --keep of error, empty, slow, " in line and "got 'ties'" in line
     assert "nowhere.yaml" in refused("audit", "reward", "--config", "nowhere.yaml", capsys=capsys)
 
 
@@ -144,7 +179,7 @@ def test_interrupts_full_disks_and_bugs_end_as_they_should(
     assert capsys.readouterr().err == "interrupted\n"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/metrics.jsonl")
     assert "a full disk (at runs/a/metrics.jsonl)" in refused(*fails(full), capsys=capsys)
-    for bug in (PermissionError(errno.EACCES, "no"), ZeroDivisionError("bug")):
+    for bug in (PermissionError(errno.EACCES, "no"), ZeroDivisionError("bug"), EOFError(), BrokenPipeError()):
         with pytest.raises(type(bug)):
             main(fails(bug))
 

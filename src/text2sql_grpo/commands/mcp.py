@@ -1,0 +1,58 @@
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from text2sql_grpo.commands.options import Port, read_config, writing_to
+from text2sql_grpo.errors import ConfigError
+
+TOKEN_VARIABLE = "TEXT2SQL_GRPO_MCP_TOKEN"
+
+
+def mcp(
+    *,
+    db: str,
+    transport: Literal["stdio", "http"] = "stdio",
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+    token: str | None = None,
+    audit_log: Path | None = None,
+    config: Path | None = None,
+    settings: Sequence[str] = (),
+) -> int:
+    """Serve a database to MCP clients, read-only.
+
+    Args:
+        db: A path, duckdb:///FILE or postgresql://..
+        transport: http: streamable HTTP.
+        host: Address of http; any other than this machine needs a token.
+        port: Port of http; 0 for any free one.
+        token: Token that http requests must carry; better in $TEXT2SQL_GRPO_MCP_TOKEN.
+        audit_log: JSONL of every query; default: mcp/ in the cache folder.
+        config: YAML whose environment sets the limits; default: the defaults.
+    """
+    from text2sql_grpo.data.databases import cache_folder
+    from text2sql_grpo.environment.session import EnvironmentSettings
+    from text2sql_grpo.contrib.mcp.audit_log import AuditLog
+    from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
+    from text2sql_grpo.sql import SQLExecutor
+
+    environment = EnvironmentSettings()
+    if config is not None:
+        environment = read_config(config, settings).environment
+    elif settings:
+        raise ConfigError(f"expected --config FILE with settings such as {settings[0]}, got none")
+    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    if token == "":
+        raise ConfigError(f"expected a token that is not empty (--token or ${TOKEN_VARIABLE})")
+    log = AuditLog(audit_log or cache_folder("mcp") / "audit.jsonl")
+    with writing_to(log.path), SQLExecutor(environment.limits) as executor:
+        server = make_server(db, executor, log, observation=environment.observation, token=token)
+        if transport == "stdio":
+            server.run("stdio")
+            return 0
+        listener = listen(host, port, token=token)
+        print(f"serving {url_of(listener)}\naudit log: {log.path}", file=sys.stderr, flush=True)
+        http_server(server, host).run(sockets=[listener])
+    return 0

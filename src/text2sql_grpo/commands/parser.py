@@ -1,0 +1,65 @@
+"""Parsers of verbs, made from the signatures and docstrings of their functions."""
+
+import argparse
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from text2sql_grpo.docstrings import described, opening
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that suggests the verb or choice that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        if invalid := re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message):
+            close = difflib.get_close_matches(invalid[1], re.findall(r"[\w-]+", invalid[2]), n=1)
+            message += "".join(f": did you mean {name}?" for name in close)
+        super().error(message)
+
+
+def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
+    """Add the command of a function.
+
+    Its keyword-only parameters are options, required without a default; the others are positional.
+    `settings` are the fields of the config, which are left to the caller to read.
+    """
+    text, about = opening(verb), described(verb, "Args")
+    parser = verbs.add_parser(
+        verb.__name__, help=text.partition("\n")[0], description=text, allow_abbrev=False
+    )
+    hints = get_type_hints(verb, include_extras=True)
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if name == "settings":
+            continue
+        how = _reading(hints[name], parameter.default) | {"help": about[name].replace("%", "%%")}
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            parser.add_argument(name, metavar=name.upper(), **how)
+        elif parameter.default is parameter.empty:
+            parser.add_argument(f"--{name}", required=True, **how)
+        else:
+            is_flag = "action" in how
+            how["help"] += "" if is_flag or parameter.default is None else " (default: %(default)s)"
+            flag = name.replace("_", "-") if is_flag else name
+            parser.add_argument(f"--{flag}", default=parameter.default, **how)
+    parser.set_defaults(verb=verb, parser=parser)
+    if "settings" in hints:
+        parser.set_defaults(settings=())
+        parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--section.key VALUE ...]"
+        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1."
+
+
+def _reading(kind: Any, default: Any) -> dict[str, Any]:
+    """How argparse reads values of a type."""
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction if default else "store_true"}
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is list:
+        return _reading(get_args(kind)[0], None) | {"nargs": "+"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    return {"type": kind.__metadata__[0] if get_origin(kind) is Annotated else kind}

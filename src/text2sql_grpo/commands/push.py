@@ -1,0 +1,38 @@
+from pathlib import Path
+
+from text2sql_grpo.commands.options import check_one_of, writing_to
+from text2sql_grpo.errors import ConfigError
+
+
+def push(
+    *,
+    repo_id: str,
+    folder: Path | None = None,
+    run_folder: Path | None = None,
+    public: bool = False,
+    include: list[str] | None = None,
+    audit: list[Path] | None = None,
+) -> int:
+    """Push a model or a run to the Hugging Face Hub.
+
+    Args:
+        repo_id: name/model; without a name: your own account.
+        folder: Merged model or adapter, inside its run folder.
+        run_folder: Run folder, pushed as a dataset.
+        public: Make it public; default: private.
+        include: Of a run folder: also push these, such as adapter or 'checkpoint-*'.
+        audit: For a model's card: what `audit data --json` printed; default: audit*.json of the run.
+    """
+    check_one_of(folder=folder, run_folder=run_folder)
+    if folder is None and audit:
+        raise ConfigError("expected --audit with --folder, for a model's card, got a run folder")
+    if run_folder is None and include:
+        raise ConfigError("expected --include with --run_folder, got a model's folder")
+    from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
+
+    with writing_to(folder or run_folder or Path()):
+        if folder is not None:
+            print(push_to_hub(folder, repo_id, private=not public, audits=audit or ()))
+        elif run_folder is not None:
+            print(push_run_folder(run_folder, repo_id, include=include or (), private=not public))
+    return 0

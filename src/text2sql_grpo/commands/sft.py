@@ -1,0 +1,36 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from text2sql_grpo.commands.options import quiet_console, read_config, writing_to
+
+
+def sft(
+    *,
+    config: Path,
+    questions: Path | None = None,
+    chats: Path | None = None,
+    out: Path | None = None,
+    resume: str | None = None,
+    settings: Sequence[str] = (),
+) -> int:
+    """Fine-tune a model on golds or collected chats.
+
+    Args:
+        config: YAML; its sections model and sft are used.
+        questions: Questions whose golds are demonstrated.
+        chats: Chats, as collect --keep writes them.
+        out: Folder to write; default: the run folder's name with -sft.
+        resume: Checkpoint to resume from; auto: the newest of --out.
+    """
+    given = {"questions": questions, "chats": chats}
+    own = [f"--sft.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
+    run = read_config(config, [*(settings), *own])
+    folder = run.run.output_dir
+    out = out or folder.with_name(f"{folder.name}-sft")
+    with writing_to(out):
+        console = quiet_console(highlight=False)
+        from text2sql_grpo.jobs import sft as job
+        from text2sql_grpo.jobs.train import run_arguments
+
+        return job.sft(run, out, run_arguments(run), console=console, resume=resume)

@@ -1,1 +1,0 @@
-"""Former name of `contrib`, for importers of the MCP server."""
