@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import pytest
 
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
+from text2sql_grpo.commands.config import REQUIRED
+from text2sql_grpo.config import StartConfig, config_fields, load_config, parse_config
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
 HEAVY |= {"pydantic", "sqlglot", "asyncio"}  # a tenth of a second each
 VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"])
 VERBS += (["compare"], ["ask"], ["audit", "data"], ["audit", "reward"], ["audit"], ["collect"], ["sft"])
-VERBS += (["doctor"], ["mcp"], [])
+VERBS += (["doctor"], ["mcp"], ["config"], [])
 HELP = f"""
 import sys
 from text2sql_grpo.commands import main
@@ -134,6 +137,33 @@ def test_the_package_runs_as_a_module_and_names_its_version() -> None:
     command = [sys.executable, "-m", "text2sql_grpo", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{__version__}\n"
+
+
+def test_help_of_train_lists_every_field_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for field in config_fields():
+        assert field.about, field.name
+        assert f" {field.name} " in text if field.section else f" --{field.name} " in text
+    assert "--evaluation.keep last|best Which weights are merged" in text
+    assert '(default: "last")' in text
+    assert "--data.train Questions for reinforcement learning" in text and "(required)" in text
+
+
+def test_the_printed_config_loads_as_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    text = capsys.readouterr().out
+    Path("a.yaml").write_text(text, encoding="utf-8")
+    data = {"databases": REQUIRED["data.databases"], "train": REQUIRED["data.train"]}
+    defaults = parse_config({"model": {"path": REQUIRED["model.path"]}, "data": data}, source="test")
+    assert load_config(Path("a.yaml")) == defaults
+    for field in config_fields():
+        assert f" {field.name.rpartition('.')[2]}:" in text.replace("\n", "\n ")
+    start, _, rest = text.partition("\n# start:\n")  # a section counts once its marks are taken away
+    section = "".join(re.findall(r"^#   .*\n", rest.partition("\nevaluation:")[0], re.M)).replace("# ", "", 1)
+    Path("a.yaml").write_text(f"{start}\nstart:\n" + section.replace("\n# ", "\n"), encoding="utf-8")
+    assert load_config(Path("a.yaml")).start == StartConfig()
 
 
 def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from text2sql_grpo.commands import (
     audit,
     collect,
     compare,
+    config,
     data,
     doctor,
     evaluate,
@@ -36,7 +37,7 @@ from text2sql_grpo.errors import RunError
 
 Verb = Callable[..., int]
 VERBS: tuple[Verb, ...] = (train.train, sft.sft, evaluate.evaluate, compare.compare, merge.merge, push.push)
-VERBS += (doctor.doctor, collect.collect, ask.ask, mcp.mcp)
+VERBS += (doctor.doctor, config.config, collect.collect, ask.ask, mcp.mcp)
 GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     "data": ("Make questions, compare question files.", (data.make, data.overlap)),
     "audit": ("Find what is wrong with questions or a reward.", (audit.data, audit.reward)),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from text2sql_grpo.commands.config import fields_help
 from text2sql_grpo.docstrings import described, opening
 
 
@@ -19,6 +20,10 @@ class Parser(argparse.ArgumentParser):
             close = difflib.get_close_matches(invalid[1], re.findall(r"[\w-]+", invalid[2]), n=1)
             message += "".join(f": did you mean {name}?" for name in close)
         super().error(message)
+
+    def format_help(self) -> str:
+        """Help; that of `train` lists the fields of the config too."""
+        return super().format_help() + (fields_help() if self.prog.endswith(" train") else "")
 
 
 def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
@@ -49,7 +54,7 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
     if "settings" in hints:
         parser.set_defaults(settings=())
         parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--section.key VALUE ...]"
-        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1."
+        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1 (all: train --help)."
 
 
 def _reading(kind: Any, default: Any) -> dict[str, Any]:
