@@ -35,7 +35,9 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/mypy
 
 data: $(READY)  ## make the questions in data/ again
-	@$(BIN)/python scripts/make_data.py
+	@$(BIN)/python data/make_databases.py
+	@$(BIN)/python data/make_handwritten.py
+	@$(BIN)/text2sql-grpo data make
 
 $(READY): requirements_pinned.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
