@@ -77,18 +77,10 @@ def ask(
     config: Config | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print each exploratory query with its rows, the final SQL and its result.
+    """Print each exploratory query with its rows, the final SQL and its result; exit code 1 without one.
 
     Args:
-        question: In a person's words.
-        model: A model folder (or an adapter's) or a Hub id.
-        database: A SQLite file, which is never written, or SQL text (`.sql`) that makes one.
-        console: Where they are printed.
         config: Its environment and engine count; None takes that of the model's run, else the defaults.
-        as_json: Print one JSON object instead.
-
-    Returns:
-        The exit code: 0 with a result, 1 without.
 
     Raises:
         RunError: The question is empty, or the model, the database or the config cannot be read.

@@ -50,21 +50,10 @@ def audit_data(
     keep: Collection[str] | None = None,
     as_json: bool = False,
 ) -> int:
-    """Audits a file of questions and prints what was found.
+    """Audits a file of questions and prints what was found; exit code 0. Options: see `commands.audit`.
 
     Args:
-        file: See `read_questions`.
-        db: Folder of its databases.
-        against: Files of other splits.
         environment: What prompts are made of; None for the defaults.
-        slow_s: Seconds a gold may take.
-        max_prompt_tokens: Tokens a prompt may have.
-        quarantine: File to write for `data.quarantine`; None to write none.
-        keep: Reasons that are no ground for quarantine; None for `KEPT`.
-        as_json: One JSON object instead of a report.
-
-    Returns:
-        The exit code 0, whatever was found.
 
     Raises:
         RunError: A file cannot be read or written, or an unknown reason.
@@ -139,16 +128,10 @@ def _show_findings(audit: QuestionAudit, console: Console) -> None:
 
 
 def audit_reward(config: Config, *, golds: int = 40, seed: int = 0, as_json: bool = False) -> int:
-    """Audits a config's reward by the probe battery and by mutants of its own questions.
+    """Audits a config's reward by the probe battery and by mutants of its own questions; exit code 0.
 
     Args:
-        config: Its reward, grading, data and limits count.
         golds: So many questions of `data.train`, drawn by `seed`.
-        seed: See `golds`.
-        as_json: One JSON object instead of a report.
-
-    Returns:
-        The exit code 0, whatever was found.
 
     Raises:
         RunError: Anything wrong with config or data.

@@ -72,14 +72,12 @@ def collect(
 ) -> int:
     """Plays each question several times; goes on where an earlier call with the same file stopped.
 
+    Options: see `commands.collect`.
+
     Args:
         config: Its data, environment, rewards and grading count, not its model.
         out: JSONL of whole episodes, one line per sample, like `rollouts.jsonl`.
         source: A model folder or Hub id, or an endpoint.
-        questions: Default: the training questions of the config.
-        num_questions: The first so many; None for all.
-        samples: Per question.
-        keep: Filters; each writes chats beside the episodes, as `NAME.FILTER.jsonl`.
 
     Returns:
         The exit code: 1 if episodes are missing, which another call will try again.
@@ -243,14 +241,11 @@ def _play_served(
 
 
 def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[Keep]) -> int:
-    """Chats worth learning from, of what `vf-eval` or a training on a verifiers taskset played.
+    """Writes chats worth learning from, of what `vf-eval` or a verifiers training played; exit code 0.
 
     Args:
         folder: With `traces.jsonl`.
         out: Chats are written beside it, as `NAME.FILTER.jsonl`.
-
-    Returns:
-        The exit code 0.
 
     Raises:
         RunError: The traces cannot be read, or the chats not be written.

@@ -34,22 +34,13 @@ def compare_models(
     num_samples: int | None = None,
     sets: Sequence[str] | None = None,
 ) -> int:
-    """Compares two models, question by question; greedy where a model is asked.
+    """Compares two models, question by question; exit code 0. Options: see `commands.compare`.
+
+    A model is asked greedily; answers at hand are not asked again.
 
     Args:
-        base: A model folder or Hub id. Or answers that are at hand, so that nothing is asked again: a file
-            of them (`.jsonl`, or the evaluation's `.json` beside it), or a run folder, for its evaluation
-            after training.
-        trained: The same.
-        console: Where a person reads along.
         out: The JSON file of all figures. Answers of a model that was asked are written beside it.
-        config: The environment in which models are asked; None takes the one around `trained` or `base`.
-        settings: Fields of the config, as for `load_config`.
         num_samples: So many questions of each set, evenly spaced; None for all.
-        sets: Names of held-out sets; None for all.
-
-    Returns:
-        The exit code 0.
 
     Raises:
         RunError: Anything wrong with a model, file, config or data, or `out` cannot be written.

@@ -32,17 +32,10 @@ def doctor(
     dry_run: bool = True,
     as_json: bool = False,
 ) -> int:
-    """Looks at everything that a run needs and says what to do.
+    """Looks at everything that a run needs and says what to do; exit code 1 if a run would fail, else 0.
 
     Args:
-        config: The run.
-        console: Where a person reads along.
         launch: The accelerate config that will start it; None for one process.
-        dry_run: Whether to load the model and play one small step.
-        as_json: One JSON object instead of a report.
-
-    Returns:
-        The exit code: 1 if a run would fail, else 0.
     """
     findings = []
     for finding in _findings(config, launch, dry_run):

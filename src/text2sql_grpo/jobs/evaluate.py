@@ -46,20 +46,12 @@ def evaluate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> int:
-    """Evaluates a model in the environment of a config.
+    """Evaluates a model in the environment of a config; exit code 0. Options: see `commands.evaluate`.
 
     Args:
-        model_path: A model folder (or an adapter's) or a Hub id.
         config: Its data, environment and `evaluation.batch_size` count.
         out: The file of counts, accuracies and intervals, `.json`. Whole answers go beside it, as `.jsonl`.
-        console: Where a person reads along.
         num_samples: So many of each set, evenly spaced, each shown whole; None for all, not shown.
-        sets: Names of held-out sets; None for all of the config.
-        temperature: 0 is greedy.
-        seed: Of sampling.
-
-    Returns:
-        The exit code 0.
 
     Raises:
         RunError: Anything wrong with model, config or data, or `out` cannot be written.

@@ -65,10 +65,7 @@ def merge(
     """Merges, shows by how much logits moved, and, with `num_samples`, which answers did.
 
     Args:
-        adapter: See `merge_adapter`, as for `out`, `base`, `dtype` and `quantization`.
-        console: Where a person reads along.
-        config: Its environment and held-out sets are those of the questions.
-        num_samples: Questions, evenly spaced over all held-out sets; None for none.
+        num_samples: Questions, evenly spaced over all held-out sets of `config`; None for none.
 
     Raises:
         RunError: See `merge_adapter` and `check_merge`.

@@ -54,8 +54,6 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     """Runs the main job.
 
     Args:
-        config: The run.
-        console: Where a person reads along.
         resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
 
     Returns:
