@@ -10,38 +10,20 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dotenv import load_dotenv
 
 from text2sql_grpo import __version__
-from text2sql_grpo.commands import (
-    ask,
-    audit,
-    collect,
-    compare,
-    config,
-    data,
-    doctor,
-    evaluate,
-    mcp,
-    merge,
-    push,
-    sft,
-    train,
-)
 from text2sql_grpo.commands.options import writing_to
 from text2sql_grpo.commands.parser import Parser, add_verb
 from text2sql_grpo.errors import RunError
 
-Verb = Callable[..., int]
-VERBS: tuple[Verb, ...] = (train.train, sft.sft, evaluate.evaluate, compare.compare, merge.merge, push.push)
-VERBS += (doctor.doctor, config.config, collect.collect, ask.ask, mcp.mcp)
-GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
-    "data": ("Make questions, compare question files.", (data.make, data.overlap)),
-    "audit": ("Find what is wrong with questions or a reward.", (audit.data, audit.reward)),
-}
+# Each is a module here, with a function of the same name; those of `data` and `audit` are verbs below it.
+VERBS = ("train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask", "mcp")
+GROUPS = {"data": ("make", "overlap"), "audit": ("data", "reward")}
 INTERRUPTED = 130
 
 
@@ -70,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _read(words: list[str]) -> tuple[Verb, dict[str, Any], Parser]:
+def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]:
     """The verb of a command line, its options, and its parser."""
     parser = Parser(
         prog="text2sql-grpo",
@@ -79,13 +61,14 @@ def _read(words: list[str]) -> tuple[Verb, dict[str, Any], Parser]:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="verb")
-    for verb in VERBS:
-        add_verb(verbs, verb)
-    for name, (about, group) in GROUPS.items():
-        below = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+    for name in VERBS:
+        add_verb(verbs, getattr(import_module(f"{__name__}.{name}"), name))
+    for name, group in GROUPS.items():
+        module = import_module(f"{__name__}.{name}")
+        below = verbs.add_parser(name, help=module.__doc__, description=module.__doc__, allow_abbrev=False)
         verbs_below = below.add_subparsers(required=True, metavar="verb")
         for verb in group:
-            add_verb(verbs_below, verb)
+            add_verb(verbs_below, getattr(module, verb))
     if words[:1] == ["warm-start"]:
         parser.error("warm-start was removed: use sft (docs/sft.md)")
     found, rest = parser.parse_known_args(words)

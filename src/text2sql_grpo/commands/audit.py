@@ -1,3 +1,5 @@
+"""Find what is wrong with questions or a reward."""
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Make questions, compare question files."""
+
 from pathlib import Path
 
 from text2sql_grpo.commands.options import writing_to
