@@ -103,7 +103,7 @@ def contrib_opened(package_folder: Path) -> tuple[list[str], dict[str, set[str]]
     """Imports of contrib by the core: lines about those at import time, and programs by opening module."""
     loaded, opened = [], {}
     for module, path in modules(package_folder).items():
-        if room_of(module) in ("contrib", "integrations"):
+        if room_of(module) == "contrib":
             continue
         at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
         names = {name for name in imported_modules(path, module) if room_of(name) == "contrib"}
