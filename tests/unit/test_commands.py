@@ -167,7 +167,7 @@ def test_the_printed_config_loads_as_the_defaults(capsys: pytest.CaptureFixture[
 
 
 def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "config/quickstart.yaml" in refused("train", capsys=capsys)
+    assert "missing.yaml" in refused("train", "--config", "missing.yaml", capsys=capsys)
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
     line = refused("train", "--config", "a.yaml", "--run.seed", "1", "stray", capsys=capsys)
