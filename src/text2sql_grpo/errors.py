@@ -1,28 +1,8 @@
-"""The exception tree: two families that are never mixed.
-
-`QueryError` is the model's failure: shown to the model as an observation and scored.
-`RunError` is ours or the user's (missing file, broken gold, wrong config): it stops the run.
-"""
-
-
-class QueryError(Exception):
-    """The model's query failed; the text is fit to show to the model."""
-
-
-class QueryNotAllowed(QueryError):
-    """Not a read of the database (a write, ATTACH, a PRAGMA that is not a look-up, ...)."""
-
-
-class QueryTimeout(QueryError):
-    """Stopped at its time limit."""
-
-
-class QueryOutOfMemory(QueryError):
-    """Stopped at its memory limit."""
+"""Failures that stop a run. A failure of the model's query is an `ExecutionOutcome`, never an exception."""
 
 
 class RunError(Exception):
-    """Something on our side or the user's: message = what was expected, what came, where."""
+    """Failure of this package or its user: a missing file, a broken gold, a wrong config."""
 
 
 class ConfigError(RunError):
