@@ -8,13 +8,8 @@ from collections.abc import Hashable
 from marshal import dumps
 
 from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.sqlite_guard import CLOCK, VOLATILE
 
-# Other rows at each call. As parts of any word, for a name too much costs one run.
-_VOLATILE = (
-    *("random", "changes", "last_insert", "current_", "now", "uuid", "today", "sample", "nextval"),
-    *("localtime", "shuffle", "txid", "setseed"),
-)
-_CLOCK = ("date", "time", "julianday", "unixepoch", "strftime")
 # Without an argument, or with one that may be put together to 'now'.
 _UNSEEN_CLOCK = re.compile(
     r"\(\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\)|\|\||\b(?:char|chr|format|printf|replace|concat)", re.S
@@ -30,10 +25,10 @@ def is_repeatable(sql: str) -> bool:
     (True, False)
     """
     text = sql.lower()
-    for word in _VOLATILE:
+    for word in VOLATILE:
         if word in text:
             return False
-    return not any(word in text for word in _CLOCK) or _UNSEEN_CLOCK.search(text) is None
+    return not any(word in text for word in CLOCK) or _UNSEEN_CLOCK.search(text) is None
 
 
 def normalised(sql: str) -> str:

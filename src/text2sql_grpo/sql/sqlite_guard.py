@@ -34,13 +34,12 @@ _DENIED_TABLES = frozenset(("dbstat", "bytecode", "tables_used"))
 _DENIED_FUNCTIONS = frozenset(
     ("load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "optimize", "sqlite_log")
 )
-# Other rows at each call, wherever they stand; in the text of the query, see `cache.is_repeatable`.
-_VOLATILE_FUNCTIONS = frozenset(("random", "randomblob", "changes", "total_changes", "last_insert_rowid")) | {
-    "current_timestamp",
-    "current_date",
-    "current_time",
-}
-_CLOCK_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff"))
+# Parts of names of functions with other rows at each call, in any engine: a name too much costs one run.
+VOLATILE = (
+    *("random", "changes", "last_insert", "current_", "now", "uuid", "today", "sample", "nextval"),
+    *("localtime", "shuffle", "txid", "setseed"),
+)
+CLOCK = ("date", "time", "julianday", "unixepoch", "strftime")
 _ACTION_NAMES = {
     sqlite3.SQLITE_INSERT: "INSERT",
     sqlite3.SQLITE_UPDATE: "UPDATE",
@@ -87,8 +86,9 @@ class ReadGuard:
             self.denied = f"reading {name}"
         elif action == sqlite3.SQLITE_FUNCTION:
             if name not in _DENIED_FUNCTIONS:
-                if name in _VOLATILE_FUNCTIONS or (name in _CLOCK_FUNCTIONS and source is not None):
-                    self.is_volatile = True  # a view's text is not seen by whoever remembers results
+                # A view's text (`source`) is not seen by `is_repeatable`.
+                words = VOLATILE if source is None else VOLATILE + CLOCK
+                self.is_volatile = self.is_volatile or any(word in name for word in words)
                 return _OK
             self.denied = f"the function {name}"
         elif action == sqlite3.SQLITE_PRAGMA:
