@@ -31,12 +31,12 @@ from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.jobs import train as job
 from text2sql_grpo.jobs.setup import open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints, steps_done

@@ -9,8 +9,10 @@ from typing import Any
 
 PACKAGE = "text2sql_grpo"
 # A room imports only from itself and from rooms before it. A new room needs its place here.
-LIGHT_ROOMS = ("errors", "bundled", "docstrings", "sql", "grading", "data", "environment")
-LIGHT_ROOMS += ("rewards", "audit", "config")
+LIGHT_ROOMS = (
+    *("errors", "files", "run_folder", "bundled", "docstrings", "sql", "grading", "data", "environment"),
+    *("rewards", "audit", "config"),
+)
 HEAVY_ROOMS = (
     # models stands first, because training loads by it
     *("models", "rollout", "training", "evaluation", "publishing", "reporting", "contrib"),

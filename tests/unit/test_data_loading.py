@@ -243,10 +243,10 @@ def test_wrong_quarantine_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "quarantine.jsonl"
     path.write_text('{"id": "a"}\n' + line)
 
-    with pytest.raises(DataError, match=r"expected an object with a string id, got .*quarantine\.jsonl:2\)"):
+    with pytest.raises(DataError, match=r"expected ids in quarantine, .*got .*quarantine\.jsonl, line 2\)"):
         read_quarantine(path)
 
 
 def test_missing_quarantine_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected a quarantine file in UTF-8, got .*gone\.jsonl"):
+    with pytest.raises(DataError, match=r"expected ids in quarantine, .*No such file.*gone\.jsonl"):
         read_quarantine(tmp_path / "gone.jsonl")

@@ -61,5 +61,5 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path, line: str) -> None:
 def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"No such file.*gone\.jsonl"):
         read_answers(tmp_path / "gone.jsonl")
-    with pytest.raises(RunError, match="expected a place for answers that can be written"):
+    with pytest.raises(RunError, match=r"cannot write .*gone.*evaluation\.jsonl"):
         write_answers(tmp_path / "gone" / "evaluation.jsonl", SETS)

@@ -1,6 +1,5 @@
 """What is wrong with a file of questions: golds that fail or leave their result open, copies, leaks."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.schema_budget import estimated_tokens
@@ -123,9 +123,9 @@ def write_quarantine(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:
         raise DataError(f"expected a file that can be written, got {error} (at {path})") from error
+    write_jsonl(path, rows)
 
 
 def _finding(question: Question, reason: str, detail: str) -> Finding:

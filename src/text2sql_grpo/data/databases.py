@@ -3,11 +3,11 @@
 import hashlib
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import draft
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
@@ -90,18 +90,13 @@ def _build(source: Path) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Unique, and renamed when whole: nobody sees a half-built file.
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f"{source.stem}-", suffix=".partial")
-        os.close(handle)
+        with draft(target) as scratch:
+            scratch.touch()
+            _run_script(script, scratch, source)
     except OSError as error:
         raise DataError(
             f"expected a cache folder that can be written, got {error} (at {folder}; set {CACHE_VARIABLE})"
         ) from error
-    try:
-        _run_script(script, Path(temporary), source)
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
     return target
 
 

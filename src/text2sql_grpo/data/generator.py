@@ -1,6 +1,5 @@
 """Makes questions with checked golds from any SQLite databases, in splits that are kept apart."""
 
-import json
 import logging
 import random
 import re
@@ -19,6 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.templates import TEMPLATES, Template
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import write_jsonl
 
 MAX_ROWS = 50
 MAX_FAILURES = 60
@@ -98,9 +98,7 @@ def make_questions(
             if len(examples) < question_set.count:
                 _log.warning("%s: %d of %d questions", question_set.name, len(examples), question_set.count)
             if examples:
-                lines = [json.dumps(_row(example), ensure_ascii=False) + "\n" for example in examples]
-                path = out / f"{question_set.name}.jsonl"
-                path.write_text("".join(lines), encoding="utf-8", newline="\n")
+                write_jsonl(out / f"{question_set.name}.jsonl", map(_row, examples))
 
 
 def generate(

@@ -1,6 +1,5 @@
 """Reads question files and checks every gold query against its database."""
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 
 MAX_GOLDS_SHOWN = 5
@@ -83,22 +83,13 @@ def read_quarantine(path: Path) -> frozenset[str]:
     Raises:
         DataError: The file cannot be read, or a line is wrong.
     """
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"expected a quarantine file in UTF-8, got {error} (at {path})") from error
-    ids = set()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or not isinstance(row.get("id"), str):
-            raise DataError(f"expected an object with a string id, got {line[:80]!r} (at {path}:{number})")
-        ids.add(row["id"])
-    return frozenset(ids)
+    return frozenset(read_jsonl(path, "ids in quarantine", convert=_string_id, skip_blank=True))
+
+
+def _string_id(row: dict[str, object]) -> str:
+    if not isinstance(row["id"], str):
+        raise TypeError(f"id {row['id']!r}")
+    return row["id"]
 
 
 def database_file(question: Question, databases: Databases) -> Path:

@@ -1,15 +1,16 @@
 """How much of each held-out question file also occurs in the files used for training."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import read_jsonl
 
 TRAINING_SETS = ("demonstrations", "train")
 KEYS = ("question", "gold_sql", "combination", "literal", "template", "database", "stored_value")
@@ -42,7 +43,10 @@ def overlap(questions: Path) -> list[OverlapRow]:
         DataError: No training file, or a line that is not a question.
     """
     paths = sorted(questions.glob("*.jsonl"))
-    sets = {path.stem: [_keys(line, path) for line in _lines(path)] for path in paths}
+    sets = {
+        path.stem: list(read_jsonl(path, "questions with SQL", convert=_keys, skip_blank=True))
+        for path in paths
+    }
     training_sets = [name for name in TRAINING_SETS if name in sets]
     if not training_sets:
         raise DataError(f"expected demonstrations.jsonl or train.jsonl, got {sorted(sets)} ({questions})")
@@ -75,20 +79,14 @@ def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | Non
     return sum(found) / len(found) if found else None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
-        yield from (line for line in file if line.strip())
-
-
-def _keys(line: str, path: Path) -> Keys:
+def _keys(row: Mapping[str, Any]) -> Keys:
     """All that can be shared of one question."""
+    database, question, gold = row["database"], row["question"], row["gold_sql"]
     try:
-        row = json.loads(line)
-        database, question, gold = row["database"], row["question"], row["gold_sql"]
         columns, literals = _parts(gold)
         looked = _parts(row["look_sql"])[0] if row.get("look_sql") else frozenset[str]()
-    except (json.JSONDecodeError, KeyError, sqlglot.ParseError) as error:
-        raise DataError(f"expected a question with its SQL, got {line!r}: {error} ({path})") from error
+    except sqlglot.ParseError as error:
+        raise ValueError(f"SQL that cannot be parsed: {error}") from error
     template = row.get("template")
     combination = f"{database} {template} {sorted(columns)}"
     return {

@@ -1,12 +1,11 @@
 """Every answer of an evaluation, one a line, so that it can be read, compared and graded again."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.rewards import Answer
 
 
@@ -56,15 +55,7 @@ def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
     Raises:
         RunError: The place cannot be written.
     """
-    draft = path.with_name(f".{path.name}.partial")
-    try:
-        with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(sets))
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"expected a place for answers that can be written, got {error} ({path})") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    write_jsonl(path, _records(sets))
 
 
 def _records(sets: Mapping[str, Sequence[Answer]]) -> list[dict[str, Any]]:
@@ -77,16 +68,4 @@ def read_answers(path: Path) -> list[Judged]:
     Raises:
         DataError: No such file, or a line that is no answer.
     """
-    answers = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                answers.append(Judged.of(json.loads(line)))
-    except OSError as error:
-        raise DataError(f"expected the answers of an evaluation, got {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        where = f"{path}, line {len(answers) + 1}"
-        raise DataError(
-            f"expected the answers of an evaluation, one a line, got {error!r} ({where})"
-        ) from error
-    return answers
+    return list(read_jsonl(path, "the answers of an evaluation", convert=Judged.of))

@@ -1,9 +1,7 @@
 """Accuracy on the same held-out questions every few optimiser steps, for any transformers trainer."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -11,9 +9,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.processes import gathered
-from text2sql_grpo.training.run_log import SCHEDULE, RunLog
+from text2sql_grpo.training.run_log import RunLog
 
 Record = Mapping[str, Any]
 
@@ -111,11 +110,3 @@ def figures(record: Record) -> dict[str, float]:
         found[f"{SCHEDULED_METRIC}/{name}"] = family["accuracy"]["accuracy"]
         found[f"eval_dev/look_share/{name}"] = family["look_share"]
     return found
-
-
-def read_schedule(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run folder's `evaluation_schedule.jsonl`; none where it has no such file."""
-    path = folder / SCHEDULE
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

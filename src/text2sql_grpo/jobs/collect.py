@@ -16,6 +16,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
@@ -281,8 +282,5 @@ def _write_kept(
         if tools is not None:
             chats = [chat | {"tools": tools} for chat in chats]
         path = out.with_suffix(f".{name}.jsonl")
-        draft = path.with_name(f".{path.name}.partial")
-        lines = [json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats]
-        draft.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
-        draft.replace(path)
+        write_jsonl(path, chats)
         console.print(f"{len(chats)} chats ({name}): {path}", soft_wrap=True)

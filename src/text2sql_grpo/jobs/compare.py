@@ -14,9 +14,10 @@ from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.evaluation.answers import Judged, judged, read_answers, write_answers
 from text2sql_grpo.evaluation.comparison import Comparison, Paired, compare
 from text2sql_grpo.evaluation.statistics import Interval
+from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
-from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.run_folder import CONFIG, answers_file
 from text2sql_grpo.training.policy import load_policy
 
 ROLES = ("base", "trained")
@@ -70,7 +71,7 @@ def compare_models(
             known[role] = judged(answers)
     comparison = compare(known["base"], known["trained"])
     comparison = comparison.only(_spread([one.key for one, _ in comparison.pairs], num_samples))
-    write_record(out, {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()})
+    write_json(out, {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()})
     _show(comparison, console)
     console.print(Text(f"comparison: {out}"), soft_wrap=True)
     return 0
@@ -79,8 +80,8 @@ def compare_models(
 def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
     """The answers that a name stands for; None for a model."""
     path = Path(name)
-    if path.is_dir() and not (path / "config.json").is_file() and (path / "config.yaml").is_file():
-        path /= "evaluation.jsonl"
+    if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
+        path = answers_file(path)
         if not path.is_file():
             raise DataError(
                 f"expected a run folder with evaluation.jsonl, got none ({name}): name its merged model, "

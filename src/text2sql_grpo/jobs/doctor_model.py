@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import tempfile
 import time
@@ -19,6 +18,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.doctor_checks import Finding, Launch, duration
 from text2sql_grpo.jobs.hardware import GIB, device_memory, host_memory
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
@@ -26,6 +26,7 @@ from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.demonstrations import action_text, play
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
@@ -252,8 +253,7 @@ def dry_run(
             yield Finding("dry run", "problem", f"expected one step to run, got {error}")
             return
         seconds = time.monotonic() - started
-        written = Path(folder) / "rollouts.jsonl"
-        played = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+        played = list(read_jsonl(Path(folder) / ROLLOUTS, "episodes"))
     yield _groups(played, group)
     step_s = seconds / episodes * episodes_per_step
     facts: dict[str, Any] = {"episodes": episodes, "seconds": round(seconds, 2), "step_s": round(step_s, 1)}

@@ -1,6 +1,5 @@
 """Held-out questions answered by a finished model: shown whole, counted, and written down."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import answer_questions, summary
 from text2sql_grpo.evaluation.statistics import Accuracy, remark
+from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
@@ -75,7 +75,7 @@ def evaluate(
         "seed": seed,
         "num_samples": num_samples,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(out, record)
     write_answers(out.with_suffix(".jsonl"), answers)
     console.print(accuracy_table(scores))
     console.print(f"evaluation: {out}", soft_wrap=True)

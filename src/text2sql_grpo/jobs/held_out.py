@@ -1,6 +1,5 @@
 """Held-out accuracy of a policy before and after its training, by all processes of a run together."""
 
-import json
 from typing import Any
 
 from text2sql_grpo.data.example import Example
@@ -8,10 +7,11 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.blind import blind_cap
 from text2sql_grpo.evaluation.evaluate import accuracy, summary
+from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all
-from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
 from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
 from text2sql_grpo.training import processes
 from text2sql_grpo.training.policy import LoadedPolicy
 
@@ -68,20 +68,19 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
     """Held-out accuracy before GRPO, the accuracy with the look forced, and the blind cap."""
-    path = run.folder / "evaluation.json"
+    path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
     is_known = processes.is_main() and is_resumed and path.exists()
     if processes.any_of(is_known):
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if is_known else {}
-        return known
+        return read_evaluation(run.folder) if is_known else {}
     with run.stage("evaluation before"):
         record = {
             "before": {"sets": held_out_accuracy(run, policy, "before")},
             "lookup": _lookup_marks(run, policy),
         }
     if processes.is_main():
-        write_record(path, record)
+        write_json(path, record)
     return record
 
 
@@ -89,9 +88,7 @@ def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, An
     """Counts and accuracies of each held-out set; whole answers are written into the run folder."""
     answers = answer_on_all_ranks(run, policy, _held_out(run), f"Evaluation {when}")
     if processes.is_main():
-        write_answers(
-            run.folder / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl"), answers
-        )
+        write_answers(answers_file(run.folder, when), answers)
     return {name: summary(answered) for name, answered in answers.items()}
 
 

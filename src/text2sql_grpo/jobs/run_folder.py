@@ -1,25 +1,23 @@
 """A training run's folder: tried before work, an earlier run put aside, and where to go on from."""
 
 import itertools
-import json
-import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.files import PARTIAL, write_text
+from text2sql_grpo.run_folder import CONFIG, CURVE, METRICS, ROLLOUTS, START
 from text2sql_grpo.training import processes
-from text2sql_grpo.training.checkpoints import PARTIAL, checkpoint_step, flaw, saved_checkpoints, steps_done
+from text2sql_grpo.training.checkpoints import checkpoint_step, flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.run_log import RunLog
 
 _RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "start.json"),
+    *(CONFIG, METRICS, ROLLOUTS, CURVE, START),
     *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")
@@ -32,7 +30,7 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
         names = [path.name for path in folder.iterdir() if not path.name.endswith(PARTIAL)]
-        others = [] if (folder / "config.yaml").exists() else names
+        others = [] if (folder / CONFIG).exists() else names
     except OSError as error:
         raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
     if others:
@@ -56,7 +54,7 @@ def find_checkpoint(config: Config, resume: str | None, console: Console) -> Pat
     checkpoint = processes.gathered(found)[0][0]
     if isinstance(checkpoint, str):
         raise RunError(checkpoint)
-    saved = checkpoint.parent / "config.yaml"
+    saved = checkpoint.parent / CONFIG
     if saved.is_file() and load_config(saved).model != config.model:
         raise ConfigError(
             f"expected the model settings with which {checkpoint} was saved, got others ({saved})"
@@ -100,7 +98,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
                 RunLog(folder).cut_back(step)
             else:
                 _put_aside_earlier_run(folder, console)
-            write_whole(folder / "config.yaml", dump_config(config))
+            write_text(folder / CONFIG, dump_config(config))
         except OSError as error:
             raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
     processes.wait()
@@ -108,7 +106,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
 
 def _put_aside_earlier_run(folder: Path, console: Console) -> None:
     earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
-    if [path.name for path in earlier] in ([], ["config.yaml"]):  # it had not begun
+    if [path.name for path in earlier] in ([], [CONFIG]):  # it had not begun
         return
     target = _new_folder(folder)
     for path in earlier:
@@ -124,7 +122,7 @@ def _put_aside_later_steps(folder: Path, step: int, console: Console) -> None:
     target = _new_folder(folder)
     for path in later:
         path.rename(target / path.name)
-    for path in (folder / "metrics.jsonl", folder / "rollouts.jsonl"):
+    for path in (folder / METRICS, folder / ROLLOUTS):
         if path.exists():
             shutil.copy2(path, target)
     console.print(f"Put later checkpoints of this folder aside: {target}", soft_wrap=True)
@@ -142,20 +140,5 @@ def how_to_go_on(folder: Path, command: str = "python scripts/train.py") -> str:
     checkpoints = saved_checkpoints(folder)
     if not checkpoints:
         return "No checkpoint was due yet. Run the same command again."
-    config = shlex.quote(str(folder / "config.yaml"))
+    config = shlex.quote(str(folder / CONFIG))
     return f"Saved: {checkpoints[-1]}. Go on with:\n  {command} --config {config} --resume auto"
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes JSON that a kill leaves whole: what was there before, or this."""
-    write_whole(path, json.dumps(record, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file beside its place and moves it there."""
-    draft = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

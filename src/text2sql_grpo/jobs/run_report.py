@@ -11,13 +11,14 @@ from rich.text import Text
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.compare import comparison_table
 from text2sql_grpo.jobs.evaluate import INTERVALS, few_databases, stacked_intervals
 from text2sql_grpo.jobs.hardware import hardware
-from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
+from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, answers_file
 from text2sql_grpo.training.policy import LoadedPolicy
 
 
@@ -31,7 +32,7 @@ def report(
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
-    write_record(run.folder / "evaluation.json", record)
+    write_json(run.folder / EVALUATION, record)
     picture = plot_learning_curve(run.folder)
     write_model_card(run.folder, merged)
     run.console.print(_table(before, after))
@@ -49,9 +50,9 @@ def report(
     for what, path in (
         ("merged model", merged),
         ("learning curve", picture),
-        ("evaluation", run.folder / "evaluation.json"),
-        ("every episode", run.folder / "rollouts.jsonl"),
-        ("metrics", run.folder / "metrics.jsonl"),
+        ("evaluation", run.folder / EVALUATION),
+        ("every episode", run.folder / ROLLOUTS),
+        ("metrics", run.folder / METRICS),
     ):
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
     command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
@@ -65,10 +66,10 @@ def report(
 
 def _change(folder: Path) -> Comparison | None:
     """The answers before GRPO against those after it; None where the policy was not evaluated before."""
-    before = folder / "evaluation-before.jsonl"
+    before = answers_file(folder, "before")
     if not before.is_file():
         return None
-    return compare(read_answers(before), read_answers(folder / "evaluation.jsonl"))
+    return compare(read_answers(before), read_answers(answers_file(folder)))
 
 
 def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:

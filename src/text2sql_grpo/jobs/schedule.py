@@ -10,11 +10,12 @@ from transformers import Trainer
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import answer_questions
-from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record, read_schedule
+from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.training.run_log import RunLog

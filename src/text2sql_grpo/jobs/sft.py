@@ -22,6 +22,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.files import draft, sha256
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, how_to_go_on, prepare_folder
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
@@ -239,8 +240,7 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
 
 def _add_file(digest: Any, path: Path) -> None:
     try:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(sha256(path)))
     except OSError as error:
         raise DataError(f"cannot read a file of the SFT stage: {error}") from error
 
@@ -260,13 +260,11 @@ def _take_adapter(config: Config, adapter: Path, folder: Path) -> None:
     """A shipped adapter in place of the stage; merged where all weights are trained."""
     if not processes.is_main():
         return
-    draft = folder.with_suffix(".unfinished")
-    shutil.rmtree(draft, ignore_errors=True)
-    if config.model.lora is None:
-        merge_adapter(adapter, draft / "model", base=config.model.path)
-    else:
-        shutil.copytree(adapter, draft / "adapter")
-    draft.rename(folder)
+    with draft(folder) as scratch:
+        if config.model.lora is None:
+            merge_adapter(adapter, scratch / "model", base=config.model.path)
+        else:
+            shutil.copytree(adapter, scratch / "adapter")
 
 
 def _run_stage(

@@ -17,10 +17,11 @@ from text2sql_grpo.evaluation.start import (
     judge_start,
     start_figures,
 )
+from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.held_out import answer_on_all_ranks
-from text2sql_grpo.jobs.run_folder import write_record
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
 from text2sql_grpo.jobs.sft import train_further
+from text2sql_grpo.run_folder import START
 from text2sql_grpo.training import processes
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.policy import LoadedPolicy
@@ -70,7 +71,7 @@ def measure_start(
     if processes.is_main():
         families = {name: each.record() for name, each in figures.items()}
         record = {"temperature": temperature, "advice": advice, "families": families}
-        write_record(run.folder / "start.json", record)
+        write_json(run.folder / START, record)
     processes.wait()
     return figures, advice
 
@@ -91,7 +92,7 @@ def settle_start(
         RunError: It lies outside the band, and no section `sft` or no round is left to mend it.
         KeyboardInterrupt: It was stopped.
     """
-    path, settings = run.folder / "start.json", run.config.start
+    path, settings = run.folder / START, run.config.start
     is_known = processes.is_main() and is_resumed and path.exists()
     if settings is None or processes.any_of(is_known):
         return

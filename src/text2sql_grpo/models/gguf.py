@@ -1,8 +1,6 @@
 """GGUF files (llama.cpp's format) converted once to checked transformers folders in the cache."""
 
 import copy
-import hashlib
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -18,7 +16,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import DataError, ModelError
+from text2sql_grpo.files import read_json, sha256, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,7 @@ def converted(gguf: Path) -> Path:
         ModelError: The file cannot be read or converted, or memory or disk space is too small.
     """
     try:
-        with gguf.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(gguf)
     except OSError as error:
         raise ModelError(f"cannot read the GGUF file: {error} ({gguf})") from error
     folder = cache_folder("models") / f"{gguf.stem}-{digest[:16]}-v{_VERSION}"
@@ -65,15 +63,10 @@ def converted(gguf: Path) -> Path:
 def _is_whole(folder: Path) -> bool:
     """Whether every file is as it was written."""
     try:
-        hashes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return all(_sha256(folder / name) == value for name, value in hashes.items())
-    except (OSError, ValueError, AttributeError):
+        hashes = read_json(folder / _MANIFEST)
+        return all(sha256(folder / name) == value for name, value in hashes.items())
+    except (OSError, DataError):
         return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -90,8 +83,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         _check_written(partial, model, tokenizer, gguf)
-        hashes = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
-        (partial / _MANIFEST).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+        hashes = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+        write_json(partial / _MANIFEST, hashes)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

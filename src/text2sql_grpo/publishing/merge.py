@@ -7,8 +7,6 @@ dequantised, not into the weights that they were rounded from. Nothing appears a
 was checked.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from transformers import AutoTokenizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.files import draft
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merge_sources import (
     Quantization,
@@ -248,19 +247,11 @@ def _check_same_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 @contextmanager
 def _complete_folder(out: Path) -> Iterator[Path]:
-    """A scratch folder beside `out` that takes its place when the block ends well, else is removed."""
-    scratch = out.parent / f".{out.name}.{os.getpid()}.partial"
-    replaced = out.parent / f".{out.name}.{os.getpid()}.replaced"
+    """A folder beside `out` that takes its place when the block ends well, else is removed."""
     try:
-        scratch.mkdir(parents=True)
-        yield scratch
-        if out.exists():
-            out.rename(replaced)
-        scratch.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with draft(out) as scratch:
+            scratch.mkdir()
+            yield scratch
     except (OSError, SafetensorError) as error:
         raise ModelError(f"could not write the merged model; no part is left: {error} ({out})") from error
-    finally:
-        if replaced.exists() and not out.exists():
-            replaced.rename(out)
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)

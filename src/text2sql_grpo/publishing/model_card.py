@@ -13,9 +13,11 @@ from huggingface_hub import ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remark
+from text2sql_grpo.files import read_json
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.run_folder import COMPARISON, CONFIG, CURVE, EVALUATION, read_evaluation, read_metrics
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
 _PEFT_MARK = "# Model Card for Model ID"  # the form that PEFT leaves beside an adapter, not filled in
@@ -61,7 +63,6 @@ queries, see their results, and then submit its final SQL.
 """
 _MODEL = "A language model that answers questions over a SQL database."
 _ADAPTER = "A LoRA adapter{of} for answering questions over a SQL database."
-CURVE = "learning_curve.png"
 
 
 def write_model_card(
@@ -87,7 +88,7 @@ def write_model_card(
     Raises:
         DataError: One of the files is not what it should be.
     """
-    config = _read_config(run / "config.yaml")
+    config = _read_config(run / CONFIG)
     is_adapter = (folder / "adapter_config.json").is_file()
     base = _hub_base(run, config)
     data = ModelCardData(
@@ -97,7 +98,7 @@ def write_model_card(
         base_model=base,
         license=license_id,
     )
-    evaluation = _read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
+    evaluation = read_evaluation(run)
     text = _CARD.format(
         front_matter=data.to_yaml(),
         mark=MARK,
@@ -146,7 +147,7 @@ def _hub_base(run: Path, config: dict[str, Any]) -> str | None:
     base = (config.get("model") or {}).get("path")
     adapter_config = run / "adapter" / "adapter_config.json"
     if base is None and adapter_config.is_file():
-        base = _read_json(adapter_config).get("base_model_name_or_path")
+        base = read_json(adapter_config).get("base_model_name_or_path")
     base = SMOLLM2_HUB_ID if base == SMOLLM2 else base
     is_hub_id = isinstance(base, str) and _HUB_ID.fullmatch(base) and not Path(base).exists()
     return base if is_hub_id else None
@@ -155,7 +156,7 @@ def _hub_base(run: Path, config: dict[str, Any]) -> str | None:
 def _training(run: Path, config: dict[str, Any], base: str | None, evaluation: dict[str, Any]) -> str:
     started_from = f"[{base}](https://huggingface.co/{base})" if base else "the model of the config below"
     parts = [f"Started from {started_from}."]
-    steps = [line for line in _read_lines(run / "metrics.jsonl") if "step" in line]
+    steps = [line for line in read_metrics(run) if "step" in line]
     if steps:
         parts[0] += f" Trained for {max(line['step'] for line in steps)} steps."
         rewards = [line["reward"] for line in steps if isinstance(line.get("reward"), int | float)]
@@ -189,7 +190,7 @@ def _data(config: dict[str, Any], audits: Sequence[Path]) -> str:
     if not audits:
         parts.append("No audit of the questions is at hand; the run itself executed every gold query.")
     for path in audits:
-        audit = _read_json(path)
+        audit = read_json(path)
         try:
             found = audit["counts"]
             rows = [f"| {reason} | {found[reason]} | {REASONS[reason]} |" for reason in found]
@@ -217,7 +218,7 @@ def _rewards(config: dict[str, Any]) -> str:
 def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
     if not evaluation:
         return "Not evaluated."
-    path = run / "evaluation.json"
+    path = run / EVALUATION
     try:
         rows = [row for name, scores in evaluation["sets"].items() for row in _rows(name, scores)]
         few = _few_databases(evaluation["sets"])
@@ -240,14 +241,14 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
         f" Official: the benchmark's own comparison of sets.{how}"
     )
     table = "\n".join(["| set | part | strict | official |", "| --- | --- | --- | --- |", *rows])
-    parts = [intro, table, few, change, merged, _compared(run / "comparison.json")]
+    parts = [intro, table, few, change, merged, _compared(run / COMPARISON)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _compared(path: Path) -> str | None:
     if not path.is_file():
         return None
-    comparison = _read_json(path)
+    comparison = read_json(path)
     try:
         return f"Against `{comparison['base']}` on the same questions: {comparison['verdict']}"
     except KeyError as error:
@@ -280,23 +281,3 @@ def _few_databases(sets: dict[str, Any]) -> str:
         name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
     }
     return "\n".join(f"- `{name}`: {text}" for name, text in remarks.items() if text)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"expected JSON: {error} ({path})") from error
-    if not isinstance(content, dict):
-        raise DataError(f"expected a JSON object, got {type(content).__name__} ({path})")
-    return content
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    try:
-        return [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise DataError(f"expected one JSON object a line: {error} ({path})") from error

@@ -1,6 +1,5 @@
 """The learning curve of a run as a picture, drawn from its run folder alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +10,8 @@ from matplotlib.figure import Figure, FigureBase, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.run_folder import CURVE, EVALUATION, METRICS, read_evaluation, read_metrics, read_schedule
 from text2sql_grpo.training.run_log import looks_by_family
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
@@ -41,9 +40,9 @@ def plot_learning_curve(run: Path) -> Path:
     Raises:
         DataError: `metrics.jsonl` is missing or holds no step, or a file is not what it should be.
     """
-    curves = _read_curves(run / "metrics.jsonl")
+    curves = _read_curves(run)
     schedule = read_schedule(run)
-    evaluation = _read_evaluation(run / "evaluation.json")
+    evaluation = read_evaluation(run)
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"Learning curve of {run.resolve().name}", fontsize=11)
@@ -57,25 +56,21 @@ def plot_learning_curve(run: Path) -> Path:
         else:
             _draw_training(figure, curves, schedule)
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"expected scored sets, came upon {error!r} ({run / 'evaluation.json'})") from error
-    path = run / "learning_curve.png"
+        raise DataError(f"expected scored sets, came upon {error!r} ({run / EVALUATION})") from error
+    path = run / CURVE
     figure.savefig(path)
     return path
 
 
-def _read_curves(path: Path) -> dict[str, Points]:
+def _read_curves(run: Path) -> dict[str, Points]:
     """The points of each curve that has any; of a step that was done twice, the last."""
+    path = run / METRICS
     if not path.is_file():
         raise DataError(f"expected a run folder with metrics.jsonl, got none ({path})")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    try:
-        rows = [json.loads(line) for line in lines if line.strip()]
-        steps: dict[int, dict[str, Any]] = {}
-        for row in rows:
-            if "step" in row:
-                steps.setdefault(row["step"], {}).update(row)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"expected one JSON object a line, got {error} ({path})") from error
+    steps: dict[int, dict[str, Any]] = {}
+    for row in read_metrics(run):
+        if "step" in row:
+            steps.setdefault(row["step"], {}).update(row)
     curves: dict[str, Points] = {
         name: [(step, steps[step][name]) for step in sorted(steps) if steps[step].get(name) is not None]
         for name in CURVES
@@ -87,18 +82,6 @@ def _read_curves(path: Path) -> dict[str, Points]:
     if not drawn:
         raise DataError(f"expected training steps with {' or '.join(CURVES)}, got none ({path})")
     return drawn
-
-
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"expected JSON, got {error} ({path})") from error
-    if not isinstance(content, dict):
-        raise DataError(f"expected a JSON object, got {type(content).__name__} ({path})")
-    return content
 
 
 def _parts(sets: Mapping[str, Any] | None) -> dict[str, Parts]:

@@ -1,6 +1,5 @@
 """Checkpoints that are whole or not there: written aside, brought to the disk, read back, then renamed."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,9 +17,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
 from text2sql_grpo.training import trl_compat
 
-PARTIAL = ".partial"  # in the run folder, while a checkpoint is written
 MANIFEST = "manifest.json"
 BEST_METRIC = "accuracy/strict"
 SCHEDULED_METRIC = "eval_dev/accuracy/strict"  # measured at one step, on questions that are held out
@@ -40,8 +39,7 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 def steps_done(checkpoint: Path) -> int:
     """How many steps its run had done."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    return int(state["global_step"])
+    return int(read_json(checkpoint / "trainer_state.json")["global_step"])
 
 
 def is_finished(checkpoint: Path, max_steps: int) -> bool:
@@ -71,7 +69,7 @@ def flaw(checkpoint: Path) -> str | None:
                 return f"no {name}"
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes of {entry['bytes']}"
-            if _sha256(path) != entry["sha256"]:
+            if sha256(path) != entry["sha256"]:
                 return f"{name} is not what was written"
     except (OSError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         return f"not readable: {error}"
@@ -81,7 +79,7 @@ def flaw(checkpoint: Path) -> str | None:
 def best_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that the newest one names as the best; None where no best was noted."""
     for newest in saved_checkpoints(folder)[-1:]:
-        best = json.loads((newest / MANIFEST).read_text(encoding="utf-8"))["best"]
+        best = read_json(newest / MANIFEST)["best"]
         return folder / f"checkpoint-{best['step']}" if best else None
     return None
 
@@ -162,7 +160,7 @@ class Checkpoints(TrainerCallback):
         self._last_step = trainer.state.global_step
         manifest = checkpoint / MANIFEST
         if manifest.is_file():
-            best = json.loads(manifest.read_text(encoding="utf-8"))["best"]
+            best = read_json(manifest)["best"]
             self.best = Best(**best) if best else None
         loop = checkpoint / _loop_name(trainer)
         if loop.is_file():
@@ -225,9 +223,9 @@ def _seal(folder: Path, best: Best | None) -> None:
         _read_back(folder)
     except (ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise RunError(f"expected a checkpoint that can be read back, got {error} ({folder})") from error
-    sums = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+    sums = {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in files.items()}
     record = {"best": asdict(best) if best else None, "files": sums}
-    (folder / MANIFEST).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_json(folder / MANIFEST, record)
     _sync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
@@ -272,8 +270,3 @@ def _read_back(folder: Path) -> None:
                 raise ValueError(f"{torn} in {path.name} is torn")
         elif path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,18 +1,15 @@
 """The run folder's logs: `rollouts.jsonl`, one episode a line, and `metrics.jsonl`, one step a line."""
 
-import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from text2sql_grpo.environment.episode import Action, Episode, StopReason
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.files import append_jsonl, cut_lines
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS
-
-SCHEDULE = "evaluation_schedule.jsonl"
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, SCHEDULE, TRACES, read_metrics
 
 
 class RunLog:
@@ -24,15 +21,15 @@ class RunLog:
 
     def write_episodes(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Appends episodes to `rollouts.jsonl`."""
-        self._append("rollouts.jsonl", records)
+        self._append(ROLLOUTS, records)
 
     def write_traces(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Appends rollouts of other tasks than ours to `traces.jsonl`."""
-        self._append("traces.jsonl", records)
+        self._append(TRACES, records)
 
     def write_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends one step to `metrics.jsonl`."""
-        self._append("metrics.jsonl", [record])
+        self._append(METRICS, [record])
 
     def write_evaluation(self, record: Mapping[str, Any]) -> None:
         """Appends one scheduled evaluation to `evaluation_schedule.jsonl`."""
@@ -40,11 +37,7 @@ class RunLog:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` so far."""
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return []
-        with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+        return read_metrics(self.folder)
 
     def cut_back(self, step: int) -> None:
         """Takes out what was written after a checkpoint, and a line that a kill left half written.
@@ -52,44 +45,13 @@ class RunLog:
         Args:
             step: Of the checkpoint. Metrics count steps done, episodes the steps done before them.
         """
-        for name, last in (
-            ("metrics.jsonl", step),
-            (SCHEDULE, step),
-            ("rollouts.jsonl", step - 1),
-            ("traces.jsonl", step - 1),
-        ):
-            path = self.folder / name
-            if path.exists() and (kept := _bytes_up_to(path, last)) < path.stat().st_size:
-                os.truncate(path, kept)
+        for name in (METRICS, SCHEDULE):
+            cut_lines(self.folder / name, last_step=step)
+        for name in (ROLLOUTS, TRACES):
+            cut_lines(self.folder / name, last_step=step - 1)
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records]
-        path = self.folder / name
-        try:
-            before = path.stat().st_size if path.exists() else 0
-            try:
-                with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write("".join(lines))
-            except OSError:
-                if path.is_file():
-                    os.truncate(path, before)  # a full disk leaves no half line behind
-                raise
-        except OSError as error:
-            raise RunError(f"expected a run folder that can be written, got: {error} (at {path})") from error
-
-
-def _bytes_up_to(path: Path, last: int) -> int:
-    """Where the lines of later steps begin, or the first that is torn."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > last:
-                    break
-            except ValueError:
-                break
-            end += len(line)
-    return end
+        append_jsonl(self.folder / name, map(_plain, records))
 
 
 def _plain(value: Any) -> Any:

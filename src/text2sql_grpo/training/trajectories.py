@@ -1,13 +1,13 @@
 """Episodes on disk, and those that are worth learning from."""
 
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.files import append_jsonl, cut_lines, read_json, read_jsonl, write_json
 
 Keep = Literal["correct", "best_of_n", "shortest_correct"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)
@@ -39,7 +39,7 @@ class EpisodeFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             _check_settings(path, json.loads(json.dumps(settings)))
             path.touch()
-            _cut_torn_line(path)
+            cut_lines(path)
             self.records = [_slim(record) for record in read_episodes(path)]
         except OSError as error:
             raise RunError(f"expected a file that can be written, got {error} ({path})") from error
@@ -51,19 +51,8 @@ class EpisodeFile:
 
     def add(self, record: Record) -> None:
         """Appends an episode; from any thread."""
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         with self._lock:
-            try:
-                before = self.path.stat().st_size
-                try:
-                    with self.path.open("ab", buffering=0) as file:
-                        if file.write(line) != len(line):
-                            raise OSError("the file took a part of the line")
-                except OSError:
-                    os.truncate(self.path, before)  # a full disk leaves no half line behind
-                    raise
-            except OSError as error:
-                raise RunError(f"expected space for episodes, got {error} ({self.path})") from error
+            append_jsonl(self.path, [record])
             self.records.append(_slim(record))
 
 
@@ -75,7 +64,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     beside = path.with_suffix(".settings.json")
     has_episodes = path.exists() and path.stat().st_size > 0
     if has_episodes and beside.exists():
-        earlier = json.loads(beside.read_text(encoding="utf-8"))
+        earlier = read_json(beside)
         if earlier != settings:
             different = sorted(
                 name for name in earlier.keys() | settings.keys() if earlier.get(name) != settings.get(name)
@@ -87,14 +76,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         return
     if has_episodes:
         raise ConfigError(f"expected a new file or one of an earlier collection, got {path}")
-    beside.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def _cut_torn_line(path: Path) -> None:
-    with path.open("rb") as file:
-        whole = sum(len(line) for line in file if line.endswith(b"\n"))
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
+    write_json(beside, settings)
 
 
 def read_episodes(path: Path) -> Iterator[Record]:
@@ -103,19 +85,7 @@ def read_episodes(path: Path) -> Iterator[Record]:
     Raises:
         DataError: No such file, or a line that is no JSON object.
     """
-    number = 1
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise DataError(
-                        f"expected an object, got {type(record).__name__} ({path}, line {number})"
-                    )
-                yield record
-                number += 1
-    except (OSError, ValueError) as error:
-        raise DataError(f"expected episodes, one a line, got {error} ({path}, line {number})") from error
+    return read_jsonl(path, "episodes")
 
 
 def kept(records: Iterable[Record], keep: Keep) -> list[Record]:

@@ -1,0 +1,157 @@
+"""Files written whole or not at all, logs of whole lines, and JSON whose faults are named by line."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from text2sql_grpo.errors import DataError, RunError
+
+PARTIAL = ".partial"  # ends the names of drafts
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """File or folder to write, beside `path`: replaces `path` when the block ends, is removed if it fails.
+
+    Each thread of each process has a draft of its own.
+    """
+    own = f".{path.name}.{os.getpid()}-{threading.get_ident()}"
+    scratch, replaced = path.with_name(own + PARTIAL), path.with_name(f"{own}.replaced{PARTIAL}")
+    try:
+        yield scratch
+        if path.is_dir():
+            path.rename(replaced)
+        scratch.replace(path)
+    finally:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        for folder in (scratch, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
+        scratch.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole: after a kill, it holds what it held before, or this.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    try:
+        with draft(path) as scratch:
+            scratch.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON object whole; see `write_text`."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON objects whole, one a line; see `write_text`."""
+    write_text(path, "".join(map(_line, records)))
+
+
+def append_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append JSON objects, one a line, at once; a full disk leaves no half line behind.
+
+    Raises:
+        RunError: They cannot be written.
+    """
+    content = "".join(map(_line, records)).encode("utf-8", "backslashreplace")
+    try:
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(content)
+        except OSError:
+            if path.is_file():
+                os.truncate(path, before)
+            raise
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Object that a JSON file holds.
+
+    Raises:
+        DataError: It cannot be read, or holds no object.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"expected JSON, got {error} ({path})") from error
+    if not isinstance(record, dict):
+        raise DataError(f"expected a JSON object, got {type(record).__name__} ({path})")
+    return record
+
+
+def read_jsonl(
+    path: Path, what: str, *, convert: Callable[[dict[str, Any]], Any] = dict, skip_blank: bool = False
+) -> Iterator[Any]:
+    """Objects of a JSONL file, one after another.
+
+    Args:
+        path: The file, in UTF-8.
+        what: Name of its content, for messages.
+        convert: Called with each object; its KeyError, TypeError or ValueError refuses the line.
+        skip_blank: Whether blank lines are skipped, as in files that people write, or refused.
+
+    Raises:
+        DataError: The file cannot be read, or a line is wrong; names the line.
+    """
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for line in file:
+                number += 1
+                if skip_blank and not line.strip():
+                    continue
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise TypeError(f"{type(record).__name__} {line[:80]!r}")
+                yield convert(record)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        place = f"{path}, line {number}" if number else str(path)
+        found = f"no field {error}" if isinstance(error, KeyError) else error
+        raise DataError(f"expected {what}, one JSON object a line, got {found} ({place})") from error
+
+
+def cut_lines(path: Path, *, last_step: int | None = None) -> None:
+    """Cut a log back to its whole lines; no-op where it does not exist.
+
+    Args:
+        last_step: Also cut from the first line with a later `step` on; None for no bound.
+    """
+    if not path.exists():
+        return
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                is_late = last_step is not None and json.loads(line)["step"] > last_step
+            except ValueError:
+                break
+            if is_late or not line.endswith(b"\n"):
+                break
+            end += len(line)
+    if end < path.stat().st_size:
+        os.truncate(path, end)
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
