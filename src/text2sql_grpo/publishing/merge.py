@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import DataError, ModelError
 from text2sql_grpo.files import draft
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merge_sources import (
@@ -133,7 +133,12 @@ def merge_adapter(
     config.dtype = target_dtype
     config.architectures = [type(plain).__name__]
     with _complete_folder(out) as folder:
-        write_weights(folder, ((name, merged(name).to(target_dtype)) for name in _weight_names(plain)))
+        shapes = plain.state_dict()
+        outlines = {
+            name: torch.empty(shapes[name].shape, dtype=target_dtype, device="meta")
+            for name in _weight_names(plain)
+        }
+        write_weights(folder, outlines, merged)
         config.save_pretrained(folder)
         read_generation_config(model_path, plain).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -166,7 +171,7 @@ def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | Non
     """
     try:
         stored = StoredWeights(model_path)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, DataError, KeyError, SafetensorError) as error:
         raise ModelError(f"expected a loadable model: {error} ({model_path})") from error
     tied = model.all_tied_weights_keys
     missing = [name for name in _weight_names(model) if name not in stored]

@@ -3,18 +3,19 @@
 Whatever the size of the model, at most one written file's worth of tensors is in memory.
 """
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from huggingface_hub.constants import SAFETENSORS_INDEX_FILE, SAFETENSORS_SINGLE_FILE
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers.utils.hub import cached_file
 
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.files import read_json, write_json
 
 _PACKED = ".absmax"  # stands beside a weight that bitsandbytes stored in 4 bits
 _MAX_FILE_BYTES = 2 << 30
@@ -58,7 +59,7 @@ class StoredWeights:
         index = self._file(SAFETENSORS_INDEX_FILE, is_needed=False)
         if index is None:
             return [SAFETENSORS_SINGLE_FILE]
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return sorted(set(read_json(index)["weight_map"].values()))
 
     def _file(self, name: str, *, is_needed: bool = True) -> Any:
         found = cached_file(self._path, name, _raise_exceptions_for_missing_entries=False)
@@ -76,50 +77,34 @@ def to_four_bits_and_back(weight: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     return back
 
 
-def write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Writes named tensors as safetensors, in several files with an index if one would be over 2 GiB.
+def write_weights(
+    folder: Path, outlines: Mapping[str, torch.Tensor], weight: Callable[[str], torch.Tensor]
+) -> None:
+    """Write and read back safetensors, in several files with an index if one would be over 2 GiB.
 
-    Each file is read back.
+    Args:
+        folder: Where the files are written.
+        outlines: The tensors by name, on `meta`: their shapes and the type to write.
+        weight: Returns the tensor of a name; one file's worth of them is in memory.
 
     Raises:
         ModelError: What was read back differs.
     """
-    parts: list[list[str]] = []
-    waiting: dict[str, torch.Tensor] = {}
-    total = 0
-    for name, tensor in tensors:
-        size = tensor.nbytes
-        if waiting and sum(t.nbytes for t in waiting.values()) + size > _MAX_FILE_BYTES:
-            parts.append(_write_part(folder, len(parts), waiting))
-            waiting = {}
-        waiting[name] = tensor.contiguous()
-        total += size
-    parts.append(_write_part(folder, len(parts), waiting))
-    if len(parts) == 1:
-        _part(folder, 0).rename(folder / SAFETENSORS_SINGLE_FILE)
-        return
-    file_of: dict[str, str] = {}
-    for number, names in enumerate(parts):
-        file = f"model-{number + 1:05}-of-{len(parts):05}.safetensors"
-        _part(folder, number).rename(folder / file)
-        file_of |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": file_of}
-    (folder / SAFETENSORS_INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
-
-
-def _part(folder: Path, number: int) -> Path:
-    return folder / f"part-{number}.safetensors"
-
-
-def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
-    file = _part(folder, number)
-    save_file(tensors, file, metadata={"format": "pt"})
-    with safe_open(file, framework="pt") as written:
-        for name, tensor in tensors.items():
-            # As bytes, so that NaN equals itself.
-            if not torch.equal(_bytes(written.get_tensor(name)), _bytes(tensor)):
-                raise ModelError(f"expected {name} as it was written, read something else: {file}")
-    return list(tensors)
+    split = split_torch_state_dict_into_shards(dict(outlines), max_shard_size=_MAX_FILE_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        tensors = {name: weight(name).to(outlines[name].dtype).contiguous() for name in names}
+        path = folder / file
+        save_file(tensors, path, metadata={"format": "pt"})
+        with safe_open(path, framework="pt") as written:
+            for name, tensor in tensors.items():
+                # As bytes, so that NaN equals itself.
+                if not torch.equal(_bytes(written.get_tensor(name)), _bytes(tensor)):
+                    raise ModelError(
+                        f"expected {name} as it was written, read something else: {folder / file}"
+                    )
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / SAFETENSORS_INDEX_FILE, index)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
