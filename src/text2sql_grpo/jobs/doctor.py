@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
@@ -16,10 +16,12 @@ from text2sql_grpo.jobs import doctor_checks, doctor_model
 from text2sql_grpo.jobs.doctor_checks import Finding, Launch, guarded
 from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.jobs.sft import base_policy
 from text2sql_grpo.jobs.train import check_fills_a_batch, check_strata, run_arguments
+from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.memory import MemoryEstimate
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, resolved
+from text2sql_grpo.training.policy import resolved
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 
@@ -101,15 +103,15 @@ def _with_model(
     config = bench.config
     path = config.model.path
     try:
-        tokenizer = doctor_model.read_tokenizer(path)
-        model = doctor_model.read_model_config(path)
+        folder = model_folder(path)
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         yield doctor_checks.disk(config, None)
         yield Finding("model", "skipped", f"{path} cannot be read here: {reason}")
         return
     try:
-        chat = doctor_model.chat_format(bench, tokenizer)
+        chat = bench.chat(tokenizer, None)
     except ModelError as error:
         yield Finding("chat template", "problem", str(error))
         return
@@ -133,26 +135,19 @@ def _with_model(
     if holding:
         yield Finding("dry run", "skipped", holding[0])
         return
-    yield from _dry_run(bench, arguments, questions, path, steps=steps, episodes_per_step=episodes_per_step)
+    yield from _dry_run(bench, arguments, questions, steps=steps, episodes_per_step=episodes_per_step)
 
 
 def _dry_run(
     bench: Workbench,
     arguments: SQLGRPOConfig,
     questions: Sequence[Example],
-    path: str,
     *,
     steps: int,
     episodes_per_step: int,
 ) -> Iterator[Finding]:
-    settings = bench.config.model
     try:
-        policy: LoadedPolicy = load_policy(
-            path,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            attn_implementation=settings.attn_implementation,
-        )
+        policy = base_policy(bench.config)
     except RunError as error:
         yield Finding("dry run", "skipped", f"the weights cannot be loaded: {error}")
         return

@@ -10,69 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.text import Text
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import PreTrainedConfig
 
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.doctor_checks import Finding, Launch, duration
 from text2sql_grpo.jobs.hardware import GIB, device_memory, host_memory
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
-from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.sources import model_folder
-from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.jobs.setup import Run, Workbench, evenly_spaced
+from text2sql_grpo.jobs.train import grpo_trainer, run_arguments
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.demonstrations import action_text, play
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
-from text2sql_grpo.training.policy import LoadedPolicy, lora_config
-from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.policy import LoadedPolicy
 from text2sql_grpo.training.update_memory import Update
 
 EPISODES = 32
 _TOO_FULL = 0.95
 _PROMPTS_MEASURED = 50
 _LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
-
-
-def read_tokenizer(path: str) -> Any:
-    """The tokenizer of a model folder or Hub id.
-
-    Raises:
-        OSError: It cannot be read or downloaded.
-        ModelError: See `model_folder`.
-    """
-    return AutoTokenizer.from_pretrained(model_folder(path))
-
-
-def read_model_config(path: str) -> PreTrainedConfig:
-    """The config of a model folder or Hub id.
-
-    Raises:
-        OSError: It cannot be read or downloaded.
-        ModelError: See `model_folder`.
-    """
-    return AutoConfig.from_pretrained(model_folder(path))
-
-
-def chat_format(bench: Workbench, tokenizer: Any) -> ChatFormat:
-    """How the run writes and reads with this tokenizer.
-
-    Raises:
-        ModelError: Its chat template cannot be used.
-    """
-    is_native = bench.config.environment.protocol == "native"
-    return ChatFormat(
-        tokenizer,
-        tools=bench.environment.tools if is_native else None,
-        template_options=bench.config.grpo.get("chat_template_kwargs"),
-    )
 
 
 def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
@@ -221,6 +183,7 @@ def dry_run(
         short = dataclasses.replace(
             bench.config,
             run=dataclasses.replace(bench.config.run, output_dir=Path(folder)),
+            selection=SelectionConfig(),  # strata may need more than one small batch
             grpo=bench.config.grpo
             | {
                 "max_steps": 1,
@@ -232,21 +195,9 @@ def dry_run(
                 "report_to": "none",
             },
         )
-        log = RunLog(Path(folder))
         started = time.monotonic()
-        trainer = SQLGRPOTrainer(
-            policy.model,
-            run_arguments(short),
-            examples=questions,
-            environment=bench.environment,
-            rewards=RewardMix(bench.config.rewards),
-            grader=bench.grader,
-            processing_class=policy.tokenizer,
-            peft_config=lora_config(bench.config.model, policy.model.config),
-            run_log=log,
-        )
-        for callback in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(callback)
+        run = Run(dataclasses.replace(bench, config=short), Console(quiet=True), [])
+        trainer = grpo_trainer(run, run_arguments(short), policy, questions, [])
         try:
             trainer.train()
         except (torch.OutOfMemoryError, RunError, ValueError) as error:

@@ -72,7 +72,7 @@ class Workbench:
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
-        """The chat format of a model under this run's protocol."""
+        """The chat format of a model under this run's protocol; of its tokenizer alone for None."""
         return chat_format(
             tokenizer,
             model,
@@ -96,7 +96,7 @@ def chat_format(
     template_options: dict[str, Any] | None = None,
 ) -> ChatFormat:
     """The chat format of a model under the protocol of an environment."""
-    eos = model.generation_config.eos_token_id
+    eos = None if model is None else model.generation_config.eos_token_id
     return ChatFormat(
         tokenizer,
         tools=tools if settings.protocol == "native" else None,

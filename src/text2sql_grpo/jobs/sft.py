@@ -77,7 +77,7 @@ def sft(
     if processes.is_main():
         check_folder(out)
     with stop_on_sigterm():
-        policy = _base(config)
+        policy = base_policy(config)
         trainer = stage_trainer(bench, policy, out, arguments, [], console)
         prepare_folder(config, checkpoint, console)
         try:
@@ -112,7 +112,7 @@ def started_policy(
     """
     config = bench.config
     if config.sft is None:
-        return _base(config)
+        return base_policy(config)
     folder = stage_folder(bench, arguments)
     if not processes.any_of(folder.exists()):
         if config.sft.adapter is not None:
@@ -122,8 +122,8 @@ def started_policy(
         processes.wait()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
-        return _base(replace(config, model=replace(config.model, path=str(folder / "model"))))
-    base = _base(config)
+        return base_policy(replace(config, model=replace(config.model, path=str(folder / "model"))))
+    base = base_policy(config)
     model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
     return LoadedPolicy(model, base.tokenizer, base.folder)
 
@@ -245,7 +245,8 @@ def _add_file(digest: Any, path: Path) -> None:
         raise DataError(f"cannot read a file of the SFT stage: {error}") from error
 
 
-def _base(config: Config) -> LoadedPolicy:
+def base_policy(config: Config) -> LoadedPolicy:
+    """The model of the config before any training, as its section `model` asks for it."""
     model = config.model
     return load_policy(
         model.path,
@@ -282,7 +283,7 @@ def _run_stage(
         console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
     if processes.is_main():
         RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
-    policy = _base(bench.config)
+    policy = base_policy(bench.config)
     trainer = stage_trainer(bench, policy, work, arguments, callbacks, console)
     _train(trainer, work, checkpoint, console)
     _save(trainer, policy, work)

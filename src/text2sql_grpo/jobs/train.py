@@ -126,7 +126,7 @@ def _improve(
     before = accuracy_before(run, policy, is_resumed=is_resumed)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
-    trainer = _trainer(
+    trainer = grpo_trainer(
         run, arguments, policy, questions, [progress, stopper, *run.alerts, *tracked.callbacks]
     )
     trainer.on_episode = progress.show_episodes
@@ -231,13 +231,18 @@ def check_strata(questions: Sequence[Example], config: Config) -> None:
         strata([question.family for question in questions], config.selection.strata)
 
 
-def _trainer(
+def grpo_trainer(
     run: Run,
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
     questions: Sequence[Example],
     callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
+    """The trainer of a run, which prints nothing itself.
+
+    Raises:
+        ConfigError: TRL refuses fields of `grpo`.
+    """
     config = run.config
     is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
     rewards = RewardMix(config.rewards)
