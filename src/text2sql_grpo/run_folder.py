@@ -16,6 +16,12 @@ COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
 
 
+def config_around(path: Path) -> Path | None:
+    """The `config.yaml` in a folder or in that around it; None where there is none."""
+    path = path.resolve()
+    return next((folder / CONFIG for folder in (path, path.parent) if (folder / CONFIG).is_file()), None)
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`; empty without the file."""
     return _lines(run / METRICS, "training steps")

@@ -24,6 +24,7 @@ from text2sql_grpo.jobs.setup import chat_format
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy
+from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
 from text2sql_grpo.sql.sqlite_file import open_database
@@ -124,11 +125,8 @@ def ask(
 
 def config_of(model: str) -> Config | None:
     """The config in a model's folder or in the run folder around it; None where there is none."""
-    folder = Path(model).resolve()
-    if not folder.is_dir():
-        return None
-    found = [path for path in (folder / "config.yaml", folder.parent / "config.yaml") if path.is_file()]
-    return load_config(found[0]) if found else None
+    found = config_around(Path(model)) if Path(model).is_dir() else None
+    return None if found is None else load_config(found)
 
 
 def answer_question(

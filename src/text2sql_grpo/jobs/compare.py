@@ -17,7 +17,7 @@ from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
-from text2sql_grpo.run_folder import CONFIG, answers_file
+from text2sql_grpo.run_folder import CONFIG, answers_file, config_around
 from text2sql_grpo.training.policy import load_policy
 
 ROLES = ("base", "trained")
@@ -100,10 +100,9 @@ def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
 def _config_around(*names: str) -> Path:
     """The config of the run that made the first of these that has one."""
     for name in names:
-        path = Path(name).resolve()
-        for folder in (path, path.parent):
-            if (folder / "config.yaml").is_file():
-                return folder / "config.yaml"
+        found = config_around(Path(name))
+        if found is not None:
+            return found
     raise ConfigError(f"expected a config.yaml around {' or '.join(names)}, got none: add --config FILE")
 
 
