@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
-from text2sql_grpo.evaluation.schedule import read_schedule
 from text2sql_grpo.jobs import train as job
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.checkpoints import best_checkpoint, flaw, saved_checkpoints

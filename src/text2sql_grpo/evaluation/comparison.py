@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import comb, sqrt
 from typing import Any, Literal, Self
 
 from text2sql_grpo.errors import DataError
@@ -82,10 +82,7 @@ class Paired:
         0.021484375
         """
         changed = self.gained + self.lost
-        tail = ways = 1
-        for k in range(min(self.gained, self.lost)):
-            ways = ways * (changed - k) // (k + 1)
-            tail += ways
+        tail = sum(comb(changed, k) for k in range(min(self.gained, self.lost) + 1))
         return min(1.0, 2 * tail / (1 << changed))
 
     @property

@@ -1,7 +1,7 @@
 """The same episodes as in training, greedy or sampled, and honest numbers about them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
@@ -58,9 +58,6 @@ def accuracy(answers: Sequence[Answer]) -> Accuracy:
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     """Counts, accuracies and 95% intervals, strict and official, as in `evaluation.json`."""
-    looks = sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
-    reasons = Counter(answer.verdict.reason for answer in answers)
-    stop_reasons = Counter(str(answer.episode.stop_reason) for answer in answers)
     return {
         "overall": _both(answers),
         "published": _published(answers),
@@ -68,9 +65,9 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
-        "looks_per_question": round(looks / max(1, len(answers)), 4),
-        "reasons": dict(sorted(reasons.items())),
-        "stop_reasons": dict(sorted(stop_reasons.items())),
+        "looks_per_question": round(_looks(answers) / max(1, len(answers)), 4),
+        "reasons": _counted(answer.verdict.reason for answer in answers),
+        "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
     }
 
 
@@ -94,3 +91,11 @@ def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[st
     for answer in answers:
         groups[key(answer)].append(answer)
     return {name: _both(groups[name]) for name in sorted(groups)}
+
+
+def _looks(answers: Sequence[Answer]) -> int:
+    return sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))

@@ -167,3 +167,15 @@ def remark(databases: int) -> str:
     if databases == 1:
         return "1 database: figures are by question and hold for this database alone."
     return f"{databases} databases are few: intervals and tests by database are rough below {FEW_DATABASES}."
+
+
+def remarks(sets: Mapping[str, Any]) -> dict[str, str]:
+    """Warnings about sets of few databases, by the name of the set.
+
+    Args:
+        sets: Of `evaluation.json`.
+    """
+    found = {
+        name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
+    }
+    return {name: text for name, text in found.items() if text}

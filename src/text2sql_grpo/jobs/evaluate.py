@@ -20,7 +20,7 @@ from text2sql_grpo.environment.observation import ObservationLimits, observation
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import answer_questions, summary
-from text2sql_grpo.evaluation.statistics import Accuracy, remark
+from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
@@ -117,10 +117,7 @@ def few_databases(sets: Mapping[str, Any]) -> Text | None:
     Args:
         sets: Of `evaluation.json`.
     """
-    counts = {
-        name: len(Accuracy.read(scores["overall"]["strict"]).by_database) for name, scores in sets.items()
-    }
-    lines = [f"{name}: {remark(count)}" for name, count in counts.items() if remark(count)]
+    lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
     return Text("\n".join(lines)) if lines else None
 
 

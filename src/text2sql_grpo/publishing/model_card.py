@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.statistics import remark
+from text2sql_grpo.evaluation.statistics import remarks
 from text2sql_grpo.files import read_json
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import usage_examples
@@ -221,7 +221,7 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
     path = run / EVALUATION
     try:
         rows = [row for name, scores in evaluation["sets"].items() for row in _rows(name, scores)]
-        few = _few_databases(evaluation["sets"])
+        few = "\n".join(f"- `{name}`: {text}" for name, text in remarks(evaluation["sets"]).items())
         change = (
             evaluation.get("change") and f"Against the start of training: {evaluation['change']['verdict']}"
         )
@@ -274,10 +274,3 @@ def _cell(score: dict[str, Any]) -> str:
 def _bounds(interval: list[float]) -> str:
     low, high = interval
     return f"{low:.1%} to {high:.1%}"
-
-
-def _few_databases(sets: dict[str, Any]) -> str:
-    remarks = {
-        name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
-    }
-    return "\n".join(f"- `{name}`: {text}" for name, text in remarks.items() if text)
