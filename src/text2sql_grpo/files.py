@@ -56,7 +56,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON objects whole, one a line; see `write_text`."""
-    write_text(path, "".join(map(_line, records)))
+    write_text(path, jsonl_text(records))
 
 
 def append_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -65,7 +65,7 @@ def append_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         RunError: They cannot be written.
     """
-    content = "".join(map(_line, records)).encode("utf-8", "backslashreplace")
+    content = jsonl_text(records).encode("utf-8", "backslashreplace")
     try:
         before = path.stat().st_size if path.exists() else 0
         try:
@@ -79,8 +79,9 @@ def append_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         raise RunError(f"cannot write {path}: {error}") from error
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
+def jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
+    """JSON objects as text, one a line."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def read_json(path: Path) -> dict[str, Any]:

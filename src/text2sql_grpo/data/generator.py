@@ -7,7 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.templates import TEMPLATES, Template
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import write_jsonl
+from text2sql_grpo.files import jsonl_text
 
 MAX_ROWS = 50
 MAX_FAILURES = 60
@@ -98,7 +98,8 @@ def make_questions(
             if len(examples) < question_set.count:
                 _log.warning("%s: %d of %d questions", question_set.name, len(examples), question_set.count)
             if examples:
-                write_jsonl(out / f"{question_set.name}.jsonl", map(_row, examples))
+                path = out / f"{question_set.name}.jsonl"
+                path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
 
 
 def generate(
@@ -150,34 +151,16 @@ def _example(name: str, split: str, database: Database, template: Template, draf
     return Example(
         id=name,
         database=database.name,
-        question=draft.question,
-        gold_sql=draft.gold_sql,
         difficulty=template.difficulty,
         split=split,
         family=template.family,
         template=template.name,
-        look_sql=draft.look_sql,
-        guess_sql=draft.guess_sql,
-        check_sql=draft.check_sql,
+        **asdict(draft),
     )
 
 
 def _row(example: Example) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": example.id,
-        "database": example.database,
-        "question": example.question,
-        "gold_sql": example.gold_sql,
-        "difficulty": example.difficulty,
-        "split": example.split,
-        "family": example.family,
-        "template": example.template,
-    }
-    if example.look_sql is not None:
-        row |= {"look_sql": example.look_sql, "guess_sql": example.guess_sql}
-    if example.check_sql is not None:
-        row["check_sql"] = example.check_sql
-    return row
+    return {name: value for name, value in asdict(example).items() if value not in (None, False, ())}
 
 
 def _accepted(
