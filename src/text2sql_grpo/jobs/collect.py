@@ -22,7 +22,6 @@ from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
-from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.policy import load_policy
 from text2sql_grpo.training.progress import progress_bar
@@ -146,20 +145,14 @@ def _play_local(
     choose_threads(console)
     policy = load_policy(source)
     model = policy.model.to(device_type()).eval()
-    chat, settings = bench.chat(policy.tokenizer, model), bench.config.evaluation
-    speaker = model_policy(
-        model,
-        chat,
-        temperature=temperature,
-        batch_size=settings.batch_size,
-        engine=bench.config.rollout.engine,
-    )
+    chat = bench.chat(policy.tokenizer, model)
+    speaker = bench.policy(model, chat, temperature=temperature)
     # What is left is sampled anew in a call that goes on, so the seed must differ from the first call's.
     set_seed(seed + 1_000_003 * todo[0].number + len(todo))
     failures: list[str] = []
     with (
         ThreadPoolExecutor(1, thread_name_prefix="judge") as judge,
-        inference_autocast(model, bf16=settings.bf16),
+        inference_autocast(model, bf16=bench.config.evaluation.bf16),
     ):
         for start in range(0, len(todo), _SESSIONS_AT_ONCE):
             part = todo[start : start + _SESSIONS_AT_ONCE]

@@ -251,22 +251,6 @@ def databases(config: Config) -> Iterator[Finding]:
     )
 
 
-def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them.
-
-    >>> [duration(s) for s in (0.4, 50, 100, 5400, 90_000, 500_000)]
-    ['less than 1 s', '50 s', '1.7 min', '1.5 h', '25 h', '5.8 days']
-    """
-    if seconds < 1:
-        return "less than 1 s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    units = {"min": 60, "h": 3_600, "days": 86_400}
-    unit = "min" if seconds < 5_400 else "h" if seconds < 172_800 else "days"
-    amount = seconds / units[unit]
-    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
-
-
 def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
     """The findings of a check; what stops a run is one of them."""
     try:

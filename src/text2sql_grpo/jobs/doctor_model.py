@@ -19,7 +19,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.jobs.doctor_checks import Finding, Launch, duration
+from text2sql_grpo.jobs.doctor_checks import Finding, Launch
 from text2sql_grpo.jobs.hardware import GIB, device_memory, host_memory
 from text2sql_grpo.jobs.setup import Run, Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import grpo_trainer, run_arguments
@@ -29,6 +29,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.demonstrations import action_text, play
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
 from text2sql_grpo.training.policy import LoadedPolicy
+from text2sql_grpo.training.progress import duration
 from text2sql_grpo.training.update_memory import Update
 
 EPISODES = 32

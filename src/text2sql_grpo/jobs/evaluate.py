@@ -26,7 +26,6 @@ from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.demonstrations import action_text
 from text2sql_grpo.training.policy import LoadedPolicy, load_policy
@@ -190,10 +189,7 @@ def answer_all(
         model.to(device_type())
     model.eval()
     chat = bench.chat(policy.tokenizer, model)
-    batch_size = bench.config.evaluation.batch_size
-    speaker = model_policy(
-        model, chat, temperature=temperature, batch_size=batch_size, engine=bench.config.rollout.engine
-    )
+    speaker = bench.policy(model, chat, temperature=temperature)
     set_seed(seed)
     answers = {}
     bf16 = bench.config.evaluation.bf16

@@ -14,7 +14,6 @@ from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.checkpoints import best_checkpoint, checkpoint_step
@@ -71,7 +70,7 @@ def _answer_now(
     bench: Workbench, trainer: Trainer, questions: Sequence[Example], *, temperature: float = 0.0
 ) -> list[Answer]:
     """Answers with a trainer's current weights, all of them on every rank; no effect on training."""
-    model, settings = trainer.model, bench.config
+    model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
     rank, world_size = processes.number(), len(processes.gathered([None]))
@@ -81,13 +80,7 @@ def _answer_now(
             chat = bench.chat(trainer.processing_class, policy)
             own = answer_questions(
                 questions[rank::world_size],
-                model_policy(
-                    policy,
-                    chat,
-                    temperature=temperature,
-                    batch_size=settings.evaluation.batch_size,
-                    engine=settings.rollout.engine,
-                ),
+                bench.policy(policy, chat, temperature=temperature),
                 chat,
                 bench.environment,
                 bench.grader,

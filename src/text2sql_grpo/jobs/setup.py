@@ -20,8 +20,8 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import open_grader
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets
-from text2sql_grpo.rollout.policy import context_length
+from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy
+from text2sql_grpo.rollout.policy import context_length, model_policy
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.alerts import Alerts
 
@@ -79,6 +79,16 @@ class Workbench:
             self.environment.settings,
             tools=self.environment.tools,
             template_options=self.config.grpo.get("chat_template_kwargs"),
+        )
+
+    def policy(self, model: Any, chat: ChatFormat, *, temperature: float = 0.0) -> Policy | SlotPolicy:
+        """A model that plays episodes outside a trainer, with the engine and batch size of the config."""
+        return model_policy(
+            model,
+            chat,
+            temperature=temperature,
+            batch_size=self.config.evaluation.batch_size,
+            engine=self.config.rollout.engine,
         )
 
     def budgets(self, model: Any) -> Budgets:
