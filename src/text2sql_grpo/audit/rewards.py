@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -200,13 +200,8 @@ class Rate:
     def record(self) -> dict[str, float | int]:
         """Counts and shares."""
         total = max(self.answers, 1)
-        return {
-            "answers": self.answers,
-            "reward": self.reward,
-            "official": self.official,
-            "reward_share": round(self.reward / total, 4),
-            "official_share": round(self.official / total, 4),
-        }
+        shares = {"reward_share": self.reward / total, "official_share": self.official / total}
+        return asdict(self) | {name: round(share, 4) for name, share in shares.items()}
 
 
 def accepted(answers: Sequence[Answer]) -> Rate:
