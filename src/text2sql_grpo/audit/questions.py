@@ -7,7 +7,8 @@ from pathlib import Path
 
 from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.example import Example, folded
+from text2sql_grpo.data.loading import GOLDS_PER_BATCH
 from text2sql_grpo.data.question_files import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
@@ -28,7 +29,6 @@ REASONS = {
     "too_long": "the prompt is longer than allowed",
 }
 KEPT = ("tie_dependent",)  # the grader accepts any choice among rows that tie
-GOLDS_PER_BATCH = 256  # their rows are in memory together
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,11 @@ def _leaks(questions: Sequence[Question], others: Mapping[str, Sequence[Question
 
 
 def _asked(example: Example) -> tuple[str, str]:
-    return f"question {example.database}", _folded(example.question)
+    return f"question {example.database}", folded(example.question)
 
 
 def _gold(example: Example) -> tuple[str, str]:
-    return f"gold {example.database}", _folded(example.gold_sql)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.lower().split())
+    return f"gold {example.database}", folded(example.gold_sql)
 
 
 def _long_prompts(

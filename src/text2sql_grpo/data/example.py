@@ -38,3 +38,8 @@ class Example:
     check_sql: str | None = None
     gold_is_empty: bool = False
     other_golds: tuple[str, ...] = ()
+
+
+def folded(text: str) -> str:
+    """A question or query without its case and extra blanks, to find it again elsewhere."""
+    return " ".join(text.lower().split())

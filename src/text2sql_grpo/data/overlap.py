@@ -9,6 +9,7 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
+from text2sql_grpo.data.example import folded
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 
@@ -90,8 +91,8 @@ def _keys(row: Mapping[str, Any]) -> Keys:
     template = row.get("template")
     combination = f"{database} {template} {sorted(columns)}"
     return {
-        "question": frozenset({_folded(question)}),
-        "gold_sql": frozenset({_folded(gold)}),
+        "question": frozenset({folded(question)}),
+        "gold_sql": frozenset({folded(gold)}),
         "combination": frozenset({combination} if template else ()),
         "literal": frozenset(f"{column} {value}" for column, value in literals),
         "template": frozenset({template} if template else ()),
@@ -101,10 +102,6 @@ def _keys(row: Mapping[str, Any]) -> Keys:
             value for column, value in literals if column in looked and len(value.strip("'")) > 1
         ),
     }
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.lower().split())
 
 
 @lru_cache(maxsize=50_000)

@@ -29,7 +29,7 @@ from text2sql_grpo.jobs.run_folder import (
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, open_workbench
-from text2sql_grpo.jobs.sft import stage_folder, started_policy
+from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.rewards import RewardMix
@@ -46,7 +46,6 @@ from text2sql_grpo.training.trainer import SQLGRPOTrainer
 if TYPE_CHECKING:
     from text2sql_grpo.contrib.trackers import Tracking
 
-INTERRUPTED = 130
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
 
 
