@@ -10,7 +10,7 @@ from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
-from text2sql_grpo.training.run_log import RunLog, episode_metrics, episode_record
+from text2sql_grpo.training.run_log import RunLog, episode_metrics
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
 GOLD_FAILED = Verdict(official=False, strict=False, reason="gold_failed", executes=False)
@@ -77,46 +77,6 @@ def played(folder: Path) -> Episode:
     episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4, 5], [1, 0, 1]
     episode.log_probs = [-0.1234567, 0.0, math.nan]
     return episode
-
-
-def test_record_holds_the_whole_episode(tmp_path: Path) -> None:
-    episode = played(tmp_path)
-
-    record = episode_record(episode, RIGHT, {"execution": 1.0}, reward=1.0, flags=("no_table",))
-    RunLog(tmp_path).write_episodes([record])
-
-    (record,) = lines(tmp_path / "rollouts.jsonl")
-    assert record["messages"] == episode.messages
-    assert [action["kind"] for action in record["actions"]] == [
-        *("run_sql", "malformed", "run_sql", "submit_sql")
-    ]
-    look, malformed, failed, answer = record["actions"]
-    assert look["outcome"].pop("elapsed_s") >= 0
-    assert look["outcome"] == {"status": "ok", "rows": 1, "is_truncated": False, "error": ""}
-    assert malformed["error"].startswith("expected one <sql>")
-    assert failed["outcome"]["error"] == "no such column: nowhere"
-    assert answer == {"kind": "submit_sql", "sql": "SELECT staff FROM branch"}
-    expected = {
-        **{"example": "Lisbon?", "database": "shop", "family": "lookup", "difficulty": "medium"},
-        **{"question": "Lisbon?", "gold_sql": "SELECT staff FROM branch WHERE code = 'LIS-02'"},
-        **{"final_sql": "SELECT staff FROM branch", "stop_reason": "submitted", "is_masked": False},
-        **{"strict": True, "official": True, "reason": "equal", "flags": ["no_table"]},
-        **{"scores": {"execution": 1.0}, "reward": 1.0},
-        **{"prompt_ids": [1, 2], "completion_ids": [3, 4, 5], "completion_mask": [1, 0, 1]},
-        "log_probs": [-0.12346, None],
-    }
-    assert {key: record[key] for key in expected} == expected
-    assert set(record) == {*expected, "messages", "actions"}
-
-
-def test_record_of_a_masked_episode(tmp_path: Path) -> None:
-    episode = Episode(ask("Lisbon?"), is_masked=True, stop_reason="budget")
-
-    record = episode_record(episode, GOLD_FAILED, None, reward=None)
-
-    assert (record["scores"], record["reward"], record["final_sql"]) == (None, None, None)
-    assert record["log_probs"] is None
-    assert json.loads(json.dumps(record)) == record
 
 
 def test_metrics_of_an_episode(tmp_path: Path) -> None:

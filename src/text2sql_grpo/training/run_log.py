@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from text2sql_grpo.environment.episode import Action, Episode, StopReason
+from text2sql_grpo.environment.episode import Episode, StopReason
 from text2sql_grpo.files import append_jsonl, cut_lines
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS
@@ -59,71 +59,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def episode_record(
-    episode: Episode,
-    verdict: Verdict,
-    scores: Mapping[str, float] | None,
-    *,
-    reward: float | None,
-    flags: Sequence[str] = (),
-) -> dict[str, Any]:
-    """One episode whole, as a line of `rollouts.jsonl`.
-
-    Args:
-        scores: None for a masked episode.
-        reward: Their weighted sum; None for a masked episode.
-        flags: See `episode_flags`.
-    """
-    example = episode.example
-    return {
-        "example": example.id,
-        "database": example.database,
-        "family": example.family,
-        "difficulty": example.difficulty,
-        "question": example.question,
-        "gold_sql": example.gold_sql,
-        "final_sql": episode.final_sql,
-        "stop_reason": episode.stop_reason,
-        "is_masked": episode.is_masked,
-        "strict": verdict.strict,
-        "official": verdict.official,
-        "reason": verdict.reason,
-        "flags": list(flags),
-        "scores": None if scores is None else dict(scores),
-        "reward": reward,
-        "messages": episode.messages,
-        "actions": [_action_record(action) for action in episode.actions],
-        "prompt_ids": episode.prompt_ids,
-        "completion_ids": episode.completion_ids,
-        "completion_mask": episode.completion_mask,
-        "log_probs": _log_probs(episode),
-    }
-
-
-def _log_probs(episode: Episode) -> list[float | None] | None:
-    """Of the sampled tokens alone, to five digits; None where the engine does not know them."""
-    if not episode.log_probs:
-        return None
-    pairs = zip(episode.log_probs, episode.completion_mask, strict=True)
-    return [round(value, 5) if math.isfinite(value) else None for value, is_sampled in pairs if is_sampled]
-
-
-def _action_record(action: Action) -> dict[str, Any]:
-    record: dict[str, Any] = {"kind": action.kind, "sql": action.sql}
-    if action.error:
-        record["error"] = action.error
-    if action.outcome is not None:
-        outcome = action.outcome
-        record["outcome"] = {
-            "status": outcome.status,
-            "rows": len(outcome.rows),
-            "is_truncated": outcome.is_truncated,
-            "error": outcome.error,
-            "elapsed_s": round(outcome.elapsed_s, 6),
-        }
-    return record
 
 
 def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:
