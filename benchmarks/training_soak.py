@@ -20,9 +20,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -31,12 +33,12 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random models
 
 from tests.tiny_model import write_model
-from text2sql_grpo.config import load_config
+from text2sql_grpo.config import Config, load_config
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLSession
-from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.rollout.engine import SlotPolicy, run
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import SlotCache
 from text2sql_grpo.training import trl_compat
@@ -105,11 +107,12 @@ class SoakTrainer(SQLGRPOTrainer):
         for number, session in enumerate(sessions):
             example = session.episode.example
             look = f"<sql>{example.look_sql or example.gold_sql}</sql>"
-            right, wrong = f"<answer>{example.gold_sql}</answer>", "<answer>SELECT 1 + 1</answer>"
+            right = f"<answer>{example.gold_sql}</answer>"
+            wrong = f"<answer>SELECT {self.state.global_step} + 1</answer>"  # run, not taken from the cache
             turns = [[look, right], [look, wrong], [right], ["?", right]][number % 4]
             said.append(tuple(token for turn in turns for token in self._chat.turn_ids(turn)))
-        with trl_compat.unwrapped_model(self) as model:
-            return run(sessions, SlotPolicy(model, Forced(episodes=tuple(said))), self._chat, self._budgets)
+        with patch.object(trl_compat, "sampling", lambda _: Forced(episodes=tuple(said))):
+            return super()._play(sessions)
 
 
 def memory_mb() -> float:
@@ -170,19 +173,26 @@ def growth(seen: list[dict[str, Any]], name: str) -> dict[str, float]:
     return {when: round(sum(values) / third, 1) for when, values in ends.items()}
 
 
-def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
+def soak_config(folder: Path, questions: int) -> Config:
+    """Settings of the quickstart on so many questions and a model of one layer, in a run folder `run`."""
     (folder / "shards").mkdir()
     write_shards(folder / "shards", questions)
     overrides = [part for name, value in SETTINGS.items() for part in (f"--{name}", value)]
     overrides += ["--data.train", str(folder / "shards"), "--run.output_dir", str(folder / "run")]
     overrides += ["--data.databases", str(REPOSITORY / "data" / "databases")]
     overrides += ["--model.path", str(write_model(folder / "model", hidden_size=48, max_positions=1024))]
-    config = load_config(REPOSITORY / "config" / "quickstart.yaml", overrides)
+    return load_config(REPOSITORY / "config" / "quickstart.yaml", overrides)
+
+
+def soak_trainer(
+    config: Config,
+    bench: Workbench,
+    examples: Sequence[Example],
+    *,
+    steps: int,
+    callbacks: Sequence[TrainerCallback],
+) -> SoakTrainer:
     policy = load_policy(config.model.path)
-    bench = open_workbench(config)
-    before, started = memory_mb(), time.monotonic()
-    examples = bench.load(config.data.train)
-    loading = {"mb": round(memory_mb() - before, 1), "s": round(time.monotonic() - started, 1)}
     arguments = training_arguments(
         GRPO | {"max_steps": steps},
         output_dir=str(config.run.output_dir),
@@ -190,7 +200,8 @@ def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
         max_turn_tokens=config.environment.max_turn_tokens,
         max_completion_length=config.environment.max_episode_tokens,
     )
-    run_log, watch = RunLog(config.run.output_dir), Watch(min(WATCHED_EVERY, max(1, steps // 8)))
+    run_log = RunLog(config.run.output_dir)
+    progress = TrainingProgress(run_log, Console(file=open(os.devnull, "w")))  # noqa: SIM115
     trainer = SoakTrainer(
         policy.model,
         arguments,
@@ -199,15 +210,26 @@ def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
         rewards=RewardMix(config.rewards),
         grader=bench.grader,
         processing_class=policy.tokenizer,
-        callbacks=[TrainingProgress(run_log, Console(file=open(os.devnull, "w"))), watch],  # noqa: SIM115
+        callbacks=[progress, *callbacks],
         run_log=run_log,
     )
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
+    return trainer
+
+
+def soak(folder: Path, steps: int, questions: int) -> dict[str, Any]:
+    config = soak_config(folder, questions)
+    bench = open_workbench(config)
+    before, started = memory_mb(), time.monotonic()
+    examples = bench.load(config.data.train)
+    loading = {"mb": round(memory_mb() - before, 1), "s": round(time.monotonic() - started, 1)}
+    watch = Watch(min(WATCHED_EVERY, max(1, steps // 8)))
+    trainer = soak_trainer(config, bench, examples, steps=steps, callbacks=[watch])
     started = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - started
-    log = (config.run.output_dir / "rollouts.jsonl").read_text("utf-8").splitlines()
+    log = (folder / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
     episodes = [json.loads(line) for line in log]
     bench.executor.close()
     return {
