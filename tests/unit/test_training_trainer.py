@@ -30,8 +30,8 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.rollout_trainer import without_spread
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.shared_prefix import trimmed
 from text2sql_grpo.training.trainer import SQLGRPOTrainer

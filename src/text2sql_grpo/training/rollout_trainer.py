@@ -2,8 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,6 +20,7 @@ from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
 from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.advantages import no_signal, spread, turn_advantages
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
@@ -29,7 +29,6 @@ from text2sql_grpo.training.processes import gathered, wait
 from text2sql_grpo.training.run_log import family_metrics
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
-from text2sql_grpo.training.turn_advantages import spread, turn_advantages
 
 logger = logging.getLogger(__name__)
 
@@ -283,49 +282,6 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         first = self.accelerator.process_index * len(here)
         mine = advantages[first : first + len(here)]
         output["advantages"] = spread(mine, [rollout.completion_mask for rollout in scored.rollouts], output)
-
-
-def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, bool]:
-    """Of each question, whether all rewards of its group are alike, so that it teaches nothing.
-
-    Args:
-        rewards: Of each episode the question's id and the reward; masked ones (None) do not count.
-    """
-    groups: dict[str, set[float]] = {}
-    for name, reward in rewards:
-        groups.setdefault(name, set()).update(() if reward is None else (round(reward, 6),))
-    return {name: len(found) < 2 for name, found in groups.items()}
-
-
-def no_signal(rewards: Sequence[float | None], stop_reasons: Sequence[str], *, group_size: int) -> str | None:
-    """Why no episode of a batch has an advantage, and what to change; None where one has.
-
-    Args:
-        rewards: Reward of each episode, groups side by side; None for a masked one.
-        stop_reasons: Why each of them stopped.
-
-    >>> no_signal([None, None], ["budget", "budget"], group_size=2)
-    'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'
-    >>> no_signal([0.0, 0.0, 1.0, 1.0], ["submitted"] * 4, group_size=2).partition(":")[0]
-    'each of 2 groups has one reward (0 in 1, 1 in 1)'
-    >>> no_signal([0.0, 0.0, 1.0, 0.0], ["submitted"] * 4, group_size=2)
-    """
-    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
-    found = [{round(reward, 6) for reward in group if reward is not None} for group in groups]
-    if any(len(values) > 1 for values in found):
-        return None
-    if not any(found):
-        counts = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
-        remedy = "raise environment.max_episode_tokens or max_turn_tokens"
-        if "budget" not in stop_reasons:
-            remedy = "see the error of each episode in rollouts.jsonl"
-        return f"all {len(rewards)} episodes are masked ({counts}): {remedy}"
-    values = Counter(value for values in found for value in values)
-    shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
-    return (
-        f"each of {len(groups)} groups has one reward ({shown}): train SFT first, raise grpo.temperature or "
-        "num_generations, or take questions that are answered sometimes"
-    )
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:

@@ -9,9 +9,10 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
+from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
-from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, without_spread
+from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored
 from text2sql_grpo.training.run_log import RunLog, episode_metrics
 from text2sql_grpo.training.selection import Selection
 

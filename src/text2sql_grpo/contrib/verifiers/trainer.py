@@ -18,9 +18,10 @@ from text2sql_grpo.contrib.verifiers.package import open_package
 from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
-from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored, without_spread
+from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored
 from text2sql_grpo.training.run_log import RunLog
 
 logger = logging.getLogger(__name__)

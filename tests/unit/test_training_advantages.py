@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from text2sql_grpo.training.turn_advantages import spread, turn_advantages
+from text2sql_grpo.training.advantages import spread, turn_advantages
 
 
 def test_without_rewards_of_turns_they_are_those_of_grpo() -> None:
