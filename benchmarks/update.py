@@ -2,10 +2,10 @@
 
 A batch holds groups of equal size; every prompt and every completion has the same length, so that no padding
 helps us. Timed is what lies between a scored batch and its gradient: `compute_loss` and backward of
-`GRPOTrainer`, and of the same trainer with `SharedPrefixUpdate` before it, as `SQLGRPOTrainer` has it. Both
-first take a small batch; then they take turns, and the best round of each counts. Loss and gradient of both
-are compared. Memory is the growth of resident memory up to its peak over one update, gradients included, each
-side in a forked child of its own, forked before anything was run (on CUDA: of allocated memory, in turn).
+`GRPOTrainer`, and of `SQLGRPOTrainer`'s base. Both first take a small batch; then they take turns, and the
+best round of each counts. Loss and gradient of both are compared. Memory is the growth of resident memory up
+to its peak over one update, gradients included, each side in a forked child of its own, forked before
+anything was run (on CUDA: of allocated memory, in turn).
 
 The last line is JSON: `ratio` is TRL's time over ours, `token_ratio` the tokens that TRL forwards over ours,
 `memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8 completions a prompt.
@@ -32,12 +32,12 @@ from datasets import Dataset
 from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from rollout import make_tokenizer
+from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
-from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 VOCAB = 4_000
 LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
@@ -55,51 +55,44 @@ class Case:
     bf16: bool = False
 
 
-class SharedGRPOTrainer(GRPOTrainer):
-    """TRL's trainer with the update of `SQLGRPOTrainer`, which is off until `share` was called."""
+class OurTrainer(RolloutGRPOTrainer):
+    """The update of `SQLGRPOTrainer` alone."""
 
-    update: SharedPrefixUpdate | None = None
+    def _play_batch(self, batch: Sequence[int]) -> Any:
+        raise NotImplementedError
 
-    def share(self) -> None:
-        self.update = SharedPrefixUpdate(self, is_wanted=True)
-        assert self.update.is_on
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.update is None:
-            return super()._compute_loss(model, inputs)
-        with self.update.scoring(inputs) as inputs:
-            return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> LogProbs:
-        plain = super()._get_per_token_logps_and_entropies
-        return (
-            plain(*args, **kwargs) if self.update is None else self.update.log_probs(plain, *args, **kwargs)
+def make_trainer(case: Case, folder: str, *, is_ours: bool) -> GRPOTrainer:
+    model = make_model(case.size, VOCAB, eos_token_id=1)
+    arguments = SQLGRPOConfig(
+        output_dir=str(Path(folder) / "run"),
+        per_device_train_batch_size=case.generations,
+        num_generations=case.generations,
+        gradient_checkpointing=False,
+        bf16=case.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        loss_type="dapo",
+        beta=0.0,
+        report_to="none",
+    )
+    trainer: GRPOTrainer
+    if is_ours:
+        trainer = OurTrainer(
+            model,
+            arguments,
+            num_prompts=1,
+            reward_weights={"reward": 1.0},
+            tools=None,
+            processing_class=make_tokenizer(),
         )
-
-
-def make_trainer(case: Case, folder: str) -> SharedGRPOTrainer:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
-        pad_token="<pad>",
-        eos_token="<end>",
-    )
-    trainer = SharedGRPOTrainer(
-        make_model(case.size, VOCAB, eos_token_id=1),
-        reward_funcs=[lambda **_: []],
-        args=GRPOConfig(
-            output_dir=str(Path(folder) / "run"),
-            per_device_train_batch_size=case.generations,
-            num_generations=case.generations,
-            gradient_checkpointing=False,
-            bf16=case.bf16,
-            use_cpu=not torch.cuda.is_available(),
-            loss_type="dapo",
-            beta=0.0,
-            report_to="none",
-        ),
-        train_dataset=Dataset.from_dict({"prompt": ["?"]}),
-        processing_class=tokenizer,
-    )
+    else:
+        trainer = GRPOTrainer(
+            model,
+            reward_funcs=[lambda **_: []],
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": ["?"]}),
+            processing_class=make_tokenizer(),
+        )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return trainer
@@ -128,13 +121,10 @@ class Side:
     """
 
     def __init__(self, case: Case, folder: str, *, is_ours: bool) -> None:
-        self.trainer = make_trainer(case, folder)
+        self.trainer = make_trainer(case, folder, is_ours=is_ours)
         self.batch = make_batch(case, self.trainer.accelerator.device)
         self.tokens = 0
-        self._is_ours = is_ours
         self.trainer.model.get_input_embeddings().register_forward_hook(self._count)
-        if is_ours:
-            self.trainer.share()
         self._logit_tile = chunked_logprob.TOKEN_CHUNK_SIZE if is_ours else LOGIT_TILE
 
     def _count(self, module: Any, inputs: Any, output: torch.Tensor) -> None:

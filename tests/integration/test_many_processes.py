@@ -38,7 +38,6 @@ from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
@@ -331,17 +330,17 @@ def test_a_whole_run_and_a_step_that_one_process_cannot_take(started: dict[str, 
     folder = tmp_path / "run"
 
     def first(number: int) -> None:
-        loss, end = BadSteps.loss, SQLGRPOTrainer.save_model
+        loss, end = SQLGRPOTrainer._compute_loss, SQLGRPOTrainer.save_model
 
-        def mixed(self: BadSteps, compute: Any) -> torch.Tensor:
-            self._is_mixed = number == 1 and self._trainer.state.global_step == 0
-            return loss(self, compute)
+        def mixed(self: SQLGRPOTrainer, *args: Any) -> torch.Tensor:
+            self._bad_steps._is_mixed = number == 1 and self.state.global_step == 0
+            return loss(self, *args)
 
         def noted(self: SQLGRPOTrainer, *args: Any, **kwargs: Any) -> None:
             torch.save(self.model.state_dict(), tmp_path / f"weights-{number}.pt")
             end(self, *args, **kwargs)
 
-        BadSteps.loss = mixed  # type: ignore[method-assign]
+        SQLGRPOTrainer._compute_loss = mixed  # type: ignore[method-assign]
         SQLGRPOTrainer.save_model = noted  # type: ignore[method-assign]
 
     finish(config, folder, "--grpo.max_steps", "2", first=first)

@@ -120,14 +120,10 @@ def learner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTra
 def learn(trainer: SQLGRPOTrainer, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss and gradient of a micro-batch, by the way that training takes."""
 
-    def step() -> torch.Tensor:
-        loss = trainer.compute_loss(trainer.model, trainer._bad_steps.inputs(lambda: batch))
-        loss.backward()
-        return loss.detach()
-
-    trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    loss = trainer._bad_steps.learn(step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOTrainer, "_prepare_inputs", lambda self, inputs: inputs)
+        loss = trainer.training_step(trainer.model, batch, None)
     return loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOTrainer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer import grpo_trainer
 
@@ -23,14 +21,15 @@ from tests.tiny_model import write_model
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.shared_prefix import group_rows, teaching_rows, trimmed
-from text2sql_grpo.training.shared_prefix_update import LogProbs, SharedPrefixUpdate
+from text2sql_grpo.training.shared_prefix_update import LogProbs
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 PAD = 256
 
 
-class Sharing(GRPOTrainer):
-    """TRL's trainer with the update alone, that may be switched off."""
+class Sharing(RolloutGRPOTrainer):
+    """The trainer with its update alone, that may be switched off."""
 
     def __init__(
         self, folder: Path, *, architecture: str = "llama", lora: bool = False, **fields: Any
@@ -41,8 +40,7 @@ class Sharing(GRPOTrainer):
         model = write_model(folder / architecture, architecture=architecture, max_positions=512, **of_model)
         super().__init__(
             AutoModelForCausalLM.from_pretrained(model),
-            reward_funcs=[lambda **_: []],
-            args=SQLGRPOConfig(
+            SQLGRPOConfig(
                 output_dir=str(folder / "run"),
                 per_device_train_batch_size=4,
                 num_generations=4,
@@ -50,22 +48,20 @@ class Sharing(GRPOTrainer):
                 report_to="none",
                 **{"bf16": False, "gradient_checkpointing": False, **fields},
             ),
-            train_dataset=Dataset.from_dict({"prompt": ["?"]}),
+            num_prompts=1,
+            reward_weights={"reward": 1.0},
+            tools=None,
             processing_class=AutoTokenizer.from_pretrained(model),
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
             if lora
             else None,
         )
-        self.update = SharedPrefixUpdate(self, is_wanted=True)
+        self.update = self._update
         self.current_gradient_accumulation_steps = 1
         self.model.train()
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        with self.update.scoring(inputs) as inputs:
-            return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> LogProbs:
-        return self.update.log_probs(super()._get_per_token_logps_and_entropies, *args, **kwargs)
+    def _play_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
 
     def learn(self, batch: dict[str, Any], *, shared: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient."""

@@ -1,6 +1,7 @@
 """Steps that cannot be taken as they are: a gradient that is not finite, a micro-batch beyond the memory."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ PATIENCE = 10
 
 
 class BadSteps(TrainerCallback):
-    """Skips a step whose gradient is not finite, and learns from a micro-batch in halves if it must.
+    """Skips a step whose gradient is not finite, and cuts a micro-batch in two where memory runs out.
 
     Both are counted in the metrics, as `step/skipped` and `step/halved`. A step is skipped by leaving weights
     and optimizer as they are; `PATIENCE` of them in a row end the run.
@@ -25,70 +26,58 @@ class BadSteps(TrainerCallback):
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
         self._skipped_in_a_row = 0
-        self._is_learning = False
-        self._inputs: dict[str, Any] | None = None  # of the micro-batch at hand, while learning
-        self._weight = 1.0
-        self._is_forwarded = False
+        self._out_of_memory: str | None = None  # why the last attempt at a whole micro-batch failed
+        self._loop_step = 0
+        self._is_first = False
         self._is_mixed = False
 
-    def inputs(self, prepare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The micro-batch, or the half of it that is to be learned from."""
-        if not self._is_learning:
-            return prepare()
-        if self._inputs is None:
-            self._inputs = prepare()
-        return self._inputs
+    @contextmanager
+    def first_attempt(self) -> Iterator[None]:
+        """Learning from a whole micro-batch; `halves` deals with it if memory runs out."""
+        self._out_of_memory, self._loop_step = None, trl_compat.loop_step(self._trainer)
+        self._is_first = all(parameter.grad is None for parameter in self._trainer.model.parameters())
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self._out_of_memory = str(error)  # the error itself would hold the tensors of the attempt
 
-    def loss(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The part that a micro-batch or half has in the loss."""
-        loss = compute()
-        self._is_forwarded = True
-        return loss if self._weight == 1.0 else loss * self._weight
-
-    def learn(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The loss of a micro-batch, its gradient added; in two halves if it does not fit into memory.
+    def halves(
+        self, inputs: dict[str, Any] | None, *, is_forwarded: bool
+    ) -> Iterator[tuple[dict[str, Any], float]]:
+        """Halves of a micro-batch whose first attempt ran out of memory, with their weights; else none.
 
         Args:
-            step: Prepares inputs, computes the loss and its gradient, by the methods above.
+            inputs: Of the loss; None if memory ran out before they were made.
+            is_forwarded: Whether there was a loss, and so maybe a part of its gradient.
 
         Raises:
-            RunError: Not even a half fits, or the loss is not the sum of its halves.
+            RunError: The loss is not the sum of its halves.
         """
-        trainer = self._trainer
-        parameters = list(trainer.model.parameters())
-        is_first = all(parameter.grad is None for parameter in parameters)
-        before = trl_compat.loop_step(trainer)
-        self._is_learning, self._is_forwarded = True, False
-        try:
-            loss = step()
-            trl_compat.log_metric(trainer, "step/halved", 0.0)
-            return loss
-        except torch.OutOfMemoryError as error:
-            message = str(error)
-        finally:
-            inputs, self._inputs, self._is_learning = self._inputs, None, False
-        # Out of the handler: what it held of the failed attempt is free by now.
-        if self._is_forwarded and is_first:
-            for parameter in parameters:
-                parameter.grad = None
-        elif self._is_forwarded:  # part of this gradient stands among those of earlier micro-batches
+        if self._out_of_memory is None:
+            return
+        if is_forwarded and self._is_first:
+            self._trainer.model.zero_grad()
+        elif is_forwarded:  # part of this gradient stands among those of earlier micro-batches
             self._is_mixed = True
-        halves = self._halves(inputs, message)
+        halves = self._cut(inputs, self._out_of_memory)
         clear_device_cache(garbage_collection=True)
-        losses = []
+        for half in zip(halves, trl_compat.half_weights(self._trainer, halves), strict=True):
+            trl_compat.set_loop_step(self._trainer, self._loop_step)
+            yield half
+
+    @contextmanager
+    def last_attempt(self) -> Iterator[None]:
+        """Learning from a half.
+
+        Raises:
+            RunError: It does not fit into memory either.
+        """
         try:
-            for half, weight in zip(halves, trl_compat.half_weights(trainer, halves), strict=True):
-                trl_compat.set_loop_step(trainer, before)
-                self._is_learning, self._inputs, self._weight = True, half, weight
-                losses.append(step())
+            yield
         except torch.OutOfMemoryError as error:
             raise _too_large(f"{error} (half of it does not fit either)") from error
-        finally:
-            self._is_learning, self._inputs, self._weight = False, None, 1.0
-        trl_compat.log_metric(trainer, "step/halved", 1.0)
-        return torch.stack(losses).sum()
 
-    def _halves(self, inputs: dict[str, Any] | None, message: str) -> list[dict[str, Any]]:
+    def _cut(self, inputs: dict[str, Any] | None, message: str) -> list[dict[str, Any]]:
         if inputs is None:
             raise RunError(
                 f"expected the episodes of a step to fit into memory, got: {message}: "

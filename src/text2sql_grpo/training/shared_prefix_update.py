@@ -1,8 +1,9 @@
 """How the trainer's update forwards each distinct prompt of a micro-batch once."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,31 @@ logger = logging.getLogger(__name__)
 LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
+@dataclass(frozen=True)
+class LossTokens:
+    """Which log-probs are read.
+
+    Attributes:
+        is_scored: Completion tokens that need one, shape (B, K).
+        teaches: Rows whose log-probs need a gradient, bool of shape (B, 1); None for all.
+    """
+
+    is_scored: torch.Tensor
+    teaches: torch.Tensor | None = None
+
+    @classmethod
+    def sampled(cls, completion_mask: torch.Tensor, rows: Sequence[Sequence[int]] | None) -> "LossTokens":
+        """Those that the policy wrote, by the flags of each row; None for whole completions."""
+        if rows is None:
+            return cls(completion_mask)
+        sampled = torch.zeros_like(completion_mask)
+        for row, flags in zip(sampled, rows, strict=True):
+            row[: len(flags)] = row.new_tensor(flags)
+        return cls(completion_mask * sampled)
+
+
 class SharedPrefixUpdate:
-    """Stands before TRL's log-probs and loss; lets them pass where a model or setting does not allow it.
+    """What the update leaves out, as far as model and settings allow: repeated prompts, padding, flat rows.
 
     Args:
         trainer: Complete, its models prepared.
@@ -34,7 +58,6 @@ class SharedPrefixUpdate:
 
     Attributes:
         is_on: Whether prompts are shared.
-        sampled: Of each row of the generation batch in the making, 1 for tokens that the policy wrote.
     """
 
     def __init__(
@@ -44,9 +67,6 @@ class SharedPrefixUpdate:
         self._is_wanted = is_wanted
         self._keeps_order = keeps_order
         self._keeps_halves = keeps_halves
-        self._is_scored: torch.Tensor | None = None
-        self._teaches: torch.Tensor | None = None
-        self.sampled: list[list[int]] | None = None
         obstacle = trl_compat.shared_prefix_obstacle(trainer) if is_wanted else None
         self.is_on = is_wanted and obstacle is None
         if obstacle is not None:
@@ -67,63 +87,41 @@ class SharedPrefixUpdate:
             return trl_compat.rows_ordered(lambda batch: list(range(len(batch["prompt_ids"]))))
         return nullcontext()
 
-    @contextmanager
-    def scoring(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The inputs of a loss; until it is made, `log_probs` leaves out what it does not read."""
+    def narrowed(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], LossTokens | None]:
+        """Inputs of a loss without what it does not read, and the tokens that it reads; None for any."""
         if not self._is_wanted:
-            yield inputs
-            return
+            return inputs, None
         if self.is_on:
             inputs = trimmed(inputs)
         elif trl_compat.may_trim_completions(self._trainer):
             # Padding before a prompt stays: old log-probs were made with it, and positions may count it.
             inputs = trimmed(inputs, prompts=False)
-        self._is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        if trl_compat.may_skip_flat_rows(self._trainer):
-            self._teaches = teaching_rows(inputs)
+        is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        teaches = teaching_rows(inputs) if trl_compat.may_skip_flat_rows(self._trainer) else None
         # A token without a log-prob could have a ratio beyond all numbers, which no mask takes out.
         known = ("old_per_token_logps", "ref_per_token_logps")
-        try:
-            yield inputs | {name: inputs[name] * self._is_scored for name in known if name in inputs}
-        finally:
-            self._is_scored = self._teaches = None
+        masked = {name: inputs[name] * is_scored for name in known if name in inputs}
+        return inputs | masked, LossTokens(is_scored, teaches)
 
     def log_probs(
         self,
-        plain: Callable[..., LogProbs],
         model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
-        logits_to_keep: int,
+        tokens: LossTokens,
+        *,
         batch_size: int | None = None,
-        **options: Any,
+        compute_entropy: bool = False,
     ) -> LogProbs:
-        """Log-probs and entropies as TRL's method `plain` gives them; 0 for tokens that are not scored."""
-        if not self.is_on:
-            found = plain(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-            if self._is_scored is None:
-                return found
-            # 0 where those are 0 that they are compared with: `scoring`.
-            return found[0].where(self._is_scored.bool(), 0.0), *found[1:]
-        is_scored = self._is_scored
-        if is_scored is None:
-            is_scored = attention_mask[:, -logits_to_keep:]
-            if self.sampled is not None:
-                sampled = torch.zeros_like(is_scored)
-                for row, flags in zip(sampled, self.sampled, strict=True):
-                    row[: len(flags)] = row.new_tensor(flags)
-                is_scored = is_scored * sampled
-        teaches = torch.ones_like(is_scored[:, :1]).bool() if self._teaches is None else self._teaches
+        """As TRL's `_get_per_token_logps_and_entropies`; 0 for tokens that are not scored."""
+        teaches = tokens.teaches
+        if teaches is None:
+            teaches = torch.ones_like(tokens.is_scored[:, :1]).bool()
         size = batch_size or len(input_ids)
-        chunks = [
-            self._chunk(model, *rows)
-            for rows in zip(
-                *(each.split(size) for each in (input_ids, attention_mask, is_scored, teaches)), strict=True
-            )
-        ]
-        log_probs, entropies = zip(*chunks, strict=True)
-        has_entropies = options.get("compute_entropy", False)
-        return torch.cat(log_probs), torch.cat(entropies) if has_entropies else None, None
+        columns = (input_ids, attention_mask, tokens.is_scored, teaches)
+        chunks = zip(*(column.split(size) for column in columns), strict=True)
+        log_probs, entropies = zip(*(self._chunk(model, *rows) for rows in chunks), strict=True)
+        return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None
 
     def _chunk(
         self,

@@ -21,8 +21,8 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.processes import gathered
-from text2sql_grpo.training.rollout_trainer import RolloutGRPOTrainer, Scored
 from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored
 
 logger = logging.getLogger(__name__)
 
