@@ -1,8 +1,8 @@
 """Many sessions at once against one policy: tokens in, tokens out, observations masked.
 
-One `run`, two engines. `slots` keeps keys and values across turns and computes nothing twice; it plays
-a `SlotPolicy`, a transformers model with full attention. `generation` plays anything that continues
-token ids: TRL's own generation, and vLLM through it.
+One `run`, two engines. `generation` is the loop in it: it plays anything that continues token ids, such as
+TRL's own generation, and vLLM through it. `slots` plays a `SlotPolicy`, a transformers model with full
+attention: it keeps keys and values across turns and computes nothing twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,10 @@ def run(
     first_turns: Sequence[str] | None = None,
     on_end: Callable[[R], None] = lambda episode: None,
 ) -> list[R]:
-    """Plays every session to its end, side by side: by slots a `SlotPolicy`, else turn by turn.
+    """Play every session to its end, side by side.
+
+    The loop below generates the next turn of all sessions in one call, then lets each environment reply.
+    `slots` computes the same for a `SlotPolicy`, without waiting for the longest turn.
 
     Episodes that ran out of tokens stop with `budget` (the turn's or the episode's limit) or
     `context` (the model's) and are marked `is_masked`. No episode outgrows a limit: an observation
@@ -47,42 +50,26 @@ def run(
         The episodes, in the order of the sessions.
     """
     start_all(sessions, chat, budgets)
-    for session in sessions:
-        if session.episode.stop_reason is not None:
-            on_end(session.episode)
+    episodes = [session.episode for session in sessions]
+    for episode in episodes:
+        if episode.stop_reason is not None:  # its prompt leaves no room for an answer
+            on_end(episode)
     if isinstance(policy, SlotPolicy):
         slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
-    else:
-        _play_turn_by_turn(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
-    return [session.episode for session in sessions]
-
-
-def _play_turn_by_turn(
-    sessions: Sequence[Session[R]],
-    policy: Policy,
-    chat: ChatFormat,
-    budgets: Budgets,
-    *,
-    first_turns: Sequence[str] | None,
-    on_end: Callable[[R], None],
-) -> None:
-    """The `generation` engine: everybody's turn is generated in one call, then everybody's reply made."""
-
-    def take(session: Session[R], turn: list[int], log_probs: list[float] | None) -> None:
-        take_turn(session, turn, chat, budgets, log_probs=log_probs)
-        if session.episode.stop_reason is not None:
-            on_end(session.episode)
-
-    if first_turns is not None:
-        for session, text in zip(sessions, first_turns, strict=True):
-            if session.episode.stop_reason is None:
-                turn = chat.turn_ids(text)
-                take(session, turn, [0.0] * len(turn))
-    while active := [session for session in sessions if session.episode.stop_reason is None]:
-        written = policy.generate(
-            [session.episode.prompt_ids + session.episode.completion_ids for session in active],
-            max_new_tokens=max(budgets.turn(session.episode) for session in active),
-        )
+        return episodes
+    given = first_turns
+    while active := [i for i, episode in enumerate(episodes) if episode.stop_reason is None]:
+        if given is not None:
+            turns = [chat.turn_ids(given[i]) for i in active]
+            written, given = Continuations(turns, [[0.0] * len(turn) for turn in turns]), None
+        else:
+            written = policy.generate(
+                [episodes[i].prompt_ids + episodes[i].completion_ids for i in active],
+                max_new_tokens=max(budgets.turn(episodes[i]) for i in active),
+            )
         log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
-        for session, sampled, probs in zip(active, written.ids, log_probs, strict=True):
-            take(session, sampled, probs)
+        for i, sampled, probs in zip(active, written.ids, log_probs, strict=True):
+            take_turn(sessions[i], sampled, chat, budgets, log_probs=probs)  # and the reply to it
+            if episodes[i].stop_reason is not None:
+                on_end(episodes[i])
+    return episodes

@@ -1,5 +1,6 @@
-"""The `slots` engine: rows that keep their keys and values from the prompt to the answer.
+"""The `slots` engine: the loop of `engine.run`, with keys and values kept from the prompt to the answer.
 
+It computes the same episodes from the same draws, and takes each turn as soon as its row can go on.
 Each distinct prompt (or beginning that prompts have in common) is read once. Every forward pass then takes
 one token of each episode that is speaking, and the whole reply of each that was answered, without padding.
 Tools run in threads meanwhile, and a row whose episode is over is given to the next one at once.
@@ -50,9 +51,9 @@ def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
             families.append(_Family(shared, members))
             continue
         if alone is not None:
-            common = _common(alone.prefix, shared)
-            if 2 * len(common) >= len(prompt):
-                alone.prefix = common
+            length = shared_length(alone.prefix, shared)
+            if 2 * length >= len(prompt):
+                alone.prefix = shared[:length]
                 alone.waiting += members
                 continue
         alone = _Family(shared, members)
@@ -60,10 +61,10 @@ def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
     return families
 
 
-def _common(one: list[int], other: list[int]) -> list[int]:
-    """The tokens that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))]
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens that two sequences begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 @dataclass

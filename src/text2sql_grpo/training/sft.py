@@ -30,6 +30,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
@@ -57,12 +58,6 @@ class ForwardPass:
     sources: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
-
-
-def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of tokens that two sequences begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def prefix_groups(sequences: Sequence[list[int]]) -> list[tuple[int, list[list[int]]]]:
