@@ -1,6 +1,8 @@
 """The rules that keep the package readable: rooms import one way, and the upper ones stay light."""
 
 import ast
+import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,3 +178,91 @@ def test_module_names_say_what_is_inside(repo_root: Path) -> None:
         if VAGUE_WORDS & set(path.stem.split("_")) or VAGUE_WORDS & set(path.parent.name.split("_"))
     ]
     assert vague == []
+
+
+COMPAT = f"{PACKAGE}.training.trl_compat"
+# Modules whose objects the package holds; what they define with a leading underscore is theirs alone.
+HOSTS = {
+    "trl": ("trainer/grpo_trainer.py", "trainer/base_trainer.py", "trainer/utils.py"),
+    "transformers": ("trainer.py", "modeling_utils.py", "configuration_utils.py"),
+    "accelerate": ("accelerator.py", "state.py"),
+    "torch": tuple(f"distributed/fsdp/_fully_shard/{name}.py" for name in ("_fully_shard", "_fsdp_state")),
+}
+# `rollout` stands before `training`, and transformers has no getter.
+ELSEWHERE = {f"{PACKAGE}.rollout.policy": {"_attn_implementation"}}
+
+
+def defined_private_names(source: str) -> set[str]:
+    """Private names that a module defines: functions, constants, and attributes of `self`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if re.match(r"_[A-Za-z]", name)}
+
+
+def used_private_names(source: str, hosts: set[str]) -> tuple[set[str], set[str]]:
+    """Private names of other packages: those that a module uses, and those that it calls by `super()`."""
+    used: set[str] = set()
+    overridden: set[str] = set()
+    own = defined_private_names(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOSTS:
+            used |= {alias.name for alias in node.names if alias.name in hosts}
+        elif isinstance(node, ast.Constant) and node.value in hosts:
+            used.add(str(node.value))
+        elif isinstance(node, ast.keyword) and node.arg in hosts:
+            used.add(node.arg)
+        elif isinstance(node, ast.Attribute) and node.attr in hosts:
+            value = node.value
+            if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "super":
+                overridden.add(node.attr)
+            elif node.attr not in own or not (isinstance(value, ast.Name) and value.id == "self"):
+                used.add(node.attr)
+    return used, overridden
+
+
+def host_private_names() -> set[str]:
+    found: set[str] = set()
+    for package, files in HOSTS.items():
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        for file in files:
+            found |= defined_private_names((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    return found
+
+
+def test_private_names_of_trl_and_transformers_live_in_one_module(repo_root: Path) -> None:
+    """Each stands in the table at its head, and the table lists no other."""
+    hosts = host_private_names()
+    sources = {
+        module: path.read_text(encoding="utf-8")
+        for module, path in modules(repo_root / "src" / PACKAGE).items()
+        if room_of(module) not in LIGHT_ROOMS
+    }
+    used = {module: used_private_names(source, hosts) for module, source in sources.items()}
+    elsewhere = {module: names for module, (names, _) in used.items() if names and module != COMPAT}
+    assert elsewhere == ELSEWHERE
+    table = set(re.findall(r"`(_\w+)`", ast.get_docstring(ast.parse(sources[COMPAT])) or ""))
+    overridden = set[str]().union(*(names for _, names in used.values()))
+    assert table & hosts == used[COMPAT][0] | overridden | ELSEWHERE[f"{PACKAGE}.rollout.policy"]
+
+
+def test_the_check_sees_private_names(repo_root: Path) -> None:
+    source = """
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+class Ours(GRPOTrainer):
+    def _compute_loss(self):
+        self._mine = self._metrics
+        return super()._compute_loss()
+def f(trainer):
+    trainer._step += 1
+"""
+    used, overridden = used_private_names(source, host_private_names())
+    assert used == {"_CHUNKED_LOGPROB_CHUNK_SIZE", "_metrics", "_step"}
+    assert overridden == {"_compute_loss"}

@@ -13,7 +13,7 @@ from torch import distributed
 from tests.tiny_model import write_model
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.rollout.policy import SlotPolicy
-from text2sql_grpo.training import processes
+from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.policy import load_policy
 
 needs_fork = pytest.mark.skipif(
@@ -49,8 +49,6 @@ def test_one_process_is_the_main_one_and_waits_for_nobody() -> None:
     assert (processes.any_of(True), processes.any_of(False)) == (True, False)
     processes.meet()
     processes.wait()
-    with processes.main_first():
-        pass
     processes.end()
 
 
@@ -61,10 +59,6 @@ def test_two_processes_know_what_each_has(tmp_path: Path) -> None:
         assert processes.gathered([number] * number) == [[], [1]]
         assert processes.any_of(number == 1)
         assert not processes.any_of(False)
-        with processes.main_first():
-            made = tmp_path / "made"
-            assert made.exists() == (number == 1)
-            made.touch()
         assert processes.is_main() == (number == 0)
         processes.wait()
 
@@ -91,6 +85,6 @@ def test_other_errors_stay_what_they_are() -> None:
 def test_a_model_that_others_are_to_fill_cannot_be_used_alone(tmp_path: Path) -> None:
     model = load_policy(str(write_model(tmp_path / "model"))).model
     assert processes.holds_all_weights(model)
-    with processes.whole_weights(model):  # nothing is divided, so nothing happens
+    with trl_compat.whole_weights(model):  # nothing is divided, so nothing happens
         assert SlotPolicy(model).model is model
     assert not processes.holds_all_weights(model.to("meta"))

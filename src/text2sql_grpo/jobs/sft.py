@@ -28,6 +28,7 @@ from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.policy import attention_of
 from text2sql_grpo.training import processes, trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
 from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints, steps_done
@@ -137,7 +138,7 @@ def train_further(
         KeyboardInterrupt: It was stopped.
     """
     model = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
-    attention = model.config._attn_implementation
+    attention = attention_of(model.config)
     _train(stage_trainer(bench, policy, folder, arguments, [], console), folder, None, console)
     model.set_attn_implementation(attention)
     for path in saved_checkpoints(folder) if processes.is_main() else []:

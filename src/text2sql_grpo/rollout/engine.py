@@ -57,11 +57,10 @@ def run(
     if isinstance(policy, SlotPolicy):
         slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
         return episodes
-    given = first_turns
     while active := [i for i, episode in enumerate(episodes) if episode.stop_reason is None]:
-        if given is not None:
-            turns = [chat.turn_ids(given[i]) for i in active]
-            written, given = Continuations(turns, [[0.0] * len(turn) for turn in turns]), None
+        if first_turns is not None:
+            turns = [chat.turn_ids(first_turns[i]) for i in active]
+            written, first_turns = Continuations(turns, [[0.0] * len(turn) for turn in turns]), None
         else:
             written = policy.generate(
                 [episodes[i].prompt_ids + episodes[i].completion_ids for i in active],

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -55,6 +55,11 @@ def _adapter_obstacle(model: PeftModel) -> str | None:
         if config.peft_type.value in _ROW_ADAPTERS:
             return f"its adapter, {config.peft_type.value}, depends on whole rows of a batch"
     return None
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    """Name of a model's attention, as `set_attn_implementation` takes it; there is no public getter."""
+    return str(config._attn_implementation)
 
 
 def plays_by_slots(engine: Engine, reason: str | None) -> bool:
@@ -119,7 +124,7 @@ class SlotPolicy:
     @contextmanager
     def attending(self) -> Iterator[None]:
         """The model with the attention of `slot_cache`, without gradients."""
-        before = self.model.config._attn_implementation
+        before = attention_of(self.model.config)
         self.model.set_attn_implementation(ATTENTION)
         try:
             with torch.no_grad():  # autocast keeps no cast weights in inference mode

@@ -27,24 +27,29 @@ class BadSteps(TrainerCallback):
         self._trainer = trainer
         self._skipped_in_a_row = 0
         self._out_of_memory: str | None = None  # why the last attempt at a whole micro-batch failed
-        self._loop_step = 0
-        self._is_first = False
-        self._is_mixed = False
+        self._is_first = self._is_mixed = False
 
     @contextmanager
-    def first_attempt(self) -> Iterator[None]:
-        """Learning from a whole micro-batch; `halves` deals with it if memory runs out."""
-        self._out_of_memory, self._loop_step = None, trl_compat.loop_step(self._trainer)
-        self._is_first = all(parameter.grad is None for parameter in self._trainer.model.parameters())
+    def attempt(self, *, is_last: bool = False) -> Iterator[None]:
+        """Learning from a micro-batch, or in the end from a half of it; `halves` follow if memory ran out.
+
+        Raises:
+            RunError: It ran out for a half, too.
+        """
+        if not is_last:
+            self._out_of_memory = None
+            self._is_first = all(parameter.grad is None for parameter in self._trainer.model.parameters())
         try:
             yield
         except torch.OutOfMemoryError as error:
+            if is_last:
+                raise _too_large(f"{error} (half of it does not fit either)") from error
             self._out_of_memory = str(error)  # the error itself would hold the tensors of the attempt
 
     def halves(
         self, inputs: dict[str, Any] | None, *, is_forwarded: bool
     ) -> Iterator[tuple[dict[str, Any], float]]:
-        """Halves of a micro-batch whose first attempt ran out of memory, with their weights; else none.
+        """Halves of a micro-batch for which memory ran out, with their weights in its loss; else none.
 
         Args:
             inputs: Of the loss; None if memory ran out before they were made.
@@ -61,21 +66,10 @@ class BadSteps(TrainerCallback):
             self._is_mixed = True
         halves = self._cut(inputs, self._out_of_memory)
         clear_device_cache(garbage_collection=True)
-        for half in zip(halves, trl_compat.half_weights(self._trainer, halves), strict=True):
-            trl_compat.set_loop_step(self._trainer, self._loop_step)
-            yield half
-
-    @contextmanager
-    def last_attempt(self) -> Iterator[None]:
-        """Learning from a half.
-
-        Raises:
-            RunError: It does not fit into memory either.
-        """
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise _too_large(f"{error} (half of it does not fit either)") from error
+        first, second = zip(halves, trl_compat.half_weights(self._trainer, halves), strict=True)
+        yield first
+        trl_compat.count_micro_batch_once(self._trainer)
+        yield second
 
     def _cut(self, inputs: dict[str, Any] | None, message: str) -> list[dict[str, Any]]:
         if inputs is None:
@@ -87,7 +81,7 @@ class BadSteps(TrainerCallback):
         obstacle = "it is one episode" if size < 2 else trl_compat.halving_obstacle(self._trainer)
         if obstacle is not None:
             raise _too_large(f"{message} (it cannot be halved: {obstacle})")
-        return [_rows(inputs, slice(0, size // 2)), _rows(inputs, slice(size // 2, size))]
+        return [trl_compat.rows_of(inputs, rows) for rows in (range(size // 2), range(size // 2, size))]
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -104,7 +98,8 @@ class BadSteps(TrainerCallback):
                 f"expected a finite gradient, got none in {PATIENCE} steps in a row, the last of them step "
                 f"{state.global_step + 1}: lower grpo.learning_rate, or train in bfloat16 or float32"
             )
-        if is_bad and trl_compat.scaler(self._trainer) is None:  # a scaler of float16 skips by itself
+        has_scaler = getattr(self._trainer.accelerator, "scaler", None) is not None  # of float16
+        if is_bad and not has_scaler:  # which skips by itself
             for parameter in parameters:
                 parameter.grad = None
 
@@ -116,13 +111,6 @@ def _is_finite(gradients: list[torch.Tensor]) -> bool:
     if hasattr(norm, "full_tensor"):  # of all processes that hold a part
         norm = norm.full_tensor()
     return bool(torch.isfinite(norm))
-
-
-def _rows(inputs: dict[str, Any], rows: slice) -> dict[str, Any]:
-    def has_rows(value: Any) -> bool:
-        return isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim > 0)
-
-    return {name: value[rows] if has_rows(value) else value for name, value in inputs.items()}
 
 
 def _too_large(message: str) -> RunError:

@@ -16,9 +16,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.training.update_memory import Update, follow_update
 
-_FOUR_BIT_BYTES = (
-    0.5 + 1 / 64 + 4 / (64 * 256)
-)  # NF4 in blocks of 64, their scales in 8 bits in blocks of 256
+_FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
 _CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve, not measured
 
 
@@ -117,9 +115,7 @@ def estimate_memory(
         engine_bytes: What vLLM takes on the same device.
     """
     is_divided = sharding.stage >= 2
-    if (
-        is_divided
-    ):  # DeepSpeed and FSDP2 hold weights and gradients in 2 bytes, and a master copy with the states
+    if is_divided:  # weights and gradients are held in 2 bytes, and a master copy with the states
         settings = dataclasses.replace(settings, dtype="bfloat16")
         update = dataclasses.replace(update, shares_prompts=False, autocast=None)
     model, passes = follow_update(model_config, settings, update, device)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from torch import distributed
-from torch.distributed.fsdp import FSDPModule
 
 from text2sql_grpo.errors import RunError
 
@@ -63,16 +62,6 @@ def wait() -> None:
 
 
 @contextmanager
-def main_first() -> Iterator[None]:
-    """The main process does it first, and alone; the others then find what it made."""
-    if not is_main():
-        wait()
-    yield
-    if is_main():
-        wait()
-
-
-@contextmanager
 def others_ending() -> Iterator[None]:
     """A process that has lost another one ends too; why, the lost one has said.
 
@@ -102,36 +91,6 @@ def end() -> None:
 def _patient_group() -> Any:
     """Waits for hours where the usual group gives up: for an evaluation, a merge."""
     return distributed.new_group(backend="gloo", timeout=_PATIENCE)
-
-
-@contextmanager
-def whole_weights(model: torch.nn.Module) -> Iterator[None]:
-    """All weights of a model that FSDP2 divides, in each process, until the context ends.
-
-    Else each forward pass gathers them, layer by layer, and a process that has one more to do than another
-    waits for ever. The layers then keep them between passes, as FSDP2 has it for its root.
-    """
-    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for part in parts for group in _weight_groups(part)]
-    kept = [group.post_forward_mesh_info for group in groups]
-    for part in parts:
-        part.unshard()
-    for group in groups:
-        group.post_forward_mesh_info = None
-    try:
-        yield
-    finally:
-        for group, mesh in zip(groups, kept, strict=True):
-            group.post_forward_mesh_info = mesh
-        for part in parts:
-            part.reshard()
-
-
-def _weight_groups(part: FSDPModule) -> list[Any]:
-    """What FSDP2 gathers at once; older versions of torch have one group or none in each module."""
-    state = vars(part._get_fsdp_state())
-    groups = state.get("_fsdp_param_groups", [state.get("_fsdp_param_group")])
-    return [group for group in groups if group is not None]
 
 
 def holds_all_weights(model: torch.nn.Module) -> bool:

@@ -30,21 +30,19 @@ class LossTokens:
 
     Attributes:
         is_scored: Completion tokens that need one, shape (B, K).
-        teaches: Rows whose log-probs need a gradient, bool of shape (B, 1); None for all.
+        teaches: Rows whose log-probs need a gradient, bool of shape (B, 1).
     """
 
     is_scored: torch.Tensor
-    teaches: torch.Tensor | None = None
+    teaches: torch.Tensor
 
     @classmethod
     def sampled(cls, completion_mask: torch.Tensor, rows: Sequence[Sequence[int]] | None) -> "LossTokens":
         """Those that the policy wrote, by the flags of each row; None for whole completions."""
-        if rows is None:
-            return cls(completion_mask)
-        sampled = torch.zeros_like(completion_mask)
-        for row, flags in zip(sampled, rows, strict=True):
-            row[: len(flags)] = row.new_tensor(flags)
-        return cls(completion_mask * sampled)
+        sampled = torch.ones_like(completion_mask)
+        for mask, flags in zip(sampled, rows or (), strict=rows is not None):
+            mask[: len(flags)] = mask.new_tensor(flags)
+        return cls(completion_mask * sampled, torch.ones_like(sampled[:, :1], dtype=torch.bool))
 
 
 class SharedPrefixUpdate:
@@ -97,7 +95,8 @@ class SharedPrefixUpdate:
             # Padding before a prompt stays: old log-probs were made with it, and positions may count it.
             inputs = trimmed(inputs, prompts=False)
         is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        teaches = teaching_rows(inputs) if trl_compat.may_skip_flat_rows(self._trainer) else None
+        skips = trl_compat.may_skip_flat_rows(self._trainer)
+        teaches = teaching_rows(inputs) if skips else torch.ones_like(is_scored[:, :1], dtype=torch.bool)
         # A token without a log-prob could have a ratio beyond all numbers, which no mask takes out.
         known = ("old_per_token_logps", "ref_per_token_logps")
         masked = {name: inputs[name] * is_scored for name in known if name in inputs}
@@ -114,11 +113,8 @@ class SharedPrefixUpdate:
         compute_entropy: bool = False,
     ) -> LogProbs:
         """As TRL's `_get_per_token_logps_and_entropies`; 0 for tokens that are not scored."""
-        teaches = tokens.teaches
-        if teaches is None:
-            teaches = torch.ones_like(tokens.is_scored[:, :1]).bool()
         size = batch_size or len(input_ids)
-        columns = (input_ids, attention_mask, tokens.is_scored, teaches)
+        columns = (input_ids, attention_mask, tokens.is_scored, tokens.teaches)
         chunks = zip(*(column.split(size) for column in columns), strict=True)
         log_probs, entropies = zip(*(self._chunk(model, *rows) for rows in chunks), strict=True)
         return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None

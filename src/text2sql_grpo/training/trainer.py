@@ -106,13 +106,13 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         reward_weights: Of each named reward.
         tools: JSON schemas that the chat template shows; None for none.
         selection: Which prompts a step plays; None for TRL's shuffled epochs.
+        options: Other arguments of `GRPOTrainer`.
 
     Attributes:
         on_episode: Called during rollouts with the number of episodes that are over and of all of this rank.
     """
 
-    # A step, in the order in which TRL calls the methods; what one leaves for another is in `StepState`.
-    #
+    # A step, in the order in which TRL calls the methods; what one leaves for another is in `StepState`:
     # training_step                     each micro-batch; once more for each half if memory runs out
     #   _prepare_inputs                 plays and splits a generation batch when it is time
     #     _generate_and_score_completions
@@ -125,8 +125,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     #   _compute_loss
     #     _get_per_token_logps_and_entropies      with gradient
     # BadSteps.on_pre_optimizer_step    drops a gradient that is not finite
-    # _save_checkpoint
-    #   _get_output_dir
+    # _save_checkpoint, _get_output_dir
 
     def __init__(
         self,
@@ -137,29 +136,23 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         reward_weights: Mapping[str, float],
         tools: list[dict[str, Any]] | None,
         processing_class: PreTrainedTokenizerBase,
-        peft_config: PeftConfig | None = None,
-        callbacks: list[TrainerCallback] | None = None,
         selection: Selection | None = None,
+        **options: Any,
     ) -> None:
         self._step_state = StepState()
         self._selection = selection
         self.on_episode: Callable[[int, int], None] = lambda done, total: None
         trl_compat.silence_masked_samples()
         args.reward_weights = list(reward_weights.values())
+        blank = [{"role": "user", "content": ""}]
         super().__init__(
             model=model,
             reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(reward_weights)],
             args=args,
             # Numbers of examples, which may lie on disk; what TRL calls the prompt is the session's to write.
-            train_dataset=Dataset.from_dict(
-                {
-                    "prompt": [[{"role": "user", "content": ""}]] * num_prompts,
-                    "example": range(num_prompts),
-                }
-            ),
+            train_dataset=Dataset.from_dict({"prompt": [blank] * num_prompts, "example": range(num_prompts)}),
             processing_class=processing_class,
-            peft_config=peft_config,
-            callbacks=callbacks,
+            **options,
         )
         # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
         self.rollout_func = self._rollout
@@ -196,11 +189,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.lr_scheduler is not None or warmup_steps == 0:
             return super().create_scheduler(num_training_steps, optimizer)
-        before, self.args.warmup_steps = self.args.warmup_steps, warmup_steps
-        try:
+        with trl_compat.patched(self.args, warmup_steps=warmup_steps):
             scheduler = super().create_scheduler(num_training_steps + 1, optimizer)
-        finally:
-            self.args.warmup_steps = before
         return trl_compat.without_first_step(scheduler)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -214,12 +204,11 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Add the gradient of one micro-batch; half by half if it does not fit into memory."""
         step, losses = self._step_state, list[torch.Tensor]()
         step.forget_micro_batch()
-        with self._bad_steps.first_attempt():
+        with self._bad_steps.attempt():
             losses.append(super().training_step(*args, **kwargs))
-        halves = self._bad_steps.halves(step.micro_batch, is_forwarded=step.is_forwarded)
-        for half, weight in halves:  # none if the first attempt had memory enough
-            step.half, step.loss_weight = half, weight
-            with self._bad_steps.last_attempt():
+        for half, weight in self._bad_steps.halves(step.micro_batch, is_forwarded=step.is_forwarded):
+            step.half, step.loss_weight = half, weight  # never reached if there was memory enough
+            with self._bad_steps.attempt(is_last=True):
                 losses.append(super().training_step(*args, **kwargs))
         step.forget_micro_batch()
         trl_compat.log_metric(self, "step/halved", float(len(losses) > 1))
@@ -254,13 +243,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._warn_of_no_signal(scored)
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
-        trained = [
-            score is not None and bool(episode.completion_ids)
-            for episode, score in zip(episodes, scores, strict=True)
-        ]
         step.sampled = [
-            episode.completion_mask if is_trained else [0] * max(1, len(episode.completion_ids))
-            for episode, is_trained in zip(episodes, trained, strict=True)
+            [0] * len(episode.completion_ids or filler) if score is None else episode.completion_mask or [0]
+            for episode, score in zip(episodes, scores, strict=True)
         ]
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
@@ -290,7 +275,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continue token ids with the current policy: the trainer is a `Policy` of the engine."""
-        return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens)
+        return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens) or Continuations([])
 
     def _warn_of_no_signal(self, scored: Scored) -> None:
         """Log why a generation batch of all ranks has no gradient, where it has none.

@@ -1,43 +1,64 @@
-"""Every private name of TRL that this project uses, in one place. Written for TRL 1.16."""
+"""Every private name of TRL, transformers and FSDP2 that this package uses. Written for TRL 1.16.
+
+| private name | why | public hook that would replace it |
+| --- | --- | --- |
+| `_generate_single_turn` | TRL's generation: transformers, paged or vLLM | `generate(prompt_ids)` |
+| `_dist`, `_entropy_bonus_enabled` | what of the update may be left out | properties of the trainer |
+| `_metrics` | metrics of a step | `log_metric`, which reward functions have |
+| `_step`, `_buffered_inputs` | episodes that later steps learn from | a `state_dict` of the trainer |
+| `_tr_loss`, `_globalstep_last_logged` | what a resumed run logs next | the same |
+| `_load_from_checkpoint` | weights of the best checkpoint | `load_weights(folder)` |
+| `shuffle_sequence_dict` | how a generation batch is split | a method that splits it |
+| `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
+| text of a log message | masked samples are no mistake | a class of warning |
+| `_last_lr` | a warm-up whose first step is not 0 | `get_scheduler(.., first_step=1)` |
+| `_attn_implementation` (in `rollout.policy`, a room before this one) | to put it back | a getter |
+| `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
+weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
+
+Methods that trainers override and call by `super()`, in the order in which TRL calls them:
+`_get_train_sampler`, `_load_optimizer_and_scheduler`, `_prepare_inputs`, `_generate_and_score_completions`,
+`_compute_loss`, `_get_per_token_logps_and_entropies`, `_save_checkpoint`, `_get_output_dir`.
+"""
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.models.cpu import plain_adapter_inputs
 from text2sql_grpo.rollout.engine import Continuations
-from text2sql_grpo.rollout.policy import ROPE_TYPES, obstacle
+from text2sql_grpo.rollout.policy import ROPE_TYPES, attention_of, obstacle
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.training.processes import are_several, gathered, whole_weights
+from text2sql_grpo.training.processes import are_several, gathered
 from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
 
 
 @contextmanager
-def _new_tokens(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]:
-    """TRL gives every turn the budget of a whole completion; this lends it the turn's own."""
-    if trainer.use_vllm:
-        holder, name = trainer.vllm_generation, "max_completion_length"
-    else:
-        holder, name = trainer.generation_config, "max_new_tokens"
-    before = getattr(holder, name)
-    setattr(holder, name, max_new_tokens)
+def patched(holder: Any, **values: Any) -> Iterator[None]:
+    """Attributes of an object or module, set to other values until the context ends."""
+    before = {name: getattr(holder, name) for name in values}
+    for name, value in values.items():
+        setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(holder, name, before)
+        for name, value in before.items():
+            setattr(holder, name, value)
 
 
 @contextmanager
@@ -45,17 +66,12 @@ def generating(trainer: GRPOTrainer) -> Iterator[None]:
     """Rollouts by `generate`; no process waits for ever where another one's take more turns."""
     with nullcontext() if trainer.use_vllm else whole_weights(trainer.model_wrapped):
         yield
-        while _generate(trainer, [], 1) is not None:
+        while generate(trainer, [], max_new_tokens=1) is not None:
             pass
 
 
-def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-    """One continuation per prompt by TRL's own generation (transformers, paged or vLLM)."""
-    return _generate(trainer, prompts, max_new_tokens) or Continuations([])
-
-
-def _generate(trainer: GRPOTrainer, prompts: list[list[int]], max_new_tokens: int) -> Continuations | None:
-    """None where no process has a prompt left.
+def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations | None:
+    """One continuation per prompt by TRL's own generation; None where no process has a prompt left.
 
     In a call of all processes, TRL wants as many prompts of each: those that have fewer ask for nothing.
     """
@@ -66,7 +82,12 @@ def _generate(trainer: GRPOTrainer, prompts: list[list[int]], max_new_tokens: in
     if most == 0:
         return None
     prompts = prompts + [[trainer.eos_token_ids[0]]] * (most - count)
-    with _new_tokens(trainer, max_new_tokens):
+    # TRL gives every turn the budget of a whole completion: set it to the turn's own.
+    if trainer.use_vllm:
+        limited = patched(trainer.vllm_generation, max_completion_length=max_new_tokens)
+    else:
+        limited = patched(trainer.generation_config, max_new_tokens=max_new_tokens)
+    with limited:
         completion_ids, log_probs = trainer._generate_single_turn(prompts, None, {}, 1)
     if log_probs is not None:
         log_probs = [[math.nan if value is None else value for value in row] for row in log_probs[:count]]
@@ -139,6 +160,33 @@ def autocast(trainer: Trainer, model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def whole_weights(model: torch.nn.Module) -> Iterator[None]:
+    """All weights of a model that FSDP2 divides, in each process, until the context ends.
+
+    Else each forward pass gathers them, layer by layer, and a process that has one more to do than another
+    waits for ever. The layers then keep them between passes, as FSDP2 has it for its root.
+    """
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.unshard()
+    try:
+        with ExitStack() as kept:
+            for group in (group for part in parts for group in _weight_groups(part)):
+                kept.enter_context(patched(group, post_forward_mesh_info=None))
+            yield
+    finally:
+        for part in parts:
+            part.reshard()
+
+
+def _weight_groups(part: FSDPModule) -> list[Any]:
+    """What FSDP2 gathers at once; older versions of torch have one group or none in each module."""
+    state = vars(part._get_fsdp_state())
+    groups = state.get("_fsdp_param_groups", [state.get("_fsdp_param_group")])
+    return [group for group in groups if group is not None]
+
+
 def shared_prefix_obstacle(trainer: Trainer) -> str | None:
     """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -147,8 +195,8 @@ def shared_prefix_obstacle(trainer: Trainer) -> str | None:
     config = model.config.get_text_config()
     if getattr(config, "attention_dropout", 0.0):
         return "its attention drops out"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention is {config._attn_implementation}, not sdpa"
+    if attention_of(config) not in ("sdpa", "eager"):
+        return f"its attention is {attention_of(config)}, not sdpa"
     return obstacle(model)
 
 
@@ -175,32 +223,47 @@ def shrink_logit_tiles(trainer: GRPOTrainer) -> None:
     An update on episodes of the quickstart took 1.4 s instead of 1.9 s.
     """
     if trainer.accelerator.device.type == "cpu":
-        chunked_logprob.TOKEN_CHUNK_SIZE = LOGIT_TILE
+        chunked_logprob.TOKEN_CHUNK_SIZE = _LOGIT_TILE
 
 
-LOGIT_TILE = 256
+_LOGIT_TILE = 256
+_TRL_LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # before it is shrunk
 
 
 @contextmanager
-def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> Iterator[None]:
-    """Says how the rows of a generation batch stand before TRL splits it, which else shuffles them."""
+def estimated_logit_tiles(vocabulary: int, *, is_packed: bool) -> Iterator[None]:
+    """Tiles of logits that take as much memory as those of an update on a CPU.
 
-    def ordered(batch: dict[str, Any]) -> dict[str, Any]:
-        rows = order(batch)
-        placed = batch.copy()
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor) and value.ndim > 0:
-                placed[name] = value[rows]
-            elif isinstance(value, list):
-                placed[name] = [value[row] for row in rows]
-        return placed
-
-    before = grpo_trainer.shuffle_sequence_dict
-    grpo_trainer.shuffle_sequence_dict = ordered
-    try:
+    TRL makes one wider than a small vocabulary; on a CPU, what is not used takes nothing.
+    """
+    width = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, vocabulary)
+    tokens = _LOGIT_TILE if is_packed else _TRL_LOGIT_TILE
+    with (
+        patched(trl_utils, _CHUNKED_LOGPROB_CHUNK_SIZE=width),
+        patched(chunked_logprob, TOKEN_CHUNK_SIZE=tokens),
+    ):
         yield
-    finally:
-        grpo_trainer.shuffle_sequence_dict = before
+
+
+def logit_tile_size(scored_tokens: int) -> int:
+    """Number of logits in the largest tile of TRL's fused head on a GPU."""
+    return int(min(scored_tokens, _TRL_LOGIT_TILE) * trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
+
+
+def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> AbstractContextManager[None]:
+    """Order the rows of a generation batch before TRL splits it, which else shuffles them."""
+    return patched(grpo_trainer, shuffle_sequence_dict=lambda batch: rows_of(batch, order(batch)))
+
+
+def rows_of(batch: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """Rows of one of TRL's batches; what is no tensor or list with a row each stays."""
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim > 0:
+            return value[list(rows)]
+        return [value[row] for row in rows] if isinstance(value, list) else value
+
+    return {name: placed(value) for name, value in batch.items()}
 
 
 def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
@@ -234,18 +297,13 @@ def may_sort_rows(trainer: GRPOTrainer) -> bool:
     )
 
 
-class _WithoutMaskedSamples(logging.Filter):
-    """TRL prints a paragraph for each sample without a reward; ours are masked on purpose and counted."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "All reward functions returned None" not in record.getMessage()
-
-
 def silence_masked_samples() -> None:
-    """Drops TRL's warning about samples without a reward; `episode/masked` counts them."""
-    logger = logging.getLogger("trl.trainer.grpo_trainer")
-    if not any(isinstance(present, _WithoutMaskedSamples) for present in logger.filters):
-        logger.addFilter(_WithoutMaskedSamples())
+    """Drop TRL's warning about samples without a reward; `episode/masked` counts them."""
+    logging.getLogger("trl.trainer.grpo_trainer").addFilter(_is_not_of_masked_sample)
+
+
+def _is_not_of_masked_sample(record: logging.LogRecord) -> bool:
+    return "All reward functions returned None" not in record.getMessage()
 
 
 def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
@@ -298,19 +356,9 @@ def log_metric(trainer: GRPOTrainer, name: str, value: float) -> None:
     trainer._metrics["train"][name].append(value)
 
 
-def loop_step(trainer: GRPOTrainer) -> int:
-    """How many micro-batches were learned from; it says which episodes come next."""
-    return int(trainer._step)
-
-
-def set_loop_step(trainer: GRPOTrainer, step: int) -> None:
-    """Sets `loop_step`."""
-    trainer._step = step
-
-
-def scaler(trainer: GRPOTrainer) -> Any:
-    """What scales the loss of a float16 run; None without it."""
-    return getattr(trainer.accelerator, "scaler", None)
+def count_micro_batch_once(trainer: GRPOTrainer) -> None:
+    """Take back that TRL counted a half as a micro-batch: the number tells which episodes come next."""
+    trainer._step -= 1
 
 
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:

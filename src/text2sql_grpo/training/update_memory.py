@@ -6,7 +6,6 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from peft import get_peft_model
@@ -15,15 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
-from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
+from trl.trainer.utils import add_fused_lm_head
 
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.rollout.policy import obstacle
+from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.policy import lora_config
 from text2sql_grpo.training.shared_prefix import keep_hidden_states
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
-from text2sql_grpo.training.trl_compat import LOGIT_TILE
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,6 @@ class Update:
     gradient_checkpointing: bool = True
     autocast: torch.dtype | None = torch.bfloat16
 
-    @property
-    def prompts(self) -> int:
-        """Distinct prompts."""
-        return -(-self.rows // self.num_generations)
-
-    @property
-    def forwarded_tokens(self) -> int:
-        """Tokens of the pass, padding included."""
-        prompts = self.prompts if self.shares_prompts else self.rows
-        return prompts * self.prompt_tokens + self.rows * self.completion_tokens
-
 
 def follow_update(
     config: PreTrainedConfig, settings: ModelConfig, update: Update, device: str
@@ -73,13 +60,9 @@ def follow_update(
         if settings.lora is not None:
             causal_lm.enable_input_require_grads()
     packed = _packed_inputs(causal_lm, update) if shares_prompts else None
-    # TRL makes a tile of logits wider than a small vocabulary; on a CPU, what is not used takes nothing.
-    width = min(_CHUNKED_LOGPROB_CHUNK_SIZE, config.get_text_config().vocab_size)
-    tile = LOGIT_TILE if shares_prompts else TOKEN_CHUNK_SIZE
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", width),
-        patch("trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE", tile),
+        trl_compat.estimated_logit_tiles(config.get_text_config().vocab_size, is_packed=shares_prompts),
     ):
         _fill_with_fakes(model)
         parameters = list(model.parameters())
@@ -143,7 +126,8 @@ def _packed_inputs(model: PreTrainedModel, update: Update) -> dict[str, Any]:
     tokens = pack(groups, torch.device("cpu"))
     # Tiles come one after another: the largest alone takes as much memory as all of them.
     largest = max(
-        tokens.tiles, key=lambda tile: tile.mask.numel() + tile.mask.shape[0] * _length(tile.prefix)
+        tokens.tiles,
+        key=lambda tile: tile.mask.numel() + len(tile.mask) * (tile.prefix.stop - tile.prefix.start),
     )
     tokens = dataclasses.replace(tokens, tiles=[largest])
     scored = update.rows * update.sampled_tokens
@@ -166,16 +150,12 @@ def _plain_inputs(update: Update) -> dict[str, Any]:
     }
 
 
-def _length(span: slice) -> int:
-    return int(span.stop - span.start)
-
-
 def _head_bytes(model: PreTrainedModel, update: Update) -> int:
     """What TRL's fused head takes on a GPU: a tile of logits, gradients in float32."""
     head = model.get_output_embeddings().weight
     scored = update.rows * (update.sampled_tokens if update.shares_prompts else update.completion_tokens)
     size = (update.autocast or head.dtype).itemsize
-    tile = min(scored, TOKEN_CHUNK_SIZE) * _CHUNKED_LOGPROB_CHUNK_SIZE * size
+    tile = trl_compat.logit_tile_size(scored) * size
     return int(tile + 4 * scored * head.shape[1] + (4 * head.numel() if head.requires_grad else 0))
 
 
