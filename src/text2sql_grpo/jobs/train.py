@@ -140,7 +140,6 @@ def _improve(
             alerts.close()
     if processes.any_of(stopper.is_stopping):
         raise KeyboardInterrupt
-    _check_learned(trainer, run.folder)
     step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
@@ -168,20 +167,6 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
             f"expected training to fit into memory, got {error}: lower grpo.per_device_train_batch_size or "
             "environment.max_episode_tokens, or train with model.lora"
         ) from error
-
-
-def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
-    """Refuse to evaluate and merge weights that no step has changed.
-
-    Raises:
-        RunError: The gradient of every step was 0.
-    """
-    norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
-    if norms and not any(norms):
-        raise RunError(
-            f"nothing was learned: the gradient of all {len(norms)} steps was 0. The warnings above name the "
-            f"reason of each step; {folder / 'rollouts.jsonl'} holds every episode"
-        )
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:
