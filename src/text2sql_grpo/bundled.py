@@ -13,10 +13,13 @@ def is_bundled(path: Path) -> bool:
     return not path.is_absolute() and not path.exists() and (ROOT / path).exists()
 
 
+def located(path: Path) -> Path:
+    """`path`, or the package's file or folder of this name where the working folder has none."""
+    return ROOT / path if is_bundled(path) else path
+
+
 def with_bundled_paths(tree: Any) -> Any:
     """A tree of plain values in which each name of a bundled file or folder is its absolute path."""
     if isinstance(tree, dict):
         return {key: with_bundled_paths(value) for key, value in tree.items()}
-    if isinstance(tree, str) and tree.startswith("data/") and is_bundled(Path(tree)):
-        return str(ROOT / tree)
-    return tree
+    return str(located(Path(tree))) if isinstance(tree, str) and tree.startswith("data/") else tree

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import yaml
 
-from text2sql_grpo.bundled import ROOT, is_bundled, with_bundled_paths
+from text2sql_grpo.bundled import is_bundled, located, with_bundled_paths
 from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
@@ -539,7 +539,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     is_own = is_bundled(path)
     try:
-        tree = yaml.load((ROOT / path if is_own else path).read_text(encoding="utf-8"), _Loader)
+        tree = yaml.load(located(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
     except yaml.YAMLError as error:
