@@ -148,8 +148,8 @@ class SFTSettings:
         questions: Question files whose golds are demonstrated; None for `data.train`, or with
             `chats` for none.
         chats: JSONL as `collect --keep` writes it; None for none.
-        look_share: Weight of choosing a question's `look_sql` before its answer, in [0, 1]; the rest of the
-            weight is on answering at once with `guess_sql`. What follows the choice weighs 1 in both.
+        look_share: Weight of demonstrating a question's `look_sql` before its answer, in [0, 1]; the rest of
+            the weight is on answering at once with `guess_sql`.
         check_share: The same for the `check_sql` of other questions.
         choice_weight: Factor in the loss of the token by which a demonstration with an exploratory query
             first differs from one without.

@@ -203,10 +203,10 @@ def test_both_habits_are_shown_by_their_shares(tmp_path: Path) -> None:
         if question in text
     }
     assert weights == {
-        ("Lisbon?", True): [0.3, 1.0, 1.5],
-        ("Lisbon?", False): [0.7, 1.0, 3.5],
+        ("Lisbon?", True): [0.3, 1.5],
+        ("Lisbon?", False): [0.7, 3.5],
         ("All?", True): [0.2, 1.0],
-        ("All?", False): [0.8, 1.0, 4.0],
+        ("All?", False): [0.8, 4.0],
         ("Plain?", False): [1.0, 5.0],
     }
     (tmp_path / "looks").mkdir()

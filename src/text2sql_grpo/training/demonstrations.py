@@ -61,18 +61,19 @@ def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, ch
 def habits(
     example: Example, environment: SQLEnvironment, chat: ChatFormat, settings: SFTSettings
 ) -> list[Demonstration]:
-    """Demonstrations of a question with and without its exploratory query.
+    """Demonstrations of a question with and without its exploratory query, weighted by their shares.
 
-    Both stand in every batch that the question is in, and the choice between them is weighted by the shares:
-    the policy learns the shares themselves, not a draw, and both ways of answering in full.
+    Both stand in every batch that the question is in: the policy learns the shares themselves, not a draw.
     """
     share = settings.look_share if example.look_sql else settings.check_share if example.check_sql else 0.0
     if environment.settings.max_turns == 1:
         share = 0.0
     return [
-        demonstrate(example, environment, chat, looks=looks, share=part, choice_weight=settings.choice_weight)
-        for looks, part in ((True, share), (False, 1 - share))
-        if part
+        demonstrate(
+            example, environment, chat, looks=looks, weight=weight, choice_weight=settings.choice_weight
+        )
+        for looks, weight in ((True, share), (False, 1 - share))
+        if weight
     ]
 
 
@@ -82,7 +83,7 @@ def demonstrate(
     chat: ChatFormat,
     *,
     looks: bool = True,
-    share: float = 1.0,
+    weight: float = 1.0,
     choice_weight: float = 1.0,
 ) -> Demonstration:
     """A question answered from its gold.
@@ -90,9 +91,8 @@ def demonstrate(
     Args:
         looks: Run the question's exploratory query first, if it has one and the environment allows two turns.
             Without it, a look-up question is answered with `guess_sql`.
-        share: Weight of the assistant's tokens up to the one by which its first turn differs from that of the
-            other choice; later ones weigh 1, since they follow from the choice.
-        choice_weight: Factor of that token.
+        weight: Weight of the assistant's tokens.
+        choice_weight: Factor of the token by which the first turn differs from that of the other choice.
     """
     protocol = environment.settings.protocol
     query = example.look_sql or example.check_sql
@@ -101,10 +101,9 @@ def demonstrate(
     first = action_text("run_sql", query or answer, protocol)
     last = action_text("submit_sql", answer, protocol)
     episode = play(example, [first, last] if looks else [last], environment, chat)
+    weights = [weight * flag for flag in episode.completion_mask]
     pairs = zip(chat.turn_ids(first), chat.turn_ids(last), strict=False)
-    choice = next(i for i, (one, other) in enumerate(pairs) if one != other)
-    weights = [share] * choice + [share * choice_weight]
-    weights += [float(flag) for flag in episode.completion_mask[choice + 1 :]]
+    weights[next(i for i, (one, other) in enumerate(pairs) if one != other)] *= choice_weight
     return Demonstration(
         episode.prompt_ids + episode.completion_ids, [0.0] * len(episode.prompt_ids) + weights
     )
