@@ -172,7 +172,7 @@ def test_all_questions_of_one_set_sampled_alike_under_one_seed(
 
 def test_wrong_model_set_and_place_are_errors_that_leave_nothing(config: Config, tmp_path: Path) -> None:
     out, console = tmp_path / "evaluation.json", Console(file=StringIO())
-    with pytest.raises(ModelError, match="expected a model folder or Hub id"):
+    with pytest.raises(ModelError, match="cannot read the model"):
         evaluate(str(tmp_path / "databases"), config, out=out, console=console)
     with pytest.raises(ConfigError, match=r"\(test_values, test_databases\), got 'dev'"):
         evaluate("run/merged", config, out=out, console=console, sets=["dev"])

@@ -45,7 +45,7 @@ def mcp(
         raise ConfigError(f"expected --config FILE with settings such as {settings[0]}, got none")
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     if token == "":
-        raise ConfigError(f"expected a token that is not empty (--token or ${TOKEN_VARIABLE})")
+        raise ConfigError(f"the token is empty (--token or ${TOKEN_VARIABLE})")
     log = AuditLog(audit_log or cache_folder("mcp") / "audit.jsonl")
     with writing_to(log.path), SQLExecutor(environment.limits) as executor:
         server = make_server(db, executor, log, observation=environment.observation, token=token)

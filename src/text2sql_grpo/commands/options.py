@@ -59,12 +59,11 @@ def config_around(model_path: str) -> Path:
     folder = Path(model_path)
     if not folder.is_dir():
         raise ModelError(
-            f"expected a model folder such as RUN/merged, got none (at {model_path}); "
-            "for a model of the Hub add --config FILE"
+            f"no model folder such as RUN/merged at {model_path}; for a model of the Hub add --config FILE"
         )
     config = folder.resolve().parent / "config.yaml"
     if not config.is_file():
-        raise ModelError(f"expected a model folder inside its run folder, got no {config}: add --config FILE")
+        raise ModelError(f"no config of the model's run at {config}: add --config FILE")
     return config
 
 
@@ -75,7 +74,8 @@ def quiet_console(*, highlight: bool = True) -> "Console":
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     # PEFT looks for a resized vocabulary in the base model; adapters here never resize it.
-    warnings.filterwarnings("ignore", "Could not find a config file in", UserWarning)
+    for text in ("Could not find a config file in", "Unable to fetch remote file"):
+        warnings.filterwarnings("ignore", text, UserWarning)
     for name in ("bitsandbytes", "transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -101,7 +101,7 @@ def writing_to(place: Path) -> Iterator[None]:
         if not _is_full_disk(error):
             raise
         where = getattr(error, "filename", None) or place
-        raise RunError(f"expected space to write, got a full disk (at {where})") from error
+        raise RunError(f"disk full while writing {where}") from error
 
 
 def _is_full_disk(error: BaseException) -> bool:

@@ -57,10 +57,12 @@ def report(
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
     command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
     run.console.print(f"Look at its answers: {command}", soft_wrap=True)
-    example = next((examples[-1] for examples in reversed(run.bench.test.values()) if examples), None)
-    if example is not None:
-        asked = ["text2sql-grpo", "ask", example.question, "--model", str(merged), "--db"]
-        asked.append(str(run.bench.databases.source(example.database)))
+    answers = read_answers(answers_file(run.folder)) if run.bench.test else []
+    if answers:
+        # A look-up that is right, if there is one: its answer shows the exploratory query.
+        best = max(answers, key=lambda answer: (answer.strict, answer.family == "lookup"))
+        asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
+        asked.append(str(run.bench.databases.source(best.database)))
         run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
 
 

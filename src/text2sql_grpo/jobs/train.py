@@ -164,7 +164,7 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError as error:
         raise RunError(
-            f"expected training to fit into memory, got {error}: lower grpo.per_device_train_batch_size or "
+            f"training does not fit into memory: {error}: lower grpo.per_device_train_batch_size or "
             "environment.max_episode_tokens, or train with model.lora"
         ) from error
 

@@ -40,7 +40,9 @@ def read_model_config(model_path: str) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a model folder or Hub id as base, got {model_path!r}: {error}") from error
+        raise ModelError(
+            f"cannot read the base {model_path!r}: {error}; name a model folder or Hub id"
+        ) from error
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         if quantization.get("quant_method") != "bitsandbytes" or not quantization.get("load_in_4bit"):

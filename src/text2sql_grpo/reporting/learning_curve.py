@@ -169,7 +169,7 @@ def _draw_held_out(
             axes.axvline(start - 0.5, color="black", linewidth=0.6)
         labels += [name.removeprefix("test_").replace("_", "\n") for name in names]
         start = end
-    axes.set_xticks(range(start), labels, fontsize=7.5)
+    axes.set_xticks(range(start), labels, fontsize=7, rotation=20)
     axes.set_xlabel("held-out set (what is new in it)")
     axes.set_xlim(-0.5, start - 0.5)
     axes.set_ylim(0, 1.1)

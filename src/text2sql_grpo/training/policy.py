@@ -81,10 +81,10 @@ def load_policy(
             )
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"expected a model that fits into memory, got {error} ({path})") from error
+        raise ModelError(f"the model does not fit into memory: {error} ({path})") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(
-            f"expected a model folder or Hub id, got {str(error).splitlines()[0]} ({path})"
+            f"cannot read the model {path}: {str(error).splitlines()[0]}; name a folder, GGUF file or Hub id"
         ) from error
     ChatFormat(tokenizer)
     if tokenizer.pad_token_id is None:

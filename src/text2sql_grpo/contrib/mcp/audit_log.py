@@ -48,7 +48,7 @@ class AuditLog:
         }
         data = json.dumps(line).encode() + b"\n"
         if os.write(self._file, data) != len(data):
-            raise OSError(f"expected space for a line of the audit log, got a full disk (at {self.path})")
+            raise OSError(f"disk full while writing the audit log {self.path}")
 
     def close(self) -> None:
         """Nothing is written afterwards."""
