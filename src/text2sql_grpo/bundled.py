@@ -9,7 +9,7 @@ ROOT = _PACKAGE / "bundled" if (_PACKAGE / "bundled").is_dir() else _PACKAGE.par
 
 
 def is_bundled(path: Path) -> bool:
-    """Whether a relative path names a file of the package, and none of the working folder."""
+    """True for a relative path that names a file of the package, and none of the working folder."""
     return not path.is_absolute() and not path.exists() and (ROOT / path).exists()
 
 

@@ -541,7 +541,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         tree = yaml.load(located(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
+        raise ConfigError(f"cannot read the config: {error} ({path})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"expected YAML, got {error} ({path})") from error
     if not isinstance(tree, dict):

@@ -241,7 +241,7 @@ def test_all_addresses_with_a_token() -> None:
         (["--db", "{db}", "--transport", "http", "--token", ""], "the token is empty"),
         (["--db", "{db}", "--audit_log", "{db}/log"], "expected an audit log that can be written"),
         (["--db", "{db}", "--environment.max_turns", "3"], "expected --config FILE with settings"),
-        (["--db", "{db}", "--config", "none.yaml"], "expected a readable config file"),
+        (["--db", "{db}", "--config", "none.yaml"], "cannot read the config"),
     ],
 )
 def test_the_command_says_what_is_wrong(
