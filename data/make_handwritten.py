@@ -28,13 +28,9 @@ def _name(name: str) -> str:
     return name if re.fullmatch(r"[a-z_]+", name) and name not in ("order", "group") else f'"{name}"'
 
 
-def _look(said_forms: dict[str, dict[str, str]], table: str, column: str, said: str) -> str:
-    """A query that shows the stored form: by a word that it shares with what is said, or the whole list."""
-    forms = said_forms[f"{table}.{column}"]
-    (stored,) = (form for form, name in forms.items() if name.lower() == said.lower())
-    shared = [word for word in said.split() if len(word) > 2 and word.lower() in stored.lower()]
-    listed = f"SELECT DISTINCT {column} FROM {_name(table)}"
-    return f"{listed} WHERE {column} LIKE {_text(f'%{max(shared, key=len)}%')}" if shared else listed
+def _look(table: str, column: str) -> str:
+    """Query that lists a column: how a value is written there is known only after a look."""
+    return f"SELECT DISTINCT {column} FROM {_name(table)}"
 
 
 def _row(number: int, source: dict[str, Any]) -> dict[str, Any]:
@@ -62,12 +58,11 @@ def _row(number: int, source: dict[str, Any]) -> dict[str, Any]:
     }
     values = list(dict.fromkeys(match.groups() for match in SAID.finditer(source["sql"])))
     if source["family"] == "lookup":
-        row["look_sql"] = " UNION ALL ".join(_look(words["said"], *value) for value in values)
+        row["look_sql"] = " UNION ALL ".join(_look(table, column) for table, column, _ in values)
         row["guess_sql"] = SAID.sub(lambda match: _text(match[3]), source["sql"])
     elif values:
         ((table, column, value),) = values
-        like = _text(f"%{value}%")
-        row["check_sql"] = f"SELECT DISTINCT {column} FROM {_name(table)} WHERE {column} LIKE {like}"
+        row["check_sql"] = f"{_look(table, column)} WHERE {column} LIKE {_text(f'%{value}%')}"
     if source.get("gold_is_empty"):
         row["gold_is_empty"] = True
     return row

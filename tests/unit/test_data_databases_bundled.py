@@ -323,7 +323,7 @@ def test_look_up_written_by_hand_needs_a_look(bundled: dict[str, Bundled], examp
     needed = [
         value for value in seen if re.search(rf"= {re.escape(_literal(value))}(?!\w)", example.gold_sql)
     ]
-    assert needed and len(seen) <= 24
+    assert needed and len(seen) <= 24 * len(needed)  # two values may stand in two columns
     assert not any(re.search(rf"\b{re.escape(str(value))}\b", example.question) for value in needed)
     assert database.rows(example.guess_sql) != database.rows(example.gold_sql)
 

@@ -95,11 +95,7 @@ def test_look_ups_are_found_from_stored_values_alone(shop: Path, tmp_path: Path)
         row for rows in read(tmp_path / "questions").values() for row in rows if row["family"] == "lookup"
     ]
     looks = {row["look_sql"] for row in rows}
-    assert "SELECT DISTINCT seller FROM \"order\" WHERE seller LIKE '%Smith%'" in looks
-    assert {look.partition(" WHERE ")[0] for look in looks} == {
-        'SELECT DISTINCT status FROM "order"',
-        'SELECT DISTINCT seller FROM "order"',
-    }
+    assert looks == {'SELECT DISTINCT status FROM "order"', 'SELECT DISTINCT seller FROM "order"'}
     row = next(row for row in rows if "SMITH" in row["gold_sql"])
     assert "J. Smith" in row["question"] and "SMITH" not in row["question"]
     assert row["guess_sql"] == row["gold_sql"].replace("SMITH, J.", "J. Smith")

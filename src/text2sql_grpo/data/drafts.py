@@ -123,7 +123,7 @@ class Drafter:
         if said := picked.get("said"):
             condition = conditions[0]
             nouns["value"] = condition.value
-            look = _look(said, stored=condition.literal, words=condition.value)
+            look = _look(said)
             guess = self._sql(anchor, picked, [(each.column, each.guess) for each in conditions], k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
@@ -170,17 +170,12 @@ def _sentence(text: str) -> str:
 
 def _check(column: Column, value: str) -> str:
     """A query that shows a value stored as said."""
-    listed = f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
-    return f"{listed} WHERE {column.sql} LIKE {literal(f'%{value}%')}"
+    return f"{_look(column)} WHERE {column.sql} LIKE {literal(f'%{value}%')}"
 
 
-def _look(column: Column, *, stored: str, words: str) -> str:
-    """A query that shows the stored form: by a word that it shares with what is said, or the whole list."""
-    listed = f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
-    shared = [word for word in words.split() if len(word) > 2 and word.lower() in stored.lower()]
-    if not shared:
-        return listed
-    return f"{listed} WHERE {column.sql} LIKE {literal(f'%{max(shared, key=len)}%')}"
+def _look(column: Column) -> str:
+    """Query that lists a column: how a value is written there is known only after a look."""
+    return f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
 
 
 def is_held_out(*key: str) -> bool:
