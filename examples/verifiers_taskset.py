@@ -12,8 +12,9 @@ from typing import Any
 
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.contrib.verifiers.trainer import VerifiersGRPOTrainer
-from text2sql_grpo.training.arguments import device_type, training_arguments
-from text2sql_grpo.training.policy import load_policy, lora_config, resolved
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.policy import load_policy, lora_config, resolved
+from text2sql_grpo.training.arguments import training_arguments
 
 
 def main(arguments: list[str] | None = None) -> VerifiersGRPOTrainer:

@@ -23,7 +23,7 @@ from tests.tiny_model import logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
-from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.models.policy import load_policy
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),

@@ -18,9 +18,9 @@ from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.policy import LoadedPolicy
 
 pytestmark = pytest.mark.skipif(
     find_spec("verifiers") is None, reason="needs verifiers (pip install text2sql-grpo[verifiers])"

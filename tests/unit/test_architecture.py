@@ -16,8 +16,7 @@ LIGHT_ROOMS = (
     *("rewards", "audit", "config"),
 )
 HEAVY_ROOMS = (
-    # models stands first, because training loads by it
-    *("models", "rollout", "training", "evaluation", "publishing", "reporting", "contrib"),
+    *("rollout", "models", "reliability", "training", "evaluation", "publishing", "reporting", "contrib"),
     *("jobs", "commands"),  # what each verb does, and the verbs
 )
 ROOMS = LIGHT_ROOMS + HEAVY_ROOMS

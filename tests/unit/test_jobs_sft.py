@@ -25,8 +25,8 @@ from text2sql_grpo.jobs import sft as job
 from text2sql_grpo.jobs.setup import open_workbench
 from text2sql_grpo.jobs.sft import stage_folder, started_policy
 from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
-from text2sql_grpo.training.policy import LoadedPolicy
 
 CHAT = [
     {"role": "user", "content": "branch(code)\nStaff?"},

@@ -19,9 +19,9 @@ from tests.tiny_model import write_model
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models import gguf as conversion
 from text2sql_grpo.models import memory, sources
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID, model_folder, packaged_gguf
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.policy import load_policy
 
 # The original tokenizer (tokenizer.json of HuggingFaceTB/SmolLM2-135M-Instruct): no normaliser; each digit by
 # itself (`Digits(individual_digits=True)`), then GPT-2's byte-level splitting without a prefix space; BPE.

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.publishing.merge import merge_adapter
-from text2sql_grpo.training.policy import load_policy
 
 # PEFT still asks a model of transformers 5 by the attribute's older name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

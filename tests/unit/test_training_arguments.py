@@ -160,7 +160,7 @@ def test_the_device_is_the_one_asked_for_or_refused(tmp_path: Path, monkeypatch:
     assert device_type() == "cpu"
     assert made(tmp_path).use_cpu is True
     monkeypatch.setenv("DEVICE_TYPE", "toaster")
-    with pytest.raises(ConfigError, match=r"DEVICE_TYPE must be auto or .*, got 'toaster'"):
+    with pytest.raises(ConfigError, match=r"DEVICE_TYPE must be auto, .*, got 'toaster'"):
         device_type()
     monkeypatch.delenv("DEVICE_TYPE")
     assert (device_type() == "cpu") == (not torch.accelerator.is_available())

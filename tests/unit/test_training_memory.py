@@ -13,11 +13,11 @@ from tests.tiny_model import write_model
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.models.policy import lora_config
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
-from text2sql_grpo.training.policy import lora_config
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 from text2sql_grpo.training.update_memory import LiveBytes, Update
 

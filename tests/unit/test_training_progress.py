@@ -1,7 +1,6 @@
-"""Time left and figures while training runs, and how a run is stopped: after a step, in all processes."""
+"""Time left and figures while training runs."""
 
 import io
-import signal
 from pathlib import Path
 
 import pytest
@@ -9,36 +8,8 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from text2sql_grpo.training import progress
-from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress
+from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
-
-
-def test_a_signal_that_comes_while_processes_ask_each_other_stops_them_a_step_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stopper, control = StopOnInterrupt(Console(quiet=True)), TrainerControl()
-
-    def told(flag: bool) -> bool:
-        signal.raise_signal(signal.SIGTERM)
-        return flag
-
-    with stopper.listening():
-        with monkeypatch.context() as patch:
-            patch.setattr(progress, "any_of", told)
-            stopper.on_step_end(None, None, control)
-        assert not control.should_training_stop  # the others go on
-        stopper.on_step_end(None, None, control)
-    assert control.should_save
-    assert control.should_training_stop
-
-
-def test_a_second_signal_stops_at_once() -> None:
-    stopper = StopOnInterrupt(Console(quiet=True))
-    with pytest.raises(KeyboardInterrupt), stopper.listening():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    assert stopper.is_stopping
-
 
 LOGS = {
     "reward": 0.5,

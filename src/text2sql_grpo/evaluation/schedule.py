@@ -8,10 +8,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import accuracy
+from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
-from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.run_log import RunLog
 
 Record = Mapping[str, Any]
@@ -57,7 +57,7 @@ class EvaluationSchedule(TrainerCallback):
         known = [
             (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self._run_log.folder)
         ]
-        self._done = dict(gathered(known)[0])
+        self._done = dict(gather(known)[0])
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
 

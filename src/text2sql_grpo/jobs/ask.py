@@ -21,6 +21,8 @@ from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs.evaluate import formatted
 from text2sql_grpo.jobs.setup import chat_format
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy
@@ -28,8 +30,6 @@ from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
 from text2sql_grpo.sql.sqlite_file import open_database
-from text2sql_grpo.training.arguments import device_type
-from text2sql_grpo.training.policy import load_policy
 
 _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 

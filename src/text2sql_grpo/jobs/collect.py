@@ -17,13 +17,12 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import write_jsonl
-from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
+from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
-from text2sql_grpo.training.arguments import device_type
-from text2sql_grpo.training.policy import load_policy
 from text2sql_grpo.training.progress import progress_bar
 from text2sql_grpo.training.trajectories import EpisodeFile, Keep, kept
 

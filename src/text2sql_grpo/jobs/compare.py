@@ -17,8 +17,8 @@ from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.run_folder import CONFIG, answers_file, config_around
-from text2sql_grpo.training.policy import load_policy
 
 ROLES = ("base", "trained")
 _CHANGES_SHOWN = 20

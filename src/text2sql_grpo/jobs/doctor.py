@@ -18,10 +18,11 @@ from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import base_policy
 from text2sql_grpo.jobs.train import check_fills_a_batch, check_strata, run_arguments
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.policy import resolved
 from text2sql_grpo.models.sources import model_folder
-from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.memory import MemoryEstimate
-from text2sql_grpo.training.policy import resolved
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 

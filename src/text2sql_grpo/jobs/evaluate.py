@@ -22,13 +22,12 @@ from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import answer_questions, summary
 from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import write_json
-from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
+from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.policy import LoadedPolicy, load_policy
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.training.arguments import device_type
 from text2sql_grpo.training.demonstrations import action_text
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy
 from text2sql_grpo.training.progress import progress_bar
 
 _SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)

@@ -10,10 +10,10 @@ from text2sql_grpo.evaluation.evaluate import accuracy, summary
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
+from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
-from text2sql_grpo.training import processes
-from text2sql_grpo.training.policy import LoadedPolicy
 
 
 def answer_on_all_ranks(
@@ -30,7 +30,7 @@ def answer_on_all_ranks(
     Args:
         temperature: None for that of evaluation.
     """
-    holds = [holds for (holds,) in processes.gathered([processes.holds_all_weights(policy.model)])]
+    holds = [holds for (holds,) in ranks.gather([ranks.holds_all_weights(policy.model)])]
     holders = [number for number, has_all in enumerate(holds) if has_all]
     if not holders:
         raise ConfigError(
@@ -38,8 +38,8 @@ def answer_on_all_ranks(
             "while it is read): set evaluation.before_training: false, or accelerate's zero3_init_flag: false"
         )
     own: dict[str, list[Answer]] = {}
-    if processes.number() in holders:
-        first = holders.index(processes.number())
+    if ranks.rank() in holders:
+        first = holders.index(ranks.rank())
         share = {name: examples[first :: len(holders)] for name, examples in sets.items()}
         own = answer_all(
             policy,
@@ -51,7 +51,7 @@ def answer_on_all_ranks(
             seed=run.config.run.seed + first,  # ranks that share a question's samples draw different ones
             force_look=force_look,
         )
-    everybody = processes.gathered([own])
+    everybody = ranks.gather([own])
     shares = [everybody[number][0] for number in holders]
     return {
         name: [shares[i % len(shares)][name][i // len(shares)] for i in range(len(examples))]
@@ -71,15 +71,15 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
-    is_known = processes.is_main() and is_resumed and path.exists()
-    if processes.any_of(is_known):
+    is_known = ranks.is_main() and is_resumed and path.exists()
+    if ranks.any_rank(is_known):
         return read_evaluation(run.folder) if is_known else {}
     with run.stage("evaluation before"):
         record = {
             "before": {"sets": held_out_accuracy(run, policy, "before")},
             "lookup": _lookup_marks(run, policy),
         }
-    if processes.is_main():
+    if ranks.is_main():
         write_json(path, record)
     return record
 
@@ -87,7 +87,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict
 def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
     """Counts and accuracies of each held-out set; whole answers are written into the run folder."""
     answers = answer_on_all_ranks(run, policy, _held_out(run), f"Evaluation {when}")
-    if processes.is_main():
+    if ranks.is_main():
         write_answers(answers_file(run.folder, when), answers)
     return {name: summary(answered) for name, answered in answers.items()}
 

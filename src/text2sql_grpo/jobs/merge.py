@@ -13,9 +13,9 @@ from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.evaluate import answer_all, held_out_sets
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.publishing.merge import MergeReport, merge_adapter
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.training.policy import load_policy
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from rich.console import Console
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import CONFIG, CURVE, METRICS, ROLLOUTS, START
-from text2sql_grpo.training import processes
 from text2sql_grpo.training.checkpoints import checkpoint_step, flaw, saved_checkpoints, steps_done
 from text2sql_grpo.training.run_log import RunLog
 
@@ -50,8 +50,8 @@ def find_checkpoint(config: Config, resume: str | None, console: Console) -> Pat
     if resume is None:
         return None
     # One process reads gigabytes for all.
-    found = [_find(config.run.output_dir, resume, console)] if processes.is_main() else []
-    checkpoint = processes.gathered(found)[0][0]
+    found = [_find(config.run.output_dir, resume, console)] if ranks.is_main() else []
+    checkpoint = ranks.gather(found)[0][0]
     if isinstance(checkpoint, str):
         raise RunError(checkpoint)
     saved = checkpoint.parent / CONFIG
@@ -89,7 +89,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
     """
     folder = config.run.output_dir
     is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
-    if processes.is_main():
+    if ranks.is_main():
         try:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             if checkpoint is not None and is_same_run:
@@ -101,7 +101,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
             write_text(folder / CONFIG, dump_config(config))
         except OSError as error:
             raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
-    processes.wait()
+    ranks.barrier()
 
 
 def _put_aside_earlier_run(folder: Path, console: Console) -> None:

@@ -14,12 +14,12 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.compare import comparison_table
 from text2sql_grpo.jobs.evaluate import INTERVALS, few_databases, stacked_intervals
-from text2sql_grpo.jobs.hardware import hardware
 from text2sql_grpo.jobs.setup import Run
+from text2sql_grpo.models.hardware import hardware
+from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, answers_file
-from text2sql_grpo.training.policy import LoadedPolicy
 
 
 def report(

@@ -13,9 +13,10 @@ from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import read_schedule
-from text2sql_grpo.training import processes, trl_compat
+from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.training.run_log import RunLog
 
@@ -73,7 +74,7 @@ def _answer_now(
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
-    rank, world_size = processes.number(), len(processes.gathered([None]))
+    rank, world_size = ranks.rank(), len(ranks.gather([None]))
     try:
         with torch.random.fork_rng(devices), trl_compat.unwrapped_model(trainer) as policy:
             model.eval()
@@ -86,7 +87,7 @@ def _answer_now(
                 bench.grader,
                 bench.budgets(policy),
             )
-            shares = processes.gathered(own)
+            shares = ranks.gather(own)
     finally:
         model.train(was_training)
     return [shares[i % world_size][i // world_size] for i in range(len(questions))]

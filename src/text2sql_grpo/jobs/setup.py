@@ -18,12 +18,12 @@ from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.rewards import open_grader
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy
 from text2sql_grpo.rollout.policy import context_length, model_policy
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.alerts import Alerts
 
 T = TypeVar("T")
 

@@ -26,15 +26,18 @@ from text2sql_grpo.files import draft, sha256
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, how_to_go_on, prepare_folder
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import attention_of
-from text2sql_grpo.training import processes, trl_compat
-from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints, steps_done
 from text2sql_grpo.training.demonstrations import Demonstration, chat_demonstration
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
-from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, sft_facts, stop_on_sigterm
+from text2sql_grpo.training.progress import TrainingProgress, sft_facts
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.sft import (
     RESULT_FIELDS,
@@ -64,8 +67,8 @@ def sft(
     Raises:
         RunError: Anything wrong with model, config, data or folder.
     """
-    processes.meet()
-    if not processes.is_main():
+    ranks.create_group()
+    if not ranks.is_main():
         console = Console(quiet=True)
     config = replace(
         config,
@@ -75,7 +78,7 @@ def sft(
     )
     bench = open_workbench(config)
     checkpoint = find_checkpoint(config, resume, console)
-    if processes.is_main():
+    if ranks.is_main():
         check_folder(out)
     with stop_on_sigterm():
         policy = base_policy(config)
@@ -88,13 +91,13 @@ def sft(
             console.print(f"Stopped. {how_to_go_on(out, command)}", soft_wrap=True)
             return INTERRUPTED
     trained = _save(trainer, policy, out)
-    if processes.is_main():
+    if ranks.is_main():
         base = None if config.model.lora is None else policy.folder
         console.print(str(merge_adapter(trained, out / "merged", base=base)), soft_wrap=True)
         command = f"python scripts/evaluate.py --model_path {shlex.quote(str(out / 'merged'))}"
         console.print(f"Its accuracy: {command}", soft_wrap=True)
-    processes.wait()
-    processes.end()
+    ranks.barrier()
+    ranks.destroy_group()
     return 0
 
 
@@ -115,12 +118,12 @@ def started_policy(
     if config.sft is None:
         return base_policy(config)
     folder = stage_folder(bench, arguments)
-    if not processes.any_of(folder.exists()):
+    if not ranks.any_rank(folder.exists()):
         if config.sft.adapter is not None:
             _take_adapter(config, config.sft.adapter, folder)
         else:
             _run_stage(bench, folder, arguments, callbacks, console)
-        processes.wait()
+        ranks.barrier()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
         return base_policy(replace(config, model=replace(config.model, path=str(folder / "model"))))
@@ -141,7 +144,7 @@ def train_further(
     attention = attention_of(model.config)
     _train(stage_trainer(bench, policy, folder, arguments, [], console), folder, None, console)
     model.set_attn_implementation(attention)
-    for path in saved_checkpoints(folder) if processes.is_main() else []:
+    for path in saved_checkpoints(folder) if ranks.is_main() else []:
         shutil.rmtree(path)
 
 
@@ -260,7 +263,7 @@ def base_policy(config: Config) -> LoadedPolicy:
 
 def _take_adapter(config: Config, adapter: Path, folder: Path) -> None:
     """A shipped adapter in place of the stage; merged where all weights are trained."""
-    if not processes.is_main():
+    if not ranks.is_main():
         return
     with draft(folder) as scratch:
         if config.model.lora is None:
@@ -279,16 +282,16 @@ def _run_stage(
     """Train in a folder beside `folder`, resuming what was left there, and rename it when it is whole."""
     work = folder.with_suffix(".unfinished")
     found = [next((path for path in reversed(saved_checkpoints(work)) if flaw(path) is None), None)]
-    checkpoint = processes.gathered(found if processes.is_main() else [])[0][0]
+    checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]
     if checkpoint is not None:
         console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
-    if processes.is_main():
+    if ranks.is_main():
         RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
     policy = base_policy(bench.config)
     trainer = stage_trainer(bench, policy, work, arguments, callbacks, console)
     _train(trainer, work, checkpoint, console)
     _save(trainer, policy, work)
-    if processes.is_main():
+    if ranks.is_main():
         for path in saved_checkpoints(work):
             shutil.rmtree(path)
         work.rename(folder)
@@ -336,7 +339,7 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
     for callback in (progress, stopper):
         trainer.add_callback(callback)
     try:
-        with stopper.listening(), processes.others_ending():
+        with stopper.listening(), ranks.collective_errors():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError as error:
         raise RunError(f"SFT does not fit into memory: {error}: lower sft.max_tokens") from error
@@ -345,7 +348,7 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
     left_out = len(trainer.train_dataset.left_out)
     if left_out:
         console.print(f"{left_out} questions are longer than the model's context: left out")
-    if processes.any_of(stopper.is_stopping):
+    if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, StopAtTarget) and callback.reached:
@@ -355,7 +358,7 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
 def _save(trainer: SFTStageTrainer, policy: LoadedPolicy, folder: Path) -> Path:
     trained = folder / ("adapter" if isinstance(trainer.model, PeftModel) else "model")
     trainer.save_model(str(trained))
-    if processes.is_main():
+    if ranks.is_main():
         policy.tokenizer.save_pretrained(trained)
-    processes.wait()
+    ranks.barrier()
     return trained

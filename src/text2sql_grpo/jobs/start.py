@@ -21,10 +21,10 @@ from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.held_out import answer_on_all_ranks
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
 from text2sql_grpo.jobs.sft import train_further
+from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import START
-from text2sql_grpo.training import processes
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.policy import LoadedPolicy
 
 _REMEDIES: dict[Advice, str] = {
     "more looks": "too few looks to learn from; show more exploratory queries in SFT, or train it longer",
@@ -68,11 +68,11 @@ def measure_start(
         )
     for name in sets:
         run.console.print(Text(f"Start of GRPO, {name}: {figures[name]}"), soft_wrap=True)
-    if processes.is_main():
+    if ranks.is_main():
         families = {name: each.record() for name, each in figures.items()}
         record = {"temperature": temperature, "advice": advice, "families": families}
         write_json(run.folder / START, record)
-    processes.wait()
+    ranks.barrier()
     return figures, advice
 
 
@@ -93,8 +93,8 @@ def settle_start(
         KeyboardInterrupt: It was stopped.
     """
     path, settings = run.folder / START, run.config.start
-    is_known = processes.is_main() and is_resumed and path.exists()
-    if settings is None or processes.any_of(is_known):
+    is_known = ranks.is_main() and is_resumed and path.exists()
+    if settings is None or ranks.any_rank(is_known):
         return
     sft, left = run.config.sft, settings.rounds
     while True:

@@ -17,7 +17,6 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.jobs.hardware import choose_threads
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
@@ -31,14 +30,17 @@ from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, open_workbench
 from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy
 from text2sql_grpo.jobs.start import settle_start
+from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.alerts import Alerts
+from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.training import processes, trl_compat
-from text2sql_grpo.training.alerts import Alerts
-from text2sql_grpo.training.arguments import SQLGRPOConfig, device_type, training_arguments
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, is_finished
-from text2sql_grpo.training.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
-from text2sql_grpo.training.progress import StopOnInterrupt, TrainingProgress, stop_on_sigterm
+from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.selection import strata
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
@@ -63,7 +65,7 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
     """
     with stop_on_sigterm():
         code = _train(config, console, resume)
-    processes.end()
+    ranks.destroy_group()
     return code
 
 
@@ -71,8 +73,8 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     from text2sql_grpo.contrib.trackers import check_installed, trackers, tracking
 
     arguments = run_arguments(config)  # from here on, the processes of a run know of each other
-    processes.meet()
-    if not processes.is_main():
+    ranks.create_group()
+    if not ranks.is_main():
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
@@ -87,7 +89,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     check_strata(questions, config)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
-    if processes.is_main():  # the others would see what it tries and readies there
+    if ranks.is_main():  # the others would see what it tries and readies there
         check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
@@ -100,7 +102,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return INTERRUPTED
     prepare_folder(config, checkpoint, console)
-    if config.sft is not None and processes.is_main():
+    if config.sft is not None and ranks.is_main():
         stage = stage_folder(bench, arguments)
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
@@ -138,7 +140,7 @@ def _improve(
         progress.close()
         for alerts in run.alerts:
             alerts.close()
-    if processes.any_of(stopper.is_stopping):
+    if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
     step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
@@ -147,11 +149,11 @@ def _improve(
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
         checked = _check_merge(run, policy, merged)
-    if processes.is_main():
+    if ranks.is_main():
         report(run, policy, merged, before | checked | {"step": step}, after)
         tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
         tracked.log_evaluation(after, step)
-    processes.wait()
+    ranks.barrier()
     return 0
 
 
@@ -160,7 +162,7 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
         trl_compat.load_weights(trainer, checkpoint)
         return
     try:
-        with processes.others_ending():
+        with ranks.collective_errors():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError as error:
         raise RunError(
@@ -261,11 +263,11 @@ def _save_and_merge(run: Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> 
     trainer.save_model(str(trained))
     unset_hf_deepspeed_config()  # else ZeRO-3 divides what is read from now on too
     merged = run.folder / "merged"
-    if processes.is_main():
+    if ranks.is_main():
         policy.tokenizer.save_pretrained(trained)
         report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
         run.console.print(str(report), soft_wrap=True)
-    processes.wait()
+    ranks.barrier()
     return merged
 
 
@@ -273,7 +275,7 @@ def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]
     """The same questions answered by the adapter on its base and by the merged model, by one process."""
     config = run.config
     count = config.evaluation.merge_samples
-    if config.model.lora is None or not count or not run.bench.test or not processes.is_main():
+    if config.model.lora is None or not count or not run.bench.test or not ranks.is_main():
         return {}
     check = check_merge(
         run.folder / "adapter",

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
 
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.models.cpu import has_fast_bf16
+from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.rollout.policy import Engine
 
 # Decided elsewhere in the config; a second place to set them would be a contradiction waiting.
@@ -159,20 +159,6 @@ def wrong_launch(surroundings: Mapping[str, str], *, is_on_cpu: bool = False) ->
 
 def _is_fsdp(surroundings: Mapping[str, str]) -> bool:
     return surroundings.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-
-
-def device_type() -> str:
-    """Where to train and evaluate: `$DEVICE_TYPE`; `auto` takes an accelerator if there is one.
-
-    Raises:
-        ConfigError: It names one that is not there.
-    """
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    here = found.type if found else "cpu"
-    wanted = os.environ.get("DEVICE_TYPE") or "auto"
-    if wanted not in ("auto", "cpu", here):
-        raise ConfigError(f"DEVICE_TYPE must be auto or a device that is here (cpu, {here}), got {wanted!r}")
-    return here if wanted == "auto" else wanted
 
 
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:

@@ -10,8 +10,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.reliability.ranks import any_rank
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.processes import any_of
 
 PATIENCE = 10
 
@@ -89,7 +89,7 @@ class BadSteps(TrainerCallback):
         """Takes the gradient away if it is not to be used; an optimizer leaves weights without one alone."""
         parameters = [p for p in kwargs["model"].parameters() if p.grad is not None]
         is_bad = self._is_mixed or not _is_finite([parameter.grad for parameter in parameters])
-        is_bad = any_of(is_bad)  # else weights would come to differ between processes
+        is_bad = any_rank(is_bad)  # else weights would come to differ between processes
         self._is_mixed = False
         trl_compat.log_metric(self._trainer, "step/skipped", float(is_bad))
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_bad else 0

@@ -1,11 +1,8 @@
 """What a person sees while training runs, and how a run is stopped without losing it."""
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -13,14 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
-from text2sql_grpo.training.processes import any_of, are_several
 from text2sql_grpo.training.run_log import RunLog, looks_by_family
 
 _LINE_EVERY_S = 15.0
 _SPEED_OVER_S = 1800.0
 _ROLLOUT_SHARE = 0.4  # of a step's time, until the first one was timed
 _LEAST_DONE = 0.05  # steps; by less, the time left would be a guess
-_ECHO_S = 3.0  # what starts several processes hands them Ctrl-C on, which the terminal has sent them too
 
 
 def progress_bar(console: Console, *facts: str) -> Progress:
@@ -199,65 +194,3 @@ def duration(seconds: float) -> str:
 def _number(value: Any) -> str:
     is_known = isinstance(value, int | float) and math.isfinite(value)  # NaN: every episode was masked
     return f"{value:.2f}" if is_known else "-"
-
-
-@contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """SIGTERM, by which schedulers end a program, is like Ctrl-C; only a main thread can take it."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class StopOnInterrupt(TrainerCallback):
-    """Ctrl-C or SIGTERM ends the run after the step it is in, with a checkpoint; a second one at once.
-
-    Attributes:
-        is_stopping: True once a signal came.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.is_stopping = False
-        self._noted = 0.0
-        self._console = console
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Takes the signals over; only a main thread can, elsewhere they stay as they are."""
-        try:
-            before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_stopping:
-            is_echo = are_several() and time.monotonic() - self._noted < _ECHO_S
-            if not is_echo:
-                raise KeyboardInterrupt
-            return
-        self.is_stopping, self._noted = True, time.monotonic()
-        self._console.print("Stopping after this step, with a checkpoint (once more to stop at once) ...")
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Asks the trainer for a checkpoint and its end, after the same step in every process."""
-        if any_of(self.is_stopping):  # a signal that comes meanwhile counts at the end of the next step
-            self.is_stopping = True
-            control.should_save = True
-            control.should_training_stop = True

@@ -29,13 +29,13 @@ from text2sql_grpo.config import SFTSettings, SFTStop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
 from text2sql_grpo.training.demonstrations import Demonstration, habits
-from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.shared_prefix import keep_hidden_states
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
 
@@ -278,7 +278,7 @@ class SFTStageTrainer(Trainer):
             sum(sum(one.weights) for one in inputs),
             sum(len(one.ids) for one in inputs),
         )
-        counts, weights, tokens = zip(*(row for rows in gathered([facts]) for row in rows), strict=True)
+        counts, weights, tokens = zip(*(row for rows in gather([facts]) for row in rows), strict=True)
         scale = len(counts) / sum(weights)  # gradients are averaged over processes
         # As many passes in each process, since divided weights are gathered in each pass.
         scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))

@@ -18,6 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
@@ -29,7 +30,6 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.gradient_noise import GradientNoise
-from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, LossTokens, SharedPrefixUpdate
@@ -283,7 +283,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         Ranks wait here: rollouts last unequally long, and TRL's collectives have a time-out.
         """
         stops = (str(rollout.stop_reason) for rollout in scored.rollouts)
-        everybody = gathered(list(zip(scored.rewards, stops, strict=True)))
+        everybody = gather(list(zip(scored.rewards, stops, strict=True)))
         rewards, reasons = zip(*(row for rows in everybody for row in rows), strict=True)
         reason = no_signal(rewards, reasons, group_size=self.num_generations)
         has_turn_rewards = any(map(any, scored.turn_rewards or ()))
@@ -295,7 +295,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         if scored.turn_rewards is None:
             return
         here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
-        all_rows = [row for rows in gathered(here) for row in rows]
+        all_rows = [row for rows in gather(here) for row in rows]
         if not any(reward for _, turns in all_rows for reward in turns):
             return
         size = self.num_generations if self.model.training else self.num_generations_eval
@@ -310,7 +310,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             return
         means = advantages.reshape(len(advantages), -1).mean(1).tolist()
         rows = zip(scored.families, scored.metrics, scored.rewards, means, strict=True)
-        everybody = [row for rows in gathered(list(rows)) for row in rows]
+        everybody = [row for rows in gather(list(rows)) for row in rows]
         for name, value in family_metrics(everybody).items():
             trl_compat.log_metric(self, name, value)
 
@@ -411,7 +411,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         answers = [self._judge.judge(episode, path(episode.example.database)) for episode in episodes]
         self._write(answers)
         metrics = [episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers]
-        everybody = gathered([(answer.example.id, answer.reward) for answer in answers])
+        everybody = gather([(answer.example.id, answer.reward) for answer in answers])
         is_flat = without_spread(pair for pairs in everybody for pair in pairs)
         for row, example in zip(metrics, examples, strict=True):
             row["group/no_spread"] = float(is_flat[example.id])
@@ -426,7 +426,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
     def _write(self, answers: Sequence[Answer]) -> None:
         if self._run_log is None:
             return
-        everybody = gathered([answer.record() | {"step": self.state.global_step} for answer in answers])
+        everybody = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
         if self.accelerator.is_main_process:
             self._run_log.write_episodes(record for records in everybody for record in records)
 

@@ -41,10 +41,10 @@ from trl.trainer import utils as trl_utils
 
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.models.cpu import plain_adapter_inputs
+from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.rollout.policy import ROPE_TYPES, attention_of, obstacle
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.training.processes import are_several, gathered
 from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
 
 
@@ -77,7 +77,7 @@ def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: 
     """
     count = most = len(prompts)
     if _generates_together(trainer):
-        wanted = [facts for (facts,) in gathered([(count, max_new_tokens)])]
+        wanted = [facts for (facts,) in gather([(count, max_new_tokens)])]
         most, max_new_tokens = (max(column) for column in zip(*wanted, strict=True))
     if most == 0:
         return None
@@ -100,8 +100,8 @@ def _generates_together(trainer: GRPOTrainer) -> bool:
     vLLM does so as a server, and where several processes share one; transformers where weights are divided.
     """
     if not trainer.use_vllm:
-        return are_several() and (trainer._dist.is_zero3 or trainer.is_fsdp_enabled)
-    return are_several() and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
+        return is_distributed() and (trainer._dist.is_zero3 or trainer.is_fsdp_enabled)
+    return is_distributed() and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
 
 
 def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Rollout]) -> list[list[float]] | None:

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.models.policy import lora_config
 from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.policy import lora_config
 from text2sql_grpo.training.shared_prefix import keep_hidden_states
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
 

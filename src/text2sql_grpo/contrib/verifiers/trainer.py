@@ -18,9 +18,9 @@ from text2sql_grpo.contrib.verifiers.package import open_package
 from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.processes import gathered
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored
 
@@ -124,7 +124,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
             for session, trace in zip(sessions, traces, strict=True)
         ]
         metrics = _metrics(traces)
-        everybody = gathered([(str(number), reward) for number, reward in zip(batch, rewards, strict=True)])
+        everybody = gather([(str(number), reward) for number, reward in zip(batch, rewards, strict=True)])
         is_flat = without_spread(pair for pairs in everybody for pair in pairs)
         for row, number in zip(metrics, batch, strict=True):
             row["group/no_spread"] = float(is_flat[str(number)])
@@ -137,7 +137,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         )
 
     def _write(self, traces: Sequence[vf.Trace]) -> None:
-        everybody = gathered([self._record(trace) for trace in traces])
+        everybody = gather([self._record(trace) for trace in traces])
         if self.accelerator.is_main_process:
             self._run_log.write_traces(record for records in everybody for record in records)
 

@@ -6,10 +6,24 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.models.cpu import has_fast_bf16, use_fastest_threads
-from text2sql_grpo.training.arguments import device_type
 
 GIB = 1 << 30
+
+
+def device_type() -> str:
+    """Device to train and evaluate on: `$DEVICE_TYPE`; by default an accelerator, if there is one.
+
+    Raises:
+        ConfigError: The device named there is absent.
+    """
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    here = found.type if found else "cpu"
+    wanted = os.environ.get("DEVICE_TYPE") or "auto"
+    if wanted not in ("auto", "cpu", here):
+        raise ConfigError(f"DEVICE_TYPE must be auto, cpu or {here} on this machine, got {wanted!r}")
+    return here if wanted == "auto" else wanted
 
 
 def hardware() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from text2sql_grpo.config import AlertsConfig
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.training.alerts import Alerts
+from text2sql_grpo.reliability.alerts import Alerts
 
 OFF = {"min_entropy": None, "max_kl": None, "max_dead_groups": None, "max_hack_rate": None, "stalled_s": None}
 

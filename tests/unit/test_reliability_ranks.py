@@ -12,9 +12,10 @@ from torch import distributed
 
 from tests.tiny_model import write_model
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rollout.policy import SlotPolicy
-from text2sql_grpo.training import processes, trl_compat
-from text2sql_grpo.training.policy import load_policy
+from text2sql_grpo.training import trl_compat
 
 needs_fork = pytest.mark.skipif(
     not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
@@ -44,23 +45,23 @@ def two(job: Callable[[int], None]) -> list[int]:
 
 
 def test_one_process_is_the_main_one_and_waits_for_nobody() -> None:
-    assert (processes.number(), processes.is_main(), processes.are_several()) == (0, True, False)
-    assert processes.gathered([1, 2]) == [[1, 2]]
-    assert (processes.any_of(True), processes.any_of(False)) == (True, False)
-    processes.meet()
-    processes.wait()
-    processes.end()
+    assert (ranks.rank(), ranks.is_main(), ranks.is_distributed()) == (0, True, False)
+    assert ranks.gather([1, 2]) == [[1, 2]]
+    assert (ranks.any_rank(True), ranks.any_rank(False)) == (True, False)
+    ranks.create_group()
+    ranks.barrier()
+    ranks.destroy_group()
 
 
 @needs_fork
 def test_two_processes_know_what_each_has(tmp_path: Path) -> None:
     def job(number: int) -> None:
-        processes.meet()
-        assert processes.gathered([number] * number) == [[], [1]]
-        assert processes.any_of(number == 1)
-        assert not processes.any_of(False)
-        assert processes.is_main() == (number == 0)
-        processes.wait()
+        ranks.create_group()
+        assert ranks.gather([number] * number) == [[], [1]]
+        assert ranks.any_rank(number == 1)
+        assert not ranks.any_rank(False)
+        assert ranks.is_main() == (number == 0)
+        ranks.barrier()
 
     assert two(job) == [0, 0]
 
@@ -68,23 +69,25 @@ def test_two_processes_know_what_each_has(tmp_path: Path) -> None:
 @needs_fork
 def test_a_process_that_ends_leaves_nobody_waiting() -> None:
     def job(number: int) -> None:
-        processes.meet()
+        ranks.create_group()
         if number == 1:
             raise RunError("mine")
-        with pytest.raises(RunError, match=r"got one that ended or does not answer \(seen by process 0\)"):
-            processes.wait()
+        with pytest.raises(
+            RunError, match=r"one of the 2 processes died or does not answer \(seen by rank 0\)"
+        ):
+            ranks.barrier()
 
     assert two(job) == [0, 1]
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shape"), processes.others_ending():
+    with pytest.raises(RuntimeError, match="shape"), ranks.collective_errors():
         raise RuntimeError("gloo of another shape")
 
 
 def test_a_model_that_others_are_to_fill_cannot_be_used_alone(tmp_path: Path) -> None:
     model = load_policy(str(write_model(tmp_path / "model"))).model
-    assert processes.holds_all_weights(model)
+    assert ranks.holds_all_weights(model)
     with trl_compat.whole_weights(model):  # nothing is divided, so nothing happens
         assert SlotPolicy(model).model is model
-    assert not processes.holds_all_weights(model.to("meta"))
+    assert not ranks.holds_all_weights(model.to("meta"))

@@ -1,0 +1,77 @@
+"""Ctrl-C and SIGTERM stop a run without losing it."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from text2sql_grpo.reliability.ranks import any_rank, is_distributed
+
+_ECHO_S = 3.0  # a launcher forwards Ctrl-C to its processes, which the terminal has sent to them too
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM, by which schedulers end a program, as Ctrl-C. No effect outside the main thread."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class StopOnInterrupt(TrainerCallback):
+    """Callback that ends the run after the current step, with a checkpoint; a second signal ends it at once.
+
+    Attributes:
+        is_stopping: True after the first signal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.is_stopping = False
+        self._noted = 0.0
+        self._console = console
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM inside the context. No effect outside the main thread."""
+        try:
+            before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_stopping:
+            is_echo = is_distributed() and time.monotonic() - self._noted < _ECHO_S
+            if not is_echo:
+                raise KeyboardInterrupt
+            return
+        self.is_stopping, self._noted = True, time.monotonic()
+        self._console.print("Stopping after this step, with a checkpoint (once more to stop at once) ...")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Request a checkpoint and the end of training, after the same step on every rank."""
+        if any_rank(self.is_stopping):  # a signal that comes meanwhile counts at the end of the next step
+            self.is_stopping = True
+            control.should_save = True
+            control.should_training_stop = True
