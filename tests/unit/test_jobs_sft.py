@@ -220,6 +220,13 @@ def test_a_shipped_adapter_takes_the_place_of_training(config: Path, lora: Any) 
     assert isinstance(policy.model, PeftModel) == (lora is not None)
 
 
+def test_a_folder_without_an_adapter_is_named(config: Path) -> None:
+    with pytest.raises(
+        job.ConfigError, match=r"sft\.adapter holds no LoRA adapter: no adapter_config\.json in x"
+    ):
+        start(changed(load_config(config), adapter=Path("x")))
+
+
 def test_more_processes_than_a_batch_can_be_divided_by(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = changed(load_config(config), batch_size=3)
     arguments = run_arguments(one)

@@ -265,6 +265,8 @@ def _take_adapter(config: Config, adapter: Path, folder: Path) -> None:
     """A shipped adapter in place of the stage; merged where all weights are trained."""
     if not ranks.is_main():
         return
+    if not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"sft.adapter holds no LoRA adapter: no adapter_config.json in {adapter}")
     with draft(folder) as scratch:
         if config.model.lora is None:
             merge_adapter(adapter, scratch / "model", base=config.model.path)
