@@ -1,6 +1,8 @@
 """Evaluating a real (random, tiny) model on real files: what is shown, counted and written, and errors."""
 
 import json
+import math
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,11 +16,13 @@ from rich.console import Console
 from tests.tiny_model import write_model
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.evaluation.evaluate import summary
+from text2sql_grpo.jobs import evaluate as job
 from text2sql_grpo.jobs.evaluate import accuracy_table, evaluate, show
-from text2sql_grpo.jobs.setup import open_workbench
-from text2sql_grpo.rewards import Answer
+from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.rewards import Answer, Judge
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
 
@@ -144,6 +148,56 @@ def test_the_verb_shows_some_questions_and_writes_the_counts(
         *("run/merged", 0, 0),
         2,
     )
+
+
+def test_right_answers_are_timed_against_their_golds_on_a_bundled_database(
+    config: Config,
+    tmp_path: Path,
+    repo_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slow = "SELECT COUNT(*) FROM sale a, sale b"
+    golds = {"fast": slow, "wrong": "SELECT 1", "none": "SELECT 2"}
+    rows = [
+        {"id": name, "database": "bakery", "question": "?", "gold_sql": sql} for name, sql in golds.items()
+    ]
+    (tmp_path / "bakery.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def answers(
+        policy: object, bench: Workbench, chosen: dict[str, list[Example]], *_: object, **__: object
+    ) -> dict[str, list[Answer]]:
+        submitted = {"fast": "SELECT COUNT(*) * COUNT(*) FROM sale", "wrong": slow}
+        database = bench.databases.path("bakery")
+        judge, answered = Judge(bench.grader, bench.executor), []
+        for example in chosen["bakery"]:
+            session = bench.environment.session(example)
+            session.start()
+            session.step(f"<answer>{submitted[example.id]}</answer>" if example.id in submitted else "hm")
+            answered.append(judge.judge(session.episode, database, runs_published=True))
+        return {"bakery": answered}
+
+    monkeypatch.setattr(job, "answer_all", answers)
+    argv = [
+        "evaluate",
+        "--model_path",
+        "run/merged",
+        "--data.test",
+        f"{{bakery: {tmp_path / 'bakery.jsonl'}}}",
+    ]
+    argv += ["--data.databases", str(repo_root / "data" / "databases")]
+    assert main([*argv, "--metrics", "ves"]) == 0
+    scores = json.loads((tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8"))["sets"]
+    r_ves = round(100 * math.sqrt(1.25) / 3, 2)  # twice as fast at least, wrong, not submitted
+    assert scores["bakery"]["r_ves"] == r_ves
+    out = capsys.readouterr().out
+    assert re.search(rf"\bbakery +1/3 = 33.3%.* 1/3 = 33.3%.* {r_ves:.1f} *\n", out), out
+    assert "strict  official  R-VES" in re.sub(" {2,}", "  ", out)
+
+    assert main([*argv, "--metrics", "strict"]) == 0
+    out = capsys.readouterr().out
+    assert "R-VES" not in out and "official" not in out
+    assert "r_ves" not in (tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8")
 
 
 def test_all_questions_of_one_set_sampled_alike_under_one_seed(

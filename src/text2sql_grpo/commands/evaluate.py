@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
@@ -11,6 +12,7 @@ def evaluate(
     num_samples: Count | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
+    metrics: list[Literal["strict", "official", "ves"]] | None = None,
     temperature: Temperature = 0.0,
     seed: int = 0,
     out: Path | None = None,
@@ -23,6 +25,9 @@ def evaluate(
         num_samples: N of each held-out set, shown whole.
         config: Default: config.yaml in the folder around the model.
         sets: Held-out sets; default: all of the config.
+        metrics: Columns of the table; default: the accuracies strict and official. ves adds BIRD's R-VES:
+            the time of right answers against that of the gold, run in turn 100 times each, one query at a
+            time. It is a timing, and so noisy: compare runs on one idle machine.
         temperature: 0 is greedy.
         seed: Random seed of sampling.
         out: Default: evaluation-MODEL.json in the folder around the model.
@@ -40,6 +45,7 @@ def evaluate(
             run,
             num_samples=num_samples,
             sets=sets,
+            metrics=metrics,
             temperature=temperature,
             seed=seed,
             out=out,

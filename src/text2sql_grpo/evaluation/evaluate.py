@@ -6,14 +6,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.grading import Grader, OfficialVerdicts
+from text2sql_grpo.grading.bird import bird_r_ves
+from text2sql_grpo.grading.official import measure_ves_reward
 from text2sql_grpo.rewards import FLAGS, Answer, Judge
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
+from text2sql_grpo.sql import Limits, SQLExecutor
 
 
 def answer_questions(
@@ -49,6 +53,31 @@ def answer_questions(
 
         episodes = run(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
         return [answers[id(episode)].result() for episode in episodes]
+
+
+def r_ves(
+    answers: Sequence[Answer],
+    databases: Databases,
+    limits: Limits,
+    *,
+    on_answer: Callable[[], None] = lambda: None,
+) -> float:
+    """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`.
+
+    Args:
+        limits: Bounds of each of the 100 runs of a query.
+        on_answer: Called when an answer is timed.
+    """
+    rewards = []
+    with SQLExecutor(limits, workers=1, cache_entries=0) as executor:
+        for answer in answers:
+            sql, reward = answer.episode.final_sql, 0.0
+            if sql is not None and answer.official.bird_ex:
+                database = databases.path(answer.example.database)
+                reward = measure_ves_reward(executor, database, answer.example.gold_sql, sql)
+            rewards.append(reward)
+            on_answer()
+    return round(bird_r_ves(rewards), 2)
 
 
 def accuracy(answers: Sequence[Answer]) -> Accuracy:

@@ -19,7 +19,7 @@ from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
-from text2sql_grpo.evaluation.evaluate import answer_questions, summary
+from text2sql_grpo.evaluation.evaluate import answer_questions, r_ves, summary
 from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
@@ -41,6 +41,7 @@ def evaluate(
     console: Console,
     num_samples: int | None = None,
     sets: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> int:
@@ -66,6 +67,8 @@ def evaluate(
             for answer in answered:
                 show(answer, name, console)
     scores = {name: summary(answered) for name, answered in answers.items()}
+    if "ves" in (metrics or ()):
+        _add_r_ves(scores, answers, bench, console)
     record = {
         "sets": scores,
         "model": model_path,
@@ -75,33 +78,50 @@ def evaluate(
     }
     write_json(out, record)
     write_answers(out.with_suffix(".jsonl"), answers)
-    console.print(accuracy_table(scores))
+    console.print(accuracy_table(scores, metrics or ()))
     console.print(f"evaluation: {out}", soft_wrap=True)
     console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
     return 0
 
 
-def accuracy_table(sets: Mapping[str, Any]) -> Table:
-    """Strict and official accuracy with 95% intervals: each set, then its families and difficulties.
+def _add_r_ves(
+    scores: Mapping[str, Any], answers: Mapping[str, Sequence[Answer]], bench: Workbench, console: Console
+) -> None:
+    """Time the answers of each set, after all were written: nothing else runs meanwhile."""
+    with progress_bar(console) as bar:
+        task = bar.add_task("Timing", total=sum(map(len, answers.values())))
+        for name, answered in answers.items():
+            limits = bench.executor.limits
+            scores[name]["r_ves"] = r_ves(
+                answered, bench.databases, limits, on_answer=lambda: bar.advance(task)
+            )
+
+
+def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Table:
+    """Accuracy with 95% intervals, and R-VES where it was measured: each set, then its parts.
 
     Args:
         sets: Of `evaluation.json`.
+        metrics: `strict`, `official`; both where neither is named.
     """
+    shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
+    has_ves = any("r_ves" in scores for scores in sets.values())
     table = Table(
         "held-out set",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title=f"Strict and official {INTERVALS}",
+        title=f"{' and '.join(shown).capitalize()} {INTERVALS}",
         caption=few_databases(sets),
         caption_justify="left",
     )
-    for column in ("strict", "official"):
+    for column in [*shown, "R-VES"] if has_ves else shown:
         table.add_column(column, justify="right")
     for name, scores in sets.items():
-        table.add_row(Text(name, style="bold"), *_cells(scores["overall"]))
+        ves = [f"{scores['r_ves']:.1f}"] if has_ves else []
+        table.add_row(Text(name, style="bold"), *_cells(scores["overall"], shown), *ves)
         for group in ("by_family", "by_difficulty"):
             for part, both in scores[group].items():
-                table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both))
+                table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both, shown))
         table.add_section()
     return table
 
@@ -119,8 +139,8 @@ def few_databases(sets: Mapping[str, Any]) -> Text | None:
     return Text("\n".join(lines)) if lines else None
 
 
-def _cells(both: Mapping[str, Any]) -> list[str]:
-    accuracies = [Accuracy.read(both[grading]) for grading in ("strict", "official")]
+def _cells(both: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
+    accuracies = [Accuracy.read(both[grading]) for grading in shown]
     return [f"{one.correct}/{one.total} = {one.accuracy:.1%} {stacked_intervals(one)}" for one in accuracies]
 
 
