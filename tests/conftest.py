@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture
+def rewards_with_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pay each episode, a cut one too, by its tokens: groups differ where a random model babbles."""
+    from text2sql_grpo.rewards import RewardMix
+
+    def score(self: RewardMix, episode: Any, *_: object) -> dict[str, float]:
+        return dict.fromkeys(self.weights, sum(episode.completion_ids) % 97 / 97)
+
+    monkeypatch.setattr(RewardMix, "score", score)
 
 
 @pytest.fixture(scope="session")

@@ -226,7 +226,10 @@ class InterruptingOutput:
 
 
 def test_ctrl_c_in_sft_saves_a_checkpoint_and_the_next_run_resumes_it(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rewards_with_spread: None,
 ) -> None:
     monkeypatch.setattr("text2sql_grpo.training.progress._LINE_EVERY_S", 0.0)
     argv = ["train", "--config", str(config), "--sft.max_steps", "12", "--run.seed", "5"]

@@ -182,7 +182,9 @@ def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Pat
     assert f"Kept the weights of step {best.name.removeprefix('checkpoint-')} of 3 (dev: step 0 " in said
 
 
-def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(config: Path, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(
+    config: Path, tmp_path: Path, rewards_with_spread: None
+) -> None:
     """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
     folder = tmp_path / "run"
     options = ("--grpo.max_steps", "3", "--grpo.sync_ref_model", "false", "--model.lora", "{r: 4}")

@@ -24,6 +24,7 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.rewards import RewardMix
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
@@ -140,11 +141,13 @@ def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
 
 
 def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
-    config: Path, tmp_path: Path, own_cache: Path
+    config: Path, run: Path, own_cache: Path
 ) -> None:
+    """On the model that full SFT made, whose answers differ in what they earn."""
+    base = next((own_cache / "sft").glob("*/model"))
     argv = ["train", "--config", str(config), "--run.output_dir", "lora", "--model.lora", "{r: 4}"]
+    argv += ["--model.path", str(base), "--sft.max_steps", "1"]
     assert main([*argv, "--evaluation.before_training", "false", "--grpo.learning_rate", "0.01"]) == 0
-    base = config.parent / "model"
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "lora/adapter")
     merged = AutoModelForCausalLM.from_pretrained("lora/merged")
     torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
@@ -175,10 +178,34 @@ def test_the_weights_of_the_best_scheduled_step_are_merged(
     assert f"Kept the weights of step 1 of 2 (dev: {', '.join(scores)})" in capsys.readouterr().out
 
 
-def test_a_step_without_a_gradient_names_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_a_gradient_fails_with_its_reason_and_keeps_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write_config(tmp_path, sft=None, rewards={"execution": 1.0})
-    assert main(["train", "--config", str(config), "--data.test", "{}"]) == 0
+    argv = ["train", "--config", str(config), "--data.test", "{}"]
+    assert main(argv) == 1
     assert "step 1 has nothing to learn from: all 16 episodes are masked (budget 16): raise " in caplog.text
+    error = capsys.readouterr().err
+    assert (
+        "nothing was learned: no step had a gradient: all 32 episodes are masked (budget 32): raise " in error
+    )
+    assert f"(run folder: {tmp_path / 'run'})" in error
+    assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
+    assert main([*argv, "--resume", "auto"]) == 1, "resuming a finished run does not merge it"
+    assert not (tmp_path / "run" / "merged").exists()
+
+
+def test_a_resumed_run_may_end_without_a_gradient_if_its_earlier_part_learned(
+    tmp_path: Path, rewards_with_spread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, sft=None, rewards={"execution": 1.0})
+    argv = ["train", "--config", str(config), "--data.test", "{}"]
+    assert main([*argv, "--grpo.max_steps", "1"]) == 0
+    monkeypatch.setattr(RewardMix, "score", lambda *_: {"execution": 0.0})
+    resume = ["--resume", str(tmp_path / "run" / "checkpoint-1")]
+    assert main([*argv, *resume, "--run.output_dir", "other"]) == 0
+    assert main([*argv, *resume]) == 0
+    assert [row["grad_norm"] > 0 for row in json_lines(tmp_path / "run" / "metrics.jsonl")] == [True, False]
 
 
 QWEN = "config/qwen2.5_coder_1.5b_lora.yaml"
@@ -195,7 +222,9 @@ def qwen(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_root: Path) -> None:
+def test_the_config_of_a_real_model_runs_with_a_small_stand_in(
+    qwen: Path, repo_root: Path, rewards_with_spread: None
+) -> None:
     small = {
         "model.path": str(qwen),
         "run.output_dir": "native",
@@ -232,7 +261,7 @@ def test_the_config_of_a_real_model_runs_with_a_small_stand_in(qwen: Path, repo_
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_on(
-    qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rewards_with_spread: None
 ) -> None:
     model = {"path": str(qwen), "quantization": "4bit", "lora": {"r": 4}}
     environment = {"schema_text": "compact", "max_turns": 2, "max_turn_tokens": 8}

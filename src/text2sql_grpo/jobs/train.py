@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
@@ -37,7 +38,9 @@ from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.run_folder import ROLLOUTS, read_metrics
 from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.advantages import no_signal
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, is_finished
 from text2sql_grpo.training.progress import TrainingProgress
@@ -61,7 +64,8 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
         The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
 
     Raises:
-        RunError: Anything wrong with config, data, model or folder, said before work is lost.
+        RunError: Anything wrong with config, data, model or folder, said before work is lost; or no step of
+            GRPO had a gradient.
     """
     with stop_on_sigterm():
         code = _train(config, console, resume)
@@ -142,6 +146,7 @@ def _improve(
             alerts.close()
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
+    _check_learned(trainer, run.folder)
     step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
@@ -169,6 +174,27 @@ def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
             f"training does not fit into memory: {error}: lower grpo.per_device_train_batch_size or "
             "environment.max_episode_tokens, or train with model.lora"
         ) from error
+
+
+def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
+    """Refuse to merge weights that no step has changed.
+
+    Raises:
+        RunError: No step had a gradient, those before the checkpoint of a resumed run included.
+    """
+    rows = [*trainer.state.log_history, *read_metrics(folder)]
+    steps = [row for row in rows if "group/no_spread" in row]
+    had_gradient = any(
+        row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["group/no_spread"] < 1)
+        for row in steps
+    )
+    if ranks.any_rank(had_gradient or not steps):
+        return
+    episodes = read_jsonl(folder / ROLLOUTS, "episodes")
+    rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
+    reason = no_signal(rewards, stops, group_size=trainer.num_generations)
+    reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
+    raise RunError(f"nothing was learned: no step had a gradient: {reason} (run folder: {folder})")
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:

@@ -96,7 +96,7 @@ def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, boo
 
 
 def no_signal(rewards: Sequence[float | None], stop_reasons: Sequence[str], *, group_size: int) -> str | None:
-    """Why no episode of a batch has an advantage, and what to change; None where one has.
+    """Why no episode of a batch or run has an advantage, and what to change; None where one has.
 
     Args:
         rewards: Reward of each episode, groups side by side; None for a masked one.
@@ -105,22 +105,22 @@ def no_signal(rewards: Sequence[float | None], stop_reasons: Sequence[str], *, g
     >>> no_signal([None, None], ["budget", "budget"], group_size=2)
     'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'
     >>> no_signal([0.0, 0.0, 1.0, 1.0], ["submitted"] * 4, group_size=2).partition(":")[0]
-    'each of 2 groups has one reward (0 in 1, 1 in 1)'
+    'each of 2 groups has one reward (0 in 1, 1 in 1; submitted 4)'
     >>> no_signal([0.0, 0.0, 1.0, 0.0], ["submitted"] * 4, group_size=2)
     """
     groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
     found = [{round(reward, 6) for reward in group if reward is not None} for group in groups]
     if any(len(values) > 1 for values in found):
         return None
+    stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
     if not any(found):
-        counts = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
         remedy = "raise environment.max_episode_tokens or max_turn_tokens"
         if "budget" not in stop_reasons:
             remedy = "see the error of each episode in rollouts.jsonl"
-        return f"all {len(rewards)} episodes are masked ({counts}): {remedy}"
+        return f"all {len(rewards)} episodes are masked ({stops}): {remedy}"
     values = Counter(value for values in found for value in values)
     shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
     return (
-        f"each of {len(groups)} groups has one reward ({shown}): train SFT first, raise grpo.temperature or "
-        "num_generations, or take questions that are answered sometimes"
+        f"each of {len(groups)} groups has one reward ({shown}; {stops}): train SFT first, raise "
+        "grpo.temperature or num_generations, or take questions that are answered sometimes"
     )
