@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripted_policy import SHOP
+from tests.tiny_model import write_tokenizer
 from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.shards import ExamplesOnDisk
@@ -37,6 +39,20 @@ def test_quarantine_and_large_golds_are_left_out_of_every_set(
     assert [example.id for example in bench.dev] == taken
     assert [example.id for example in bench.load(Path(questions))] == taken
     assert "left out 1 of 3 questions" in caplog.text and "to keep: cities" in caplog.text
+
+
+def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    columns = ", ".join(f"column_{number} TEXT" for number in range(40))
+    (tmp_path / "databases" / "shop.sql").write_text(
+        f"{SHOP}CREATE TABLE wide ({columns});", encoding="utf-8"
+    )
+    bench = open_workbench(load_config(config, ["--environment.max_schema_tokens", "200"]))
+    by_characters = bench.environment.schema_text("shop")
+
+    chat = bench.chat(write_tokenizer(tmp_path / "tokenizer"), None)  # a token for each byte
+
+    assert chat.count_tokens(bench.environment.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
 
 
 def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Workbench) -> None:

@@ -22,7 +22,8 @@ class EnvironmentSettings:
         protocol: `tags` for any model, `native` for the tool calls of the model's chat template.
         schema_text: `ddl` (CREATE TABLE text) or `compact` (one line per table), which never show a stored
             value, so that a look is needed; `m_schema` or `commented_ddl`, which show comments and examples.
-        max_schema_tokens: Of the schema text, which says in its last line what was left out; None for all.
+        max_schema_tokens: Of the schema text, in tokens of the model (for an endpoint, a quarter of the
+            characters); the text says in its last line what was left out. None for all.
         instructions: Whether a system message explains the task and the protocol.
         max_turns: Assistant turns per episode, >= 1; 1 leaves no look before the answer.
         max_turn_tokens: Tokens the model may write in one turn.
@@ -119,7 +120,7 @@ class SQLEnvironment:
         tools: JSON schemas of what the model may call, for the native protocol.
 
     Args:
-        count_tokens: Of the model's tokenizer, for `max_schema_tokens`; else a quarter of the characters.
+        count_tokens: Of the model's tokenizer, for `max_schema_tokens`; see `count_tokens_by`.
     """
 
     def __init__(
@@ -136,6 +137,12 @@ class SQLEnvironment:
         self.tools = TOOLS
         self._count_tokens = count_tokens
         self._schema_texts: dict[str, str] = {}
+
+    def count_tokens_by(self, count_tokens: Callable[[str], int]) -> None:
+        """Measure `max_schema_tokens` by this model's tokenizer from now on, no longer by the characters."""
+        self._count_tokens = count_tokens
+        if self.settings.max_schema_tokens is not None:
+            self._schema_texts.clear()
 
     def schema_text(self, database: str) -> str:
         """The text of a database's schema as this environment shows it."""

@@ -141,7 +141,12 @@ def answer_question(
     context_tokens: int,
 ) -> Asked:
     """One session, played as in training; its final query is executed."""
-    text = schema_text(schema, settings.schema_text, max_tokens=settings.max_schema_tokens)
+    text = schema_text(
+        schema,
+        settings.schema_text,
+        max_tokens=settings.max_schema_tokens,
+        count_tokens=chat.count_tokens,
+    )
     session = SQLSession(
         Example(id="question", database=schema.name, question=question, gold_sql=""),
         schema_text=text,

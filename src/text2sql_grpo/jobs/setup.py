@@ -72,14 +72,19 @@ class Workbench:
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
-        """The chat format of a model under this run's protocol; of its tokenizer alone for None."""
-        return chat_format(
+        """The chat format of a model under this run's protocol; of its tokenizer alone for None.
+
+        From now on its tokenizer measures `environment.max_schema_tokens`.
+        """
+        chat = chat_format(
             tokenizer,
             model,
             self.environment.settings,
             tools=self.environment.tools,
             template_options=self.config.grpo.get("chat_template_kwargs"),
         )
+        self.environment.count_tokens_by(chat.count_tokens)
+        return chat
 
     def policy(self, model: Any, chat: ChatFormat, *, temperature: float = 0.0) -> Policy | SlotPolicy:
         """A model that plays episodes outside a trainer, with the engine and batch size of the config."""

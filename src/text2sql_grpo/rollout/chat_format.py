@@ -80,6 +80,10 @@ class ChatFormat:
             names += function.get("parameters", {}).get("properties", {})
         return all(re.search(rf"\b{re.escape(name)}\b", rendered) for name in names)
 
+    def count_tokens(self, text: str) -> int:
+        """Number of tokens of a text by itself."""
+        return len(self._encode(text))
+
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Token ids of the prompt, up to where the assistant begins to write.
 

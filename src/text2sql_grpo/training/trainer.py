@@ -399,6 +399,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             selection=Selection([example.family for example in examples], strata) if strata else None,
         )
         self.environment = environment
+        environment.count_tokens_by(self._chat.count_tokens)
         self._examples = examples
         max_rows = environment.settings.observation.max_rows
         self._judge = Judge(grader, environment.executor, rewards, max_rows_shown=max_rows)
