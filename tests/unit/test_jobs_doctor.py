@@ -1,6 +1,7 @@
 """What `doctor` finds: a run that works, one that would fail, and every config of this repository."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -190,18 +191,63 @@ def test_a_template_without_tools_refuses_native_calls_though_the_prompt_names_t
 
     assert code == 1 and found["chat template"]["status"] == "problem"
     assert "set environment.protocol: tags" in found["chat template"]["text"]
-    code, found = findings(config, capsys, "--no-dry-run", "--environment.protocol", "tags")
+    code, found = findings(config, capsys, "--no-dry-run", *advised(found["chat template"]))
     assert code == 0 and found["chat template"]["status"] == "ok"
 
 
-def test_a_model_that_is_not_here_is_skipped(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def advised(finding: dict[str, Any]) -> tuple[str, str]:
+    """The setting that a finding asks for, as an option of the command line."""
+    ((name, value),) = re.findall(r"\bset ([a-z_]+\.[a-z_.]+): (\w+)", finding["text"])
+    return f"--{name}", value
+
+
+@pytest.mark.parametrize(("spare", "status", "name"), [(-100, "problem", "schema"), (50, "note", "episode")])
+def test_advice_on_the_context_works_when_it_is_followed(
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str], spare: int, status: str, name: str
+) -> None:
+    """Of a schema of a hundred columns, by a tokenizer with a token for each byte."""
+    columns = ", ".join(f"column_{number} TEXT" for number in range(100))
+    shop = config.parent / "databases" / "shop.sql"
+    shop.write_text(f"{shop.read_text('utf-8')}\nCREATE TABLE wide ({columns});", encoding="utf-8")
+    options = ("--no-dry-run", "--environment.max_episode_tokens", "100")
+    longest = findings(config, capsys, *options)[1]["context"]["longest_prompt"]
+    shape = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": longest + spare}
+    (model / "config.json").write_text(json.dumps(shape))
+
+    context = findings(config, capsys, *options)[1]["context"]
+    assert context["status"] == status and advised(context)[0] == f"--environment.max_{name}_tokens"
+    code, found = findings(config, capsys, *options, *advised(context))
+
+    assert (code, found["context"]["status"]) == (0, "ok")
+
+
+def test_a_model_that_cannot_be_read_is_a_problem_after_one_request_to_the_hub(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(self: object, hub_id: str, **options: object) -> None:
+        asked.append(hub_id)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: pytest.fail("another attempt"))
     code, found = findings(config, capsys, "--model.path", "nobody/no-model")
 
-    assert code == 0
-    assert (
-        found["model"]["status"] == "skipped" and "nobody/no-model cannot be read" in found["model"]["text"]
-    )
+    assert code == 1 and asked == ["nobody/no-model"]
+    text = found["model"]["text"]
+    assert found["model"]["status"] == "problem" and "nobody/no-model cannot be read" in text
+    assert "no network" in text and "set model.path" in text
     assert "memory" not in found
+
+
+def test_weights_that_are_missing_are_a_problem(
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "model.safetensors").unlink()
+    code, found = findings(config, capsys)
+    assert code == 1 and found["dry run"]["status"] == "problem"
+    assert "the weights cannot be loaded: " in found["dry run"]["text"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

