@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -183,6 +184,14 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "error", "ties", capsys=capsys)
     assert "expected --keep of error, empty, slow, " in line and "got 'ties'" in line
     assert "nowhere.yaml" in refused("audit", "reward", "--config", "nowhere.yaml", capsys=capsys)
+
+
+def test_a_missing_kernel_of_bitsandbytes_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
+    main(["config"])
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
+    logger.warning("another message")
+    assert caplog.messages == ["another message"]
 
 
 def test_env_file_of_the_current_folder_is_read_and_the_older_token_name_taken(

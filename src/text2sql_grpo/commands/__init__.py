@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["HF_TOKEN"] = os.environ["HF_KEY"]
     logging.basicConfig(format="%(message)s", handlers=[_MessageHandler()])
     logging.getLogger("text2sql_grpo").setLevel(logging.INFO)
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_news)
     try:
         with writing_to(Path()):
             return verb(**options)
@@ -81,6 +82,11 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
         hint = f" (did you mean {close[0]}?)" if close else ""
         parser.error(f"unknown options: {' '.join(unknown or rest)}{hint}")
     return verb, options | ({"settings": rest} if rest else {}), parser
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False where bitsandbytes misses a kernel for inference that is not used here."""
+    return not record.msg.startswith("Failed to load CPU gemm")
 
 
 class _MessageHandler(logging.Handler):

@@ -70,13 +70,13 @@ def config_around(model_path: str) -> Path:
 def quiet_console(*, highlight: bool = True) -> "Console":
     """Console of a job; call before importing the job, to hide what a user can do nothing about.
 
-    These are deprecations, missing kernels, and progress bars of single files.
+    These are deprecations, notes of the trainer, and progress bars of single files.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     # PEFT looks for a resized vocabulary in the base model; adapters here never resize it.
     for text in ("Could not find a config file in", "Unable to fetch remote file"):
         warnings.filterwarnings("ignore", text, UserWarning)
-    for name in ("bitsandbytes", "transformers.trainer", "transformers.trainer_utils"):
+    for name in ("transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
