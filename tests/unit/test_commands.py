@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
 from text2sql_grpo.commands.config import REQUIRED
-from text2sql_grpo.config import StartConfig, config_fields, load_config, parse_config
+from text2sql_grpo.config import Config, StartConfig, config_fields, load_config, parse_config
+from text2sql_grpo.errors import RunError
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
 HEAVY |= {"pydantic", "sqlglot", "asyncio"}  # a tenth of a second each
@@ -184,6 +186,29 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "error", "ties", capsys=capsys)
     assert "expected --keep of error, empty, slow, " in line and "got 'ties'" in line
     assert "nowhere.yaml" in refused("audit", "reward", "--config", "nowhere.yaml", capsys=capsys)
+
+
+def test_null_leaves_out_a_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = "model: {path: m}\ndata: {databases: d, train: t}\n"
+    Path("absent.yaml").write_text(f"sft: null\nstart: null\nalerts: null\n{rest}")
+    absent = load_config(Path("absent.yaml"))
+    assert (absent.sft, absent.start, absent.alerts) == (None, None, None)
+    Path("a.yaml").write_text(f"sft: {{max_steps: 1}}\nstart: {{samples: 2}}\nalerts: {{}}\n{rest}")
+    read: list[Config] = []
+
+    def noted(path: Path, settings: Sequence[str]) -> Config:
+        read.append(load_config(path, settings))
+        raise RunError("read")
+
+    options = ["--sft", "null", "--start=null", "--alerts", "null", "--run.seed", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr("text2sql_grpo.commands.train.read_config", noted)
+        refused("train", "--config", "a.yaml", *options, capsys=capsys)
+    assert (read[0].sft, read[0].start, read[0].alerts, read[0].run.seed) == (None, None, None, 1)
+    line = refused("train", "--config", "a.yaml", "--grpo", "null", capsys=capsys)
+    assert "grpo must be a mapping, got None" in line
 
 
 def test_a_missing_kernel_of_bitsandbytes_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:

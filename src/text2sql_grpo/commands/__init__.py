@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,20 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
     found, rest = parser.parse_known_args(words)
     options = vars(found)
     verb, parser = options.pop("verb"), options.pop("parser")
-    unknown = [word for word in rest if word.startswith("--") and "." not in word.partition("=")[0]]
+    unknown = [word for word in rest if word.startswith("--") and not _is_setting(word.partition("=")[0])]
     if rest and (unknown or "settings" not in options):
         known = [f"--{name}" for name in options]
         close = difflib.get_close_matches((unknown or rest)[0].partition("=")[0], known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         parser.error(f"unknown options: {' '.join(unknown or rest)}{hint}")
     return verb, options | ({"settings": rest} if rest else {}), parser
+
+
+def _is_setting(flag: str) -> bool:
+    """Whether a flag names a field of the config, or a whole section: `--run.seed`, `--sft`."""
+    from text2sql_grpo.config import Config
+
+    return "." in flag or flag.removeprefix("--") in {field.name for field in fields(Config)}
 
 
 def _is_news(record: logging.LogRecord) -> bool:

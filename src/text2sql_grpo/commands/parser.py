@@ -54,7 +54,8 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
     if "settings" in hints:
         parser.set_defaults(settings=())
         parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--section.key VALUE ...]"
-        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1 (all: train --help)."
+        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1 (all: train --help); "
+        parser.epilog += "--sft null leaves out a section."
 
 
 def _reading(kind: Any, default: Any) -> dict[str, Any]:
