@@ -43,6 +43,7 @@ def test_commands_work_in_an_empty_folder(installed: Path, tmp_path: Path) -> No
     small += (
         " --start.look_share null --start.questions 1 --evaluation.schedule_samples 2 --data.test_samples 1"
     )
+    small += " --rewards.length_cost 0.1"  # so that the one group of the step has a gradient
     run("train", *small.split())
     run("evaluate", "--model_path", "runs/quickstart/merged", "--num_samples", "1")
     question = "How many flights are there?"
