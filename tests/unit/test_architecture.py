@@ -5,23 +5,20 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-PACKAGE = "text2sql_grpo"
-# A room imports only from itself and from rooms before it. A new room needs its place here.
-LIGHT_ROOMS = (
-    *("errors", "files", "run_folder", "bundled", "docstrings", "sql", "grading", "data", "environment"),
-    *("rewards", "audit", "config"),
+from docs.rooms import (
+    CONTRIB,
+    LIGHT_ROOMS,
+    PACKAGE,
+    ROOMS,
+    imported_modules,
+    modules,
+    nodes_run_at_import,
+    picture,
+    room_of,
 )
-HEAVY_ROOMS = (
-    *("rollout", "models", "reliability", "training", "evaluation", "publishing", "reporting", "contrib"),
-    *("jobs", "commands"),  # what each verb does, and the verbs
-)
-ROOMS = LIGHT_ROOMS + HEAVY_ROOMS
 
-CONTRIB = f"{PACKAGE}.contrib"
 # Imports of contrib in the core: inside a function, where a config or an option asks for that very program.
 OPENS_CONTRIB = {
     PACKAGE: {"verifiers"},  # which looks up its tasksets there
@@ -35,49 +32,6 @@ OPENS_CONTRIB = {
 NOT_IN_LIGHT_ROOMS = {"torch", "trl", "transformers", "verifiers", "peft"}
 NOT_LOADED_BY_LIGHT_ROOMS = NOT_IN_LIGHT_ROOMS | {"pandas", "matplotlib", "datasets", "wandb"}
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers"}
-
-
-def nodes_run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node outside functions and `if TYPE_CHECKING:`."""
-    for node in ast.iter_child_nodes(tree):
-        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if not (is_for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-            yield node
-            yield from nodes_run_at_import(node)
-
-
-def imported_modules(path: Path, module: str, *, nodes_of: Any = ast.walk) -> Iterator[str]:
-    """Absolute names of the modules that a file imports.
-
-    Args:
-        nodes_of: Which nodes of the file count: by default those inside functions too.
-    """
-    package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
-    for node in nodes_of(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*start, *([node.module] if node.module else [])])
-            # `from package import room` names the room only among the imported names.
-            is_outer = base in (PACKAGE, CONTRIB)
-            yield from (f"{base}.{alias.name}" for alias in node.names) if is_outer else (base,)
-
-
-def modules(package_folder: Path) -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
-    for path in sorted(package_folder.rglob("*.py")):
-        parts = path.relative_to(package_folder.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def room_of(module: str) -> str | None:
-    """The room a module of the package belongs to; None for the package itself and other packages."""
-    top, _, rest = module.partition(".")
-    name = rest.split(".")[0]
-    return name if top == PACKAGE and name and not name.startswith("__") else None
 
 
 def broken_rules(package_folder: Path) -> list[str]:
@@ -101,6 +55,11 @@ def broken_rules(package_folder: Path) -> list[str]:
 
 def test_rooms_import_one_way_and_upper_rooms_stay_light(repo_root: Path) -> None:
     assert broken_rules(repo_root / "src" / PACKAGE) == []
+
+
+def test_the_picture_of_the_rooms_is_current(repo_root: Path) -> None:
+    drawn = (repo_root / "docs" / "rooms.svg").read_text(encoding="utf-8")
+    assert drawn == picture(repo_root / "src" / PACKAGE), "run python docs/rooms.py"
 
 
 def contrib_opened(package_folder: Path) -> tuple[list[str], dict[str, set[str]]]:
