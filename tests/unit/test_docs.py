@@ -1,8 +1,29 @@
 """Statements of the docs that code or stored output can check."""
 
 import ast
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+from docs.quickstart_figures import (
+    BEGIN,
+    END,
+    between_markers,
+    block,
+    figures,
+    lines_after,
+    lines_before,
+    rows,
+)
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.evaluation.answers import judged, write_answers
+from text2sql_grpo.evaluation.comparison import compare
+from text2sql_grpo.evaluation.evaluate import summary
+from text2sql_grpo.files import write_json
+from text2sql_grpo.grading import Verdict
+from text2sql_grpo.rewards import Answer
 
 PACKAGE = "src/text2sql_grpo"
 STOP = re.compile(r"`([\w/]+\.py): ([\w.]+)`")
@@ -39,3 +60,98 @@ def test_a_stop_that_does_not_exist_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class A:\n    def b(self): ...\n")
     page = "`a.py: A` `a.py: A.b` `a.py: b` `a.py: A.c` `b.py: A`"
     assert missing_stops(page, tmp_path) == ["a.py: b", "a.py: A.c", "b.py: A"]
+
+
+def stored(repo_root: Path) -> dict[str, Any]:
+    """Everything that the docs quote from."""
+
+    def lengths(folder: Path) -> dict[str, int]:
+        return {
+            path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.jsonl")
+        }
+
+    quickstart = json.loads((repo_root / "docs" / "quickstart.json").read_text(encoding="utf-8"))
+    return json.loads((repo_root / "benchmarks" / "results.json").read_text(encoding="utf-8")) | {
+        "quickstart": quickstart,
+        "minutes": sum(quickstart["seconds"].values()) / 60,
+        "attacks": lengths(repo_root / "tests" / "hostile"),
+        "questions": lengths(repo_root / "data" / "questions"),
+    }
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def other_figures(quotes: str, repo_root: Path) -> list[str]:
+    """Quotes of `tests/golden/quotes.txt` that their files do not have, filled in."""
+    figures, missing = stored(repo_root), []
+    for quote in quotes.splitlines():
+        if quote.startswith("#"):
+            continue
+        file, _, sentence = quote.partition(": ")
+        page = re.sub(r"^# +", "", (repo_root / file).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if words(sentence.format(**figures)) not in words(page):
+            missing.append(f"{file}: {sentence.format(**figures)}")
+    return missing
+
+
+def test_docs_quote_the_stored_figures(repo_root: Path) -> None:
+    quotes = (repo_root / "tests" / "golden" / "quotes.txt").read_text(encoding="utf-8")
+    assert other_figures(quotes, repo_root) == []
+
+
+def test_another_figure_is_found(repo_root: Path) -> None:
+    quotes = "README.md: refuses none of {grading[right]:,} right\nREADME.md: of {grading[wrong]} queries"
+    assert other_figures(quotes, repo_root) == ["README.md: of 5188 queries"]
+
+
+def test_the_readme_shows_the_stored_figures_of_the_quickstart(repo_root: Path) -> None:
+    shown = words(between_markers((repo_root / "README.md").read_text(encoding="utf-8")))
+    quickstart = stored(repo_root)["quickstart"]
+    expected = [*lines_before(quickstart), *rows(quickstart), *lines_after(quickstart)]
+    assert len(expected) > 20
+    assert [line for line in expected if words(line) not in shown] == []
+
+
+def answers(right: str) -> list[Answer]:
+    """Answers to six questions on two databases, the first three of them look-ups; `1` for a right one."""
+    found = []
+    for i, mark in enumerate(right):
+        family = "lookup" if i < 3 else "count"
+        example = Example(f"q{i}", "ab"[i % 2], f"Question {i}?", "SELECT 1", family=family)
+        is_right = mark == "1"
+        verdict = Verdict(
+            official=is_right, strict=is_right, reason="equal" if is_right else "values", executes=True
+        )
+        found.append(Answer(Episode(example, stop_reason="submitted", final_sql="SELECT 1"), verdict))
+    return found
+
+
+def test_figures_of_a_run_are_shown_and_stored(tmp_path: Path) -> None:
+    before, after = {"test_values": answers("000110")}, {"test_values": answers("110110")}
+    for name, asked in (("evaluation-before.jsonl", before), ("evaluation.jsonl", after)):
+        write_answers(tmp_path / name, asked)
+    cap = {"correct": 0, "total": 3, "by_database": {"a": [0, 2], "b": [0, 1]}}
+    record = {
+        "before": {"sets": {name: summary(asked) for name, asked in before.items()}},
+        "lookup": {"test_values": {"blind_cap": {"best": cap}, "forced_look_before": cap | {"correct": 1}}},
+        "sets": {name: summary(asked) for name, asked in after.items()},
+        "change": compare(judged(before), judged(after)).record(),
+        "step": 2,
+        "seconds": {"SFT": 20.4, "GRPO": 100.0},
+    }
+    write_json(tmp_path / "evaluation.json", record)
+
+    found, shown = figures(tmp_path), block(tmp_path)
+
+    parts = found["sets"]["test_values"]
+    assert {part: cells["after"]["correct"] for part, cells in parts.items()} == {
+        "all": 4,
+        "look-up": 2,
+        "others": 2,
+    }
+    assert "Time: SFT 20 s, GRPO 100 s" in shown
+    expected = [*lines_before(found), *rows(found), *lines_after(found)]
+    assert [line for line in expected if words(line) not in words(shown)] == []
+    assert between_markers(f"Text.\n\n{BEGIN}{shown}{END}\n") == shown

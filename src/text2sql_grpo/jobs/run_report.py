@@ -35,7 +35,7 @@ def report(
     write_json(run.folder / EVALUATION, record)
     picture = plot_learning_curve(run.folder)
     write_model_card(run.folder, merged)
-    run.console.print(_table(before, after))
+    run.console.print(before_and_after(before, after))
     if comparison is not None:
         run.console.print(comparison_table(comparison))
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
@@ -74,8 +74,8 @@ def _change(folder: Path) -> Comparison | None:
     return compare(read_answers(before), read_answers(answers_file(folder)))
 
 
-def _table(before: dict[str, Any], after: dict[str, Any]) -> Table:
-    """Short enough for 80 columns; counts stand in `evaluation.json`."""
+def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    """Accuracy by held-out set, within 80 columns; counts stand in `evaluation.json`."""
     table = Table(
         Column("held-out set", no_wrap=True),
         box=box.SIMPLE_HEAD,
