@@ -73,8 +73,11 @@ def test_every_template_has_five_phrasings_and_each_is_used(bundled: dict[str, l
     assert len(openings) >= 30 and max(openings.values()) < 0.4 * len(bundled["demonstrations"])
 
 
-def test_a_database_without_words_gives_questions_of_all_families(shop: Path, tmp_path: Path) -> None:
+def test_a_database_without_words_gives_questions_of_all_families(
+    shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+    assert "test_databases" not in caplog.text  # a set without databases is no set that they cannot fill
     sets = read(tmp_path / "questions")
     assert set(sets) == {"demonstrations", "train", "test_values", "test_templates"}
     families = {row["family"] for row in sets["demonstrations"]}

@@ -93,10 +93,12 @@ def make_questions(
         for name in found.names():
             opened.append(open_with_words(found.path(name), name, databases / f"{name}.json"))
             stack.callback(opened[-1].connection.close)
-        for question_set in question_sets:
+        splits = {database.split for database in opened}
+        for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed)
             if len(examples) < question_set.count:
-                _log.warning("%s: %d of %d questions", question_set.name, len(examples), question_set.count)
+                counts = (question_set.name, question_set.count, len(examples))
+                _log.warning("%s: wanted %d questions, the databases gave %d different ones", *counts)
             if examples:
                 path = out / f"{question_set.name}.jsonl"
                 path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
