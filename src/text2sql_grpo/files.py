@@ -1,4 +1,4 @@
-"""Files written whole or not at all, logs of whole lines, and JSON whose faults are named by line."""
+"""Atomic writes, appends of whole lines, and JSON and JSONL readers that name file and line in errors."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from text2sql_grpo.errors import DataError, RunError
 
-PARTIAL = ".partial"  # ends the names of drafts
+PARTIAL = ".partial"  # suffix of drafts
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def draft(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: after a kill, it holds what it held before, or this.
+    """Write a file atomically: after a kill, it holds either its old content or `text`.
 
     Raises:
         RunError: It cannot be written.
@@ -50,12 +50,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON object whole; see `write_text`."""
+    """Write a JSON object atomically; see `write_text`."""
     write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON objects whole, one a line; see `write_text`."""
+    """Write JSON objects atomically, one a line; see `write_text`."""
     write_text(path, jsonl_text(records))
 
 
@@ -85,7 +85,7 @@ def jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Object that a JSON file holds.
+    """Object of a JSON file.
 
     Raises:
         DataError: It cannot be read, or holds no object.
@@ -93,22 +93,22 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"expected JSON, got {error} ({path})") from error
+        raise DataError(f"cannot read JSON: {error} ({path})") from error
     if not isinstance(record, dict):
-        raise DataError(f"expected a JSON object, got {type(record).__name__} ({path})")
+        raise DataError(f"the JSON value must be an object, got {type(record).__name__} ({path})")
     return record
 
 
 def read_jsonl(
     path: Path, what: str, *, convert: Callable[[dict[str, Any]], Any] = dict, skip_blank: bool = False
 ) -> Iterator[Any]:
-    """Objects of a JSONL file, one after another.
+    """Objects of a JSONL file, lazily.
 
     Args:
         path: The file, in UTF-8.
-        what: Name of its content, for messages.
+        what: Name of its content, for errors.
         convert: Called with each object; its KeyError, TypeError or ValueError refuses the line.
-        skip_blank: Whether blank lines are skipped, as in files that people write, or refused.
+        skip_blank: whether blank lines are skipped, as in hand-written files, or refused.
 
     Raises:
         DataError: The file cannot be read, or a line is wrong; names the line.
@@ -122,19 +122,19 @@ def read_jsonl(
                     continue
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise TypeError(f"{type(record).__name__} {line[:80]!r}")
+                    raise TypeError(f"got {type(record).__name__} {line[:80]!r}")
                 yield convert(record)
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         place = f"{path}, line {number}" if number else str(path)
         found = f"no field {error}" if isinstance(error, KeyError) else error
-        raise DataError(f"expected {what}, one JSON object a line, got {found} ({place})") from error
+        raise DataError(f"cannot read {what}, one JSON object a line: {found} ({place})") from error
 
 
 def cut_lines(path: Path, *, last_step: int | None = None) -> None:
     """Cut a log back to its whole lines; no-op where it does not exist.
 
     Args:
-        last_step: Also cut from the first line with a later `step` on; None for no bound.
+        last_step: Also drop everything from the first line with a later `step`; None for no bound.
     """
     if not path.exists():
         return

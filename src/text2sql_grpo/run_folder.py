@@ -1,4 +1,4 @@
-"""Names of the files that a run leaves in its folder, and readers of those that other programs need."""
+"""Names of the files in a run folder, and readers of those that other programs use."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ CURVE = "learning_curve.png"
 
 
 def config_around(path: Path) -> Path | None:
-    """The `config.yaml` in a folder or in that around it; None where there is none."""
+    """Path of the `config.yaml` in a folder or its parent; None if neither has one."""
     path = path.resolve()
     return next((folder / CONFIG for folder in (path, path.parent) if (folder / CONFIG).is_file()), None)
 
@@ -38,7 +38,7 @@ def read_evaluation(run: Path) -> dict[str, Any]:
 
 
 def answers_file(run: Path, when: str = "after") -> Path:
-    """File of the answers to the held-out questions `before` or `after` GRPO."""
+    """Path of the answers to the held-out questions `before` or `after` GRPO."""
     return run / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl")
 
 

@@ -174,7 +174,7 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
     line = refused("train", "--config", "a.yaml", "--run.seed", "1", "stray", capsys=capsys)
-    assert "expected --section.key VALUE, got 'stray'" in line
+    assert "options must be --section.key VALUE, got 'stray'" in line
     assert "add --config FILE" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
     assert "config.yaml" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
     assert "nowhere" in refused("merge", "--adapter", "nowhere", capsys=capsys)

@@ -103,9 +103,9 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("environment: {mcp: {comand: x}}", "unknown key environment.mcp.comand: did you mean command?"),
         (
             "environment: {mcp: {command: x, url: 'http://y'}}",
-            "environment.mcp: expected exactly one of command and url, got command=x url=http://y",
+            "environment.mcp: set exactly one of command and url, got command=x url=http://y",
         ),
-        ("environment: {mcp: {}}", "environment.mcp: expected exactly one of command and url"),
+        ("environment: {mcp: {}}", "environment.mcp: set exactly one of command and url"),
         (
             "environment: {mcp: {command: x, timeout_s: 0}}",
             "environment.mcp: timeout_s must be a number > 0, got 0.0",
@@ -121,7 +121,7 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ),
         (
             "rewards: {execution: 1, format: 1, schema_linking: 2}",
-            "rewards: expected every right answer to earn more than any wrong one, but a wrong one "
+            "rewards: every right answer must earn more than any wrong one, but a wrong one "
             "can earn 3 and a right one as little as ",
         ),
         ("rewards: {}", "raise execution above 0"),
@@ -163,15 +163,15 @@ def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text
             SMALLEST.replace("t.jsonl", "t, demonstrations: s"),
             "data.demonstrations was removed: set sft.questions",
         ),
-        (SMALLEST.replace("some/model", "m, quantization: 4bit"), "expected lora, got none"),
+        (SMALLEST.replace("some/model", "m, quantization: 4bit"), "trains an adapter only: set lora"),
         (SMALLEST.replace("some/model", "m, dtype: float8"), "model.dtype must be 'auto', 'float32', "),
         (SMALLEST.replace("t.jsonl", "3"), "data.train must be a valid string, got 3"),
         (SMALLEST.replace("t.jsonl", "t, test: {a: [b]}"), "data.test.a must be a valid string, got ['b']"),
         (SMALLEST.replace("t.jsonl", "t, train_samples: 0"), "data: train_samples must be >= 1, got 0"),
-        ("", "expected a mapping of sections, got NoneType"),
-        ("- a\n- b", "expected a mapping of sections, got list"),
-        ("run: {seed: 1", "expected YAML, got "),
-        ("run: !!python/object:os.system {}", "expected YAML, got "),
+        ("", "a config must be a mapping of sections, got NoneType"),
+        ("- a\n- b", "a config must be a mapping of sections, got list"),
+        ("run: {seed: 1", "cannot parse the YAML: "),
+        ("run: !!python/object:os.system {}", "cannot parse the YAML: "),
     ],
 )
 def test_refused_files(tmp_path: Path, text: str, message: str) -> None:
@@ -239,12 +239,12 @@ def test_the_last_override_wins(tmp_path: Path) -> None:
     [
         (["--run.seed", "2.5"], "run.seed must be a valid integer, got 2.5"),
         (["--run.sed", "2"], "unknown key run.sed: did you mean seed?"),
-        (["run.seed", "2"], "expected --section.key VALUE, got 'run.seed' (command line)"),
-        (["--run.seed"], "expected --section.key VALUE, got '--run.seed' (command line)"),
-        (["--run.output_dir", "[a"], "expected a YAML value for --run.output_dir, got '[a' (command line)"),
+        (["run.seed", "2"], "options must be --section.key VALUE, got 'run.seed' (command line)"),
+        (["--run.seed"], "options must be --section.key VALUE, got '--run.seed' (command line)"),
+        (["--run.output_dir", "[a"], "--run.output_dir must be a YAML value, got '[a' (command line)"),
         (
             ["--model.path.x", "1"],
-            "expected a section before .x, got 'some/model' at model.path.x (command line)",
+            "no section before .x in model.path.x, but 'some/model' (command line)",
         ),
     ],
 )

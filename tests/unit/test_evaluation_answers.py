@@ -54,7 +54,9 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path, line: str) -> None:
     write_answers(path, SETS)
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(DataError, match=r"expected the answers of an evaluation.*evaluation\.jsonl, line 4"):
+    with pytest.raises(
+        DataError, match=r"cannot read the answers of an evaluation.*evaluation\.jsonl, line 4"
+    ):
         read_answers(path)
 
 
