@@ -95,7 +95,7 @@ def test_encrypted_file_is_our_fault(executor: SQLExecutor, database: Path) -> N
     content = database.read_bytes()
     database.write_bytes(bytes(byte ^ key[i % len(key)] for i, byte in enumerate(content)))
 
-    with pytest.raises(DataError, match=r"got a file that is not a database.*clinic\.sqlite"):
+    with pytest.raises(DataError, match=r"it is not a database.*clinic\.sqlite"):
         executor.execute(database, "SELECT count(*) FROM ward")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
-from text2sql_grpo.sql.cache import ResultCache, is_repeatable, normalised
+from text2sql_grpo.sql.cache import ResultCache, is_deterministic, normalised
 
 LONG_AGO = time.time() - 3600
 
@@ -52,7 +52,7 @@ def outcome(size: int = 1) -> ExecutionOutcome:
     ],
 )
 def test_text_that_may_return_something_else(sql: str) -> None:
-    assert not is_repeatable(sql)
+    assert not is_deterministic(sql)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_text_that_may_return_something_else(sql: str) -> None:
     ],
 )
 def test_text_that_returns_the_same(sql: str) -> None:
-    assert is_repeatable(sql)
+    assert is_deterministic(sql)
 
 
 def test_only_what_stands_outside_is_taken_off() -> None:

@@ -337,7 +337,7 @@ def test_closing_ends_the_connections_and_a_new_query_opens_one(
 def test_missing_database_is_our_fault(executor: SQLExecutor, tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
 
-    with pytest.raises(DataError, match=r"expected a SQLite database file, got .*missing\.sqlite"):
+    with pytest.raises(DataError, match=r"cannot read the SQLite database file: .*missing\.sqlite"):
         executor.execute(path, "SELECT 1")
 
     assert not path.exists()
@@ -355,7 +355,7 @@ def test_database_corrupted_inside_is_our_fault(executor: SQLExecutor, database:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "an empty file"),
+        (b"", "it is empty"),
         (b"id,name", "not a database"),
         (os.urandom(8192), "not a database"),  # as an encrypted one looks
         (b"SQLite format 3\0" + bytes(100), "not a database"),
@@ -372,7 +372,7 @@ def test_file_that_is_no_database_is_our_fault(
 
 
 def test_folder_is_our_fault(executor: SQLExecutor, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected a readable SQLite database file"):
+    with pytest.raises(DataError, match="cannot read the SQLite database file"):
         executor.execute(tmp_path, "SELECT 1")
 
 
@@ -477,7 +477,7 @@ def test_text_of_a_subclass_is_run(executor: SQLExecutor, database: Path) -> Non
         pass
 
     assert executor.execute(database, Query("SELECT 1")).rows == ((1,),)
-    with pytest.raises(TypeError, match="expected the query as text, got NoneType"):
+    with pytest.raises(TypeError, match="sql must be text, got NoneType"):
         executor.execute(database, None)  # type: ignore[arg-type]
 
 

@@ -64,10 +64,10 @@ def test_reader_seldom_looks_where_looking_is_in_vain(pipe: tuple[int, int]) -> 
     looks = []
     for _ in range(200):
         looks.append(reader._n_skips_left == 0)
-        assert reader._looked_for() == b""
+        assert reader._poll() == b""
     assert sum(looks) == 8  # after 1, 3, 7, 15, 31 and 63 reads that did not look
     write_all(pipe[1], framed(b"there"))
     while reader._n_skips_left:
-        reader._looked_for()
+        reader._poll()
     assert reader.read(is_soon=True) == (b"there", 0)
     assert reader._n_skips == 0

@@ -187,7 +187,7 @@ def test_workers_that_are_always_killed_stop_the_run(
         return worker
 
     monkeypatch.setattr(pool.WorkerPool, "_start", start_and_kill)
-    with pytest.raises(RunError, match="expected a SQL worker to start, but it ended with code -9"):
+    with pytest.raises(RunError, match="SQL worker exited with code -9 during start-up"):
         executor.execute(database, "SELECT 1")
 
 

@@ -1,4 +1,5 @@
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -104,7 +105,7 @@ def test_no_view_is_run(tmp_path: Path) -> None:
 def test_reading_stops_at_the_time_limit(tmp_path: Path) -> None:
     path = make(tmp_path / "late.duckdb", "CREATE TABLE t (x INTEGER)")
 
-    with pytest.raises(DataError, match=r"within 0 s.*late\.duckdb"):
+    with pytest.raises(DataError, match=r"schema of .*late\.duckdb took longer than 0 s"):
         read(path, timeout_s=0)
 
 
@@ -165,4 +166,4 @@ def test_the_package_is_imported_only_when_needed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
-    assert done.stdout.startswith("DataError expected the package duckdb, got"), done.stderr
+    assert re.match(r"DataError .*x\.duckdb needs the package duckdb: ", done.stdout), done.stderr

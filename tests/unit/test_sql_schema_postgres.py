@@ -189,7 +189,7 @@ def test_reading_stops_at_the_time_limit(make: Callable[[str], str]) -> None:
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE t")  # held by a transaction that does not end
         start = time.monotonic()
-        with pytest.raises(DataError, match=r"within 0\.5 s.*database schema_"):
+        with pytest.raises(DataError, match=r"schema of database schema_.* took longer than 0\.5 s"):
             read_schema(url, timeout_s=0.5)
     assert time.monotonic() - start < 20
 
@@ -200,11 +200,11 @@ def test_errors_name_the_database_and_no_password(postgres_server: PostgresServe
         read_schema(wrong)
     assert "hunter2" not in str(refused.value)
 
-    with pytest.raises(DataError, match="one that cannot be read") as refused:
+    with pytest.raises(DataError, match="malformed PostgreSQL URL") as refused:
         read_schema("postgresql://admin:hunter2@host:port:1/x?y")
     assert "hunter2" not in str(refused.value) and refused.value.__cause__ is None
 
 
 def test_server_that_is_not_there() -> None:
-    with pytest.raises(DataError, match="expected a readable PostgreSQL database, got: connection"):
+    with pytest.raises(DataError, match="cannot read the PostgreSQL schema: connection"):
         read_schema("postgresql://reader@127.0.0.1:1/sales")

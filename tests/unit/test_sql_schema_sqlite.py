@@ -186,7 +186,7 @@ def test_reading_stops_at_the_time_limit(tmp_path: Path) -> None:
         f"ALTER TABLE t ADD COLUMN slow INTEGER GENERATED ALWAYS AS ({slow} * 0) VIRTUAL",
     )
     start = time.monotonic()
-    with pytest.raises(DataError, match=r"within 0\.2 s.*slow\.sqlite"):
+    with pytest.raises(DataError, match=r"schema of .*slow\.sqlite took longer than 0\.2 s"):
         read_schema(path, timeout_s=0.2)
     assert time.monotonic() - start < 10
 

@@ -37,8 +37,8 @@ def test_connection_does_not_write(tmp_path: Path) -> None:
     ("content", "found"),
     [
         (None, "No such file"),
-        (b"", "an empty file"),
-        (b"CREATE TABLE t (a);", "a file that is not a database"),
+        (b"", "it is empty"),
+        (b"CREATE TABLE t (a);", "it is not a database"),
         (b"SQLite format 3\0" + b"\xff" * 5000, "not a database"),
     ],
 )
@@ -47,12 +47,12 @@ def test_file_that_is_no_database(tmp_path: Path, content: bytes | None, found: 
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(DataError, match=rf"expected a .*SQLite database file.*{found}.*bad\.sqlite"):
+    with pytest.raises(DataError, match=rf"cannot read the SQLite database file.*{found}.*bad\.sqlite"):
         open_database(path)
 
 
 def test_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected a readable SQLite database file"):
+    with pytest.raises(DataError, match="cannot read the SQLite database file"):
         open_database(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Golds whose result is left open: by ties at a limit, by the order of visits, by the clock or by chance."""
+"""Golds with several possible results: through ties at a limit, scan order, the clock or chance."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from text2sql_grpo.grading.small_database import run_trusted, without_keys
 from text2sql_grpo.grading.stability import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict, parse_query
 from text2sql_grpo.grading.ties import tie_groups, widened_query
-from text2sql_grpo.sql.cache import is_repeatable
+from text2sql_grpo.sql.cache import is_deterministic
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.sqlite_file import open_database
@@ -34,16 +34,16 @@ Gold = tuple[Path, str]
 def open_results(
     golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], executor: SQLExecutor
 ) -> list[tuple[OpenResult, str] | None]:
-    """For each gold that ran, what leaves its result open and why; None for one with a single result.
+    """Kind and reason of each gold's several possible results; None for a gold with a single one.
 
-    `time_dependent`: it reads the clock. `non_deterministic`: it calls random(), or gives other rows on a
-    copy without keys whose rows stand backwards (a bare column in a GROUP BY, group_concat; not tried on
+    `time_dependent`: it reads the clock. `non_deterministic`: it calls random(), or returns other rows on a
+    copy without keys in reversed order (a bare column in a GROUP BY, group_concat; not tried on
     files over 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and differ.
 
     Args:
         golds: Database and query.
-        outcomes: What each returned.
-        executor: Runs the golds in other ways.
+        outcomes: Outcome of each gold.
+        executor: Runs variations of the golds.
     """
     found: list[tuple[OpenResult, str] | None] = [_by_its_text(sql) for _, sql in golds]
     usable = [
@@ -60,7 +60,7 @@ def open_results(
 
 
 def _by_its_text(sql: str) -> tuple[OpenResult, str] | None:
-    if is_repeatable(sql):  # also false for names that merely look like the clock
+    if is_deterministic(sql):  # also false for names that merely look like the clock
         return None
     if _CHANCE.search(sql):
         return "non_deterministic", "calls random()"
@@ -98,7 +98,7 @@ def _cut_ties(
 def _differing_backwards(
     golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], indexes: Sequence[int]
 ) -> Iterator[int]:
-    """Those of the golds that give other rows on a copy of their database without keys, rows reversed."""
+    """Indices of golds with other rows on a copy of their database without keys, rows reversed."""
     for database, group in groupby(sorted(indexes, key=lambda i: golds[i][0]), key=lambda i: golds[i][0]):
         if database.stat().st_size > MAX_BYTES_COPIED:
             continue
@@ -110,7 +110,7 @@ def _differing_backwards(
 
 
 def _differs(outcome: ExecutionOutcome, other: ExecutionOutcome) -> bool:
-    """False where the other run failed or was cut: then it says nothing."""
+    """True if the rows differ; False if the other run failed or was cut."""
     if not other.is_ok or other.is_truncated:
         return False
     return compare_strict(outcome, other, ordered=False) != "equal"

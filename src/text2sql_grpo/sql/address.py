@@ -1,4 +1,4 @@
-"""Which database a caller means: a path to a SQLite file, or a URL."""
+"""Database addresses: a path to a SQLite file, or a URL."""
 
 import os
 from functools import lru_cache
@@ -17,8 +17,8 @@ class Address(NamedTuple):
     """One database.
 
     Attributes:
-        kind: Which engine reads it.
-        location: The absolute path of the file; for PostgreSQL the whole URL.
+        kind: Its engine.
+        location: Absolute path of the file; for PostgreSQL the whole URL.
     """
 
     kind: Kind
@@ -26,7 +26,7 @@ class Address(NamedTuple):
 
 
 def parse_address(database: Path | str) -> Address:
-    """The database that a path or a URL names; it need not exist.
+    """Address of a path or a URL; the database need not exist.
 
     As in SQLAlchemy, three slashes begin a relative path and four an absolute one. Nothing in a path is
     decoded. A path without a scheme is a SQLite file, whatever its suffix.
@@ -40,9 +40,9 @@ def parse_address(database: Path | str) -> Address:
     try:
         text = os.fspath(database)
     except TypeError as error:
-        raise DataError(f"expected {_FORMS}, got {database!r}") from error
+        raise DataError(f"{database!r} is not a database: use {_FORMS}") from error
     if not isinstance(text, str):
-        raise DataError(f"expected {_FORMS}, got {database!r}")
+        raise DataError(f"{database!r} is not a database: use {_FORMS}")
     return _absolute(text) if text.startswith("/") else _parse(text)
 
 
@@ -57,15 +57,15 @@ def _parse(text: str) -> Address:
         return Address("sqlite", _file(text, text))
     if scheme in _FILE_KINDS:
         if not rest.startswith("/"):
-            raise DataError(f"expected {scheme}:///path with three slashes, got {text!r}")
+            raise DataError(f"{text!r} is not a database: use {scheme}:///path with three slashes")
         return Address(_FILE_KINDS[scheme], _file(rest[1:], text))
     if scheme in ("postgresql", "postgres"):
         return Address("postgresql", f"postgresql://{rest}")
-    # What follows a scheme may hold a password.
-    raise DataError(f"expected {_FORMS}, got a URL with the scheme {scheme!r}")
+    # The rest of the URL may hold a password.
+    raise DataError(f"unknown URL scheme {scheme!r} of a database: use {_FORMS}")
 
 
 def _file(path: str, text: str) -> str:
     if not path or path.startswith(":"):
-        raise DataError(f"expected the path of a database file, got {text!r}")
+        raise DataError(f"{text!r} is not a database: it names no file")
     return os.path.abspath(path)

@@ -1,4 +1,4 @@
-"""What DuckDB and PostgreSQL share: how a query begins, which rows are kept, how a failure is put."""
+"""Code shared by DuckDB and PostgreSQL: first word of a query, row caps, outcome of a failed query."""
 
 import re
 import time
@@ -8,8 +8,8 @@ from decimal import Decimal
 from text2sql_grpo.sql.failure_text import short_line
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row, Status
 
-# PostgreSQL ends a line at a carriage return too, and nests comments: a nested one is not looked through,
-# so that no statement is taken for another.
+# PostgreSQL ends a line at a carriage return too, and nests comments: a nested one does not match, so that
+# no statement is taken for another.
 _BEFORE_FIRST_WORD = re.compile(
     r"(?:[\s(;]|--[^\n\r]*(?:[\n\r]|\Z)|/\*(?:(?!/\*).)*?\*/)*", re.DOTALL | re.ASCII
 )
@@ -17,16 +17,16 @@ _WORD = re.compile(r"\w*")
 
 
 class TimeLimitReachedError(Exception):
-    """The deadline passed while rows were fetched; never leaves the module that raised it."""
+    """The deadline passed while rows were fetched; caught in the module that raised it."""
 
 
 def failure(status: Status, text: str) -> ExecutionOutcome:
-    """The outcome of a query that returned no rows, with a text fit to show to the model."""
+    """Outcome of a query without rows, with a text for the model."""
     return ExecutionOutcome(status, error=short_line(text))
 
 
 def first_word(sql: str) -> str:
-    """The first word after blanks, comments and brackets, in capitals; empty if there is none.
+    """First word after blanks, comments and brackets, in capitals; empty if there is none.
 
     >>> first_word("/* all */ (select 1)")
     'SELECT'
@@ -43,7 +43,7 @@ def is_blank(sql: str) -> bool:
 
 
 def exact_number(value: Decimal) -> int | float:
-    """An integer if the value is one, else the nearest float: 1.50 becomes 1.5, and 2.00 becomes 2.
+    """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
@@ -59,7 +59,7 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
     Args:
         rows: Fetched one by one.
         limits: Its `max_rows` and `max_bytes` are the caps.
-        deadline: Of `time.monotonic`, in seconds.
+        deadline: Seconds of `time.monotonic`.
 
     Raises:
         TimeLimitReachedError: The deadline passed.

@@ -1,4 +1,4 @@
-"""Results of queries that need not be run again."""
+"""Cache of query results."""
 
 import re
 import threading
@@ -10,18 +10,18 @@ from marshal import dumps
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.sqlite_guard import CLOCK, VOLATILE
 
-# Without an argument, or with one that may be put together to 'now'.
+# A call without an argument, or with one that may evaluate to 'now'.
 _UNSEEN_CLOCK = re.compile(
     r"\(\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\)|\|\||\b(?:char|chr|format|printf|replace|concat)", re.S
 )
 
 
-def is_repeatable(sql: str) -> bool:
-    """Whether the text shows that a second run on the same data returns the same rows.
+def is_deterministic(sql: str) -> bool:
+    """True if a second run on the same data surely returns the same rows, judging from the text.
 
-    False for texts that merely look otherwise. What a view calls is not seen here.
+    Does not see the functions inside a view.
 
-    >>> is_repeatable("SELECT strftime('%Y', born) FROM singer"), is_repeatable("SELECT date('now')")
+    >>> is_deterministic("SELECT strftime('%Y', born) FROM singer"), is_deterministic("SELECT date('now')")
     (True, False)
     """
     text = sql.lower()
@@ -32,7 +32,7 @@ def is_repeatable(sql: str) -> bool:
 
 
 def normalised(sql: str) -> str:
-    """The text without what cannot change its rows: outer blanks and one last semicolon.
+    """Strip outer blanks and one last semicolon, which cannot change the rows.
 
     Two semicolons are several statements to the sqlite3 module, one at the beginning is an empty one.
     """
@@ -40,7 +40,7 @@ def normalised(sql: str) -> str:
 
 
 class ResultCache:
-    """The least recently used results go first; safe to share between threads.
+    """Thread-safe LRU cache of outcomes.
 
     Attributes:
         hits: Look-ups that found a result.
@@ -48,7 +48,7 @@ class ResultCache:
     """
 
     def __init__(self, *, max_entries: int, max_bytes: int, ttl_s: float | None = None) -> None:
-        """Empty; `max_bytes` bounds the marshalled size of the results, `ttl_s` their age."""
+        """Create an empty cache; `max_bytes` bounds the marshalled size of the results, `ttl_s` their age."""
         self.hits = 0
         self.misses = 0
         self._max_entries = max_entries
@@ -62,7 +62,7 @@ class ResultCache:
         return len(self._entries)
 
     def get(self, key: Hashable) -> ExecutionOutcome | None:
-        """The result with `from_cache`, or None."""
+        """Return the result with `from_cache` set, or None."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and self._ttl_s is not None and time.monotonic() - entry[2] > self._ttl_s:
@@ -76,7 +76,7 @@ class ResultCache:
             return entry[0]
 
     def put(self, key: Hashable, outcome: ExecutionOutcome) -> None:
-        """Keeps a result, unless it is larger than the whole cache may be."""
+        """Store a result, unless it is larger than `max_bytes`."""
         n_bytes = len(dumps(tuple(outcome), 2))
         if n_bytes > self._max_bytes:
             return
@@ -89,13 +89,13 @@ class ResultCache:
                 self._remove(next(iter(self._entries)))
 
     def clear(self) -> None:
-        """Forgets the results, not the counts."""
+        """Drop the results, not the counts."""
         with self._lock:
             self._entries.clear()
             self._n_bytes = 0
 
-    def forget_holder(self) -> None:
-        """In a forked child: the lock may have been held by a thread that is not here."""
+    def reset_lock(self) -> None:
+        """Replace the lock in a forked child: the thread that held it does not exist there."""
         self._lock = threading.Lock()
 
     def _remove(self, key: Hashable) -> None:

@@ -1,9 +1,9 @@
-"""One hardened DuckDB connection: what a stranger's SQL may do on it, and for how long.
+"""One hardened DuckDB connection for untrusted SQL.
 
 Effects are bounded by a read-only open and a locked configuration (no file but the database, no extension,
-no setting), by statement types, and by a fresh session for each query, in which nothing of the last is left.
-Time is bounded by an interrupt, which DuckDB notices between two batches of rows: a single long call such as
-`repeat('x', 1e9)` is not interrupted, and takes memory beyond the limit. Only a killed process bounds those.
+no setting), by statement types, and by a fresh session for each query.
+Time is bounded by an interrupt, which DuckDB checks between two batches of rows: a single long call such as
+`repeat('x', 1e9)` is not interrupted, and takes memory beyond the limit. Only killing the process bounds it.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _READING_WORDS = frozenset(("SELECT", "FROM", "WITH", "PIVOT", "PIVOT_WIDER", "D
 _EXPLAIN = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*EXPLAIN\b\s*(?:ANALYZE\b\s*)?(?:\([\w\s,]*\))?", re.DOTALL | re.IGNORECASE
 )
-# Functions that hand SQL text or host objects to the engine: none reads a table better than plain SQL.
+# Functions that pass SQL text or host objects to the engine: none reads a table better than plain SQL.
 _DENIED_FUNCTION = re.compile(
     r"\b(query|query_table|json_execute_serialized_sql|write_log|truncate_duckdb_logs|pandas_scan"
     r"|checkpoint|force_checkpoint|arrow_scan|arrow_scan_dumb|python_arrow_scan|python_map_function|\w+_external_resource\w*)"
@@ -89,7 +89,7 @@ def fingerprint_of(path: str) -> Fingerprint:
         status = os.stat(path)
         has_log = os.path.exists(path + ".wal")
     except (OSError, ValueError) as error:
-        raise DataError(f"expected a DuckDB database file, got {error} (at {path})") from error
+        raise DataError(f"cannot read the DuckDB database file: {error} (at {path})") from error
     return (status.st_mtime_ns, status.st_size, status.st_ino, has_log)
 
 
@@ -99,12 +99,12 @@ class HardenedDuckDB:
     DuckDB keeps one instance of a file in a process: close this one before opening a changed file again.
 
     Attributes:
-        location: The path of the file.
-        fingerprint: Of the file when it was opened.
+        location: Path of the file.
+        fingerprint: Fingerprint of the file when it was opened.
     """
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
-        """Opens the file.
+        """Open the file.
 
         Raises:
             DataError: The file is missing, corrupt, no DuckDB database, or locked by a writer.
@@ -118,20 +118,20 @@ class HardenedDuckDB:
             return duckdb.connect(self.location, read_only=True, config=CONFIG)
         except duckdb.PermissionException as error:  # it would load an extension that reads this file
             raise DataError(
-                "expected a DuckDB database file, got one of another system, such as SQLite"
+                "cannot read the DuckDB database file: it is of another system, such as SQLite"
                 f" (at {self.location})"
             ) from error
         except duckdb.Error as error:
             raise self._fault(error) from error
 
     def close(self) -> None:
-        """Closes the file; a later `run` opens it again."""
+        """Close the file; a later `run` opens it again."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def run(self, sql: str, limits: Limits) -> ExecutionOutcome:
-        """The outcome without its time.
+        """Run a query; the outcome has no time yet.
 
         Raises:
             DataError: The file is at fault, not the query.
@@ -178,7 +178,7 @@ class HardenedDuckDB:
 
     def _fault(self, error: duckdb.Error) -> DataError:
         found = " ".join(str(error).split())
-        return DataError(f"expected a sound DuckDB database file, got: {found} (at {self.location})")
+        return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
 
 
 def _interrupt(session: duckdb.DuckDBPyConnection, is_over: threading.Event, timeout_s: float) -> None:
@@ -190,7 +190,7 @@ def _interrupt(session: duckdb.DuckDBPyConnection, is_over: threading.Event, tim
 
 
 def _refusal(session: duckdb.DuckDBPyConnection, sql: str) -> ExecutionOutcome | None:
-    """Why the text is not run; None if it is one statement that reads."""
+    """Outcome of a refused query; None if it is one statement that reads."""
     statements = session.extract_statements(sql)
     if not statements:
         return failure("error", NOTHING_TO_RUN)
@@ -223,7 +223,7 @@ def _result(
     columns = tuple(str(entry[0]) for entry in session.description)
     types = [str(entry[1].id) for entry in session.description]
     if not _PLAIN.issuperset(types):
-        # Asked again, with these columns as text. The order of the rows stays: one thread, nothing between.
+        # Run again, with these columns as text. One thread: the order of the rows stays.
         session.execute(_as_text(sql, types))
     converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]
     rows, is_truncated = keep_rows(_rows(session, converters), limits, deadline)

@@ -1,4 +1,4 @@
-"""Runs untrusted SQL in worker processes that can be killed, and returns typed outcomes."""
+"""Execution of untrusted SQL in worker processes that can be killed."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Kind, parse_address
-from text2sql_grpo.sql.cache import ResultCache, is_repeatable, normalised
+from text2sql_grpo.sql.cache import ResultCache, is_deterministic, normalised
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import WorkerPool
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
@@ -25,23 +25,23 @@ DEFAULT_CACHE_BYTES = 64_000_000
 
 _LOGS: dict[Kind, tuple[str, ...]] = {"sqlite": ("-wal", "-journal"), "duckdb": (".wal",)}
 _Asked = tuple[int, str, str]  # position, location, SQL
-_made: Any = partial(tuple.__new__, ExecutionOutcome)  # a third of the time of the constructor
+_new_outcome: Any = partial(tuple.__new__, ExecutionOutcome)  # a third of the time of the constructor
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _executors: weakref.WeakSet["SQLExecutor"] = weakref.WeakSet()
 
 
 class SQLExecutor:
-    """Runs untrusted SQL on databases that it never writes, from any thread.
+    """Thread-safe executor of untrusted SQL on read-only databases.
 
-    Worker processes start when they are first needed, at most `workers` for each kind of database, and end
-    with this process, however it ends. After a fork the child starts its own. Unpickled, an executor has
-    the same settings, no workers and an empty cache.
+    Worker processes start on demand, at most `workers` for each kind of database, and end with this process,
+    however it ends. After a fork the child starts its own. Unpickled, an executor has the same settings, no
+    workers and an empty cache.
 
     Attributes:
-        limits: Bounds of each execution, unless a call gives its own.
-        queries: Queries answered so far, those from the cache included.
-        seconds_in_sql: Seconds that databases spent on them, added up over parallel workers.
+        limits: Bounds of each execution, unless a call sets its own.
+        queries: Number of queries so far, those from the cache included.
+        seconds_in_sql: Seconds inside databases, added up over parallel workers.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class SQLExecutor:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         cache_ttl_s: float | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Create an executor without workers.
 
         Args:
             limits: Bounds of each execution.
-            workers: Queries that run at the same time, >= 1. More than there are processors pays where
-                queries run into their time limit.
-            cache_entries: Results remembered; 0 turns remembering off, and the joining of equal queries of
-                one batch with it.
-            cache_bytes: Of the remembered results together.
-            cache_ttl_s: Longest age of a remembered result; None for no limit. A result is never used after
+            workers: Maximum number of concurrent queries, >= 1. More than there are processors pays if
+                queries time out.
+            cache_entries: Maximum number of cached results; 0 turns off the cache and the deduplication
+                of a batch.
+            cache_bytes: Maximum size of the cached results together.
+            cache_ttl_s: Maximum age of a cached result; None for no limit. A result is never used after
                 its file changed.
         """
         if workers < 1:
@@ -89,19 +89,19 @@ class SQLExecutor:
 
     @property
     def cache_misses(self) -> int:
-        """Look-ups that found nothing; a query that may not be remembered is not looked up."""
+        """Look-ups that found nothing; a query that is not cacheable is not looked up."""
         return self._cache.misses if self._cache else 0
 
     def execute(self, database: Path | str, sql: str, *, limits: Limits | None = None) -> ExecutionOutcome:
-        """What the query returned, or why it did not.
+        """Run one query.
 
         Args:
             database: A path or a URL; see `parse_address`. A file may be replaced between two calls.
             sql: One statement, as the model wrote it.
-            limits: Bounds of this execution; None for the executor's own.
+            limits: Bounds of this execution; None for `self.limits`.
 
         Raises:
-            DataError: The database is missing, unreadable, corrupt or none: not the model's fault.
+            DataError: The database is missing, unreadable or corrupt: not the model's fault.
             RunError: Workers cannot be started.
         """
         limits = limits or self.limits
@@ -109,14 +109,14 @@ class SQLExecutor:
         if type(sql) is not str:
             sql = _text(sql)
         key = None
-        if self._cache is not None and _may_be_remembered(sql, limits):
+        if self._cache is not None and _is_cacheable(sql, limits):
             key = _key(location, normalised(sql), _fingerprint(kind, location), limits)
             known = self._cache.get(key) if key is not None else None
             if known is not None:
                 self._count(1, 0.0)
                 return known
         answer = (self._pools.get(kind) or self._pool(kind)).run_one(location, sql, limits)
-        outcome = _outcome(answer) if answer[-1] else _made(answer)
+        outcome = _outcome(answer) if answer[-1] else _new_outcome(answer)
         if key is not None and self._cache is not None and not answer[-1]:
             self._cache.put(key, outcome)
         self._count(1, outcome.elapsed_s)
@@ -125,9 +125,9 @@ class SQLExecutor:
     def execute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
     ) -> list[ExecutionOutcome]:
-        """One outcome per pair of database and query, in order, run on all workers; see `execute`.
+        """Run pairs of database and query on all workers; outcomes in order. See `execute`.
 
-        Equal queries run once if a second run would return the same.
+        Equal deterministic queries run once.
         """
         limits = limits or self.limits
         outcomes: list[Any] = [None] * len(database_and_sql)
@@ -146,13 +146,13 @@ class SQLExecutor:
     async def aexecute(
         self, database: Path | str, sql: str, *, limits: Limits | None = None
     ) -> ExecutionOutcome:
-        """`execute` for a coroutine; a cancelled one leaves its query to its time limit."""
+        """Async `execute`; the query of a cancelled call runs on to its time limit."""
         return await self._in_thread(partial(self.execute, database, sql, limits=limits))
 
     async def aexecute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
     ) -> list[ExecutionOutcome]:
-        """`execute_many` for a coroutine."""
+        """Async `execute_many`."""
         return await self._in_thread(partial(self.execute_many, database_and_sql, limits=limits))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -164,7 +164,7 @@ class SQLExecutor:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
-        """Ends the workers; a later `execute` starts new ones."""
+        """End the workers; a later `execute` starts new ones."""
         with self._lock:
             threads, self._threads = self._threads, None
         _end(self._pools)
@@ -197,17 +197,17 @@ class SQLExecutor:
         return pool
 
     def _run(self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any]) -> list[Answer]:
-        """Runs queries, puts their outcomes in place, and returns the answers."""
+        """Run queries, set their outcomes, and return the answers."""
         answers, is_plain = self._pool(kind).run([(location, sql) for _, location, sql in asked], limits)
-        made = map(_made, answers) if is_plain else map(_outcome, answers)
-        for (position, _, _), outcome in zip(asked, made, strict=True):
+        new = map(_new_outcome, answers) if is_plain else map(_outcome, answers)
+        for (position, _, _), outcome in zip(asked, new, strict=True):
             outcomes[position] = outcome
         return answers
 
     def _run_distinct(
         self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any], cache: ResultCache
     ) -> None:
-        """Runs what is not remembered, and equal queries once."""
+        """Run queries that are not cached, and equal queries once."""
         fingerprints: dict[str, Fingerprint | None] = {}
         keys: dict[int, Hashable] = {}
         firsts: dict[tuple[str, str], int] = {}
@@ -215,7 +215,7 @@ class SQLExecutor:
         wanted: list[_Asked] = []
         for query in asked:
             position, location, sql = query
-            if not _may_be_remembered(sql, limits):
+            if not _is_cacheable(sql, limits):
                 wanted.append(query)
                 continue
             text = normalised(sql)
@@ -249,31 +249,31 @@ class SQLExecutor:
             self.queries += n_queries
             self.seconds_in_sql += elapsed_s
 
-    def _forget_workers(self) -> None:
-        """In a forked child: the workers are the parent's, and a thread that held a lock is not here."""
+    def _reset_after_fork(self) -> None:
+        """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
         self._lock = threading.Lock()
         self._threads = None
         for pool in self._pools.values():
-            pool.forget()
+            pool.reset_after_fork()
         if self._cache is not None:
-            self._cache.forget_holder()
+            self._cache.reset_lock()
 
 
 def _text(sql: str) -> str:
     if type(sql) is str:
         return sql
     if isinstance(sql, str):
-        return "".join(sql)  # a subclass, which cannot be sent
-    raise TypeError(f"expected the query as text, got {type(sql).__name__}")
+        return "".join(sql)  # a subclass, which cannot be marshalled
+    raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
-def _may_be_remembered(sql: str, limits: Limits) -> bool:
+def _is_cacheable(sql: str, limits: Limits) -> bool:
     # A text may be too long for its blanks alone.
-    return len(sql) <= limits.max_sql_bytes and is_repeatable(sql)
+    return len(sql) <= limits.max_sql_bytes and is_deterministic(sql)
 
 
 def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
-    """None if there is none; whoever opens the database then says what is wrong with it."""
+    """Fingerprint of a file; None if it cannot be read, which raises when it is opened."""
     if kind not in _LOGS:
         return None
     try:
@@ -283,7 +283,7 @@ def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
 
 
 def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Hashable:
-    """None if the result cannot be remembered: the content may change without a trace."""
+    """Key of the cache; None if the content may change without a trace."""
     return (location, text, fingerprint, limits) if fingerprint is not None and fingerprint[-1] else None
 
 
@@ -296,10 +296,10 @@ def _end(pools: dict[Kind, WorkerPool]) -> None:
         pool.close()
 
 
-def _forget_workers() -> None:
+def _reset_after_fork() -> None:
     for executor in _executors:
-        executor._forget_workers()
+        executor._reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_workers)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""What the model is told of a query that failed, and which texts no database is given at all.
+"""Texts that the model sees of a failed query, and checks before a query reaches a database.
 
 Imported by the workers: nothing heavy here.
 """
@@ -18,18 +18,18 @@ ONLY_READING = "only queries that read the tables run"
 
 
 def late_text(timeout_s: float) -> str:
-    """What the model is told of a query that was stopped."""
+    """Text of a query that reached its time limit."""
     return f"stopped: the query ran longer than {timeout_s:g} s"
 
 
 def short_line(text: str) -> str:
-    """An error text fit to show to the model: one line, at most `MAX_ERROR_CHARS`."""
+    """Error text for the model: one line, at most `MAX_ERROR_CHARS`."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."
 
 
 def why_unfit(sql: str, limits: Limits) -> str:
-    """Why the text cannot be given to a database at all; empty if it can."""
+    """Reason why no database could run the text; empty if there is none."""
     if "\0" in sql:
         return "the query contains a NUL character"
     try:

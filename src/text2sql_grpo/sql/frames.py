@@ -1,4 +1,4 @@
-"""How the parent and its worker processes write to each other: marshal values after a short header.
+"""Wire format between the parent and its worker processes: marshal values after a short header.
 
 Both ends are the same interpreter. Version 2 of the format has no references between values, so that
 a marshalled list or tuple is its length followed by its items, each of which can be made on its own.
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 16  # a larger buffer costs more than the calls it saves
 HEADER_BYTES = 5
 
-# Looking again and again for so long, instead of sleeping at once: to wake a process whose core sleeps takes
-# 25 to 50 us. It is bounded, and given up for a while where nothing comes in time.
+# Polling time before a blocking read: to wake a process whose core sleeps takes 25 to 50 us. After polls
+# in vain, the next reads block at once.
 SPIN_S = 100e-6
 MAX_SKIPS = 63
 _CAN_SPIN = os.name != "nt"  # pipes that return at once when they are empty
 
-PLAIN = 0  # every item is an outcome that may be remembered
+PLAIN = 0  # every item is a cacheable outcome
 SPECIAL = 1  # some items are not
-LAST = 2  # the process ends after this frame; what is not answered was not run
+LAST = 2  # the process ends after this frame; queries without an answer were not run
 
 
 def marshalled(value: Any) -> bytes:
@@ -35,12 +35,12 @@ def marshalled(value: Any) -> bytes:
 
 
 def marshalled_list(items: list[bytes]) -> bytes:
-    """The list of items that are marshalled already."""
+    """Marshal a list of marshalled items."""
     return b"[" + len(items).to_bytes(4, "little") + b"".join(items)
 
 
 def marshalled_tuple(n_items: int, items: Iterable[bytes]) -> bytes:
-    """The tuple of items that are marshalled already."""
+    """Marshal a tuple of marshalled items."""
     return b"(" + n_items.to_bytes(4, "little") + b"".join(items)
 
 
@@ -62,18 +62,18 @@ class FrameReader:
         self._descriptor = descriptor
         self._rest = b""
         self._is_blocking = True
-        self._n_skips = self._n_skips_left = 0  # reads that sleep at once, after looking was in vain
+        self._n_skips = self._n_skips_left = 0  # reads that block at once, after polls in vain
 
     def read(self, *, is_soon: bool = False) -> tuple[bytes, int]:
-        """The next frame's body and flags.
+        """Return the next frame's body and flags.
 
         Args:
-            is_soon: Whether it is worth a moment's looking before sleeping.
+            is_soon: whether to poll for a moment before a blocking read.
 
         Raises:
             EOFError: The other end is closed.
         """
-        data = self._rest or (is_soon and _CAN_SPIN and self._looked_for()) or self._read()
+        data = self._rest or (is_soon and _CAN_SPIN and self._poll()) or self._read()
         while len(data) < HEADER_BYTES:
             data += self._read()
         end = HEADER_BYTES + int.from_bytes(data[:4], "little")
@@ -86,8 +86,8 @@ class FrameReader:
         self._rest = data[end:]
         return data[HEADER_BYTES:end], data[4]
 
-    def _looked_for(self) -> bytes:
-        """What comes within `SPIN_S`; empty if nothing does, or did the last times."""
+    def _poll(self) -> bytes:
+        """Data that arrives within `SPIN_S`; empty if there is none, or was none the last times."""
         if self._n_skips_left:
             self._n_skips_left -= 1
             return b""

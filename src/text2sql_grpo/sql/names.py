@@ -1,4 +1,4 @@
-"""Names of tables and columns as SQL needs them: quoted only where they could not stand bare."""
+"""Names of tables and columns, quoted only if SQL needs it."""
 
 import re
 import sqlite3
@@ -10,8 +10,8 @@ from text2sql_grpo.sql.schema_types import Dialect
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LOWER_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 
-# Every word that pg_get_keywords() (PostgreSQL 15) or duckdb_keywords() (DuckDB 2.0) does not call
-# unreserved, as PostgreSQL's own quote_ident quotes them. A word too many costs two quotes.
+# Every word that pg_get_keywords() (PostgreSQL 15) or duckdb_keywords() (DuckDB 2.0) does not list as
+# unreserved, like PostgreSQL's quote_ident. A word too many costs two quotes.
 _KEYWORD_TEXT = """
 all analyse analyze and anti any array as asc asof asymmetric at authorization between bigint binary
 bit boolean both by case cast char character check coalesce collate collation column columns
@@ -33,7 +33,7 @@ _KEYWORDS = frozenset(_KEYWORD_TEXT.split())
 
 @lru_cache(maxsize=10_000)
 def quote_name(name: str, dialect: Dialect = "sqlite") -> str:
-    """The name as SQL needs it: in double quotes only if it could not stand without them.
+    """Put a name in double quotes if SQL needs them.
 
     PostgreSQL folds bare names to lower case, so capitals are quoted there.
 
@@ -51,7 +51,7 @@ def quote_name(name: str, dialect: Dialect = "sqlite") -> str:
 
 
 def _is_allowed_bare(name: str) -> bool:
-    """Asked of SQLite itself, whose list of reserved words depends on the place and the version."""
+    """Try the name in SQLite, whose list of reserved words depends on the place and the version."""
     try:
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.execute(f"CREATE TABLE {name} ({name} TEXT, x_ TEXT)")

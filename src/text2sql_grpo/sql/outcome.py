@@ -1,4 +1,4 @@
-"""What one execution is bounded by, and what it returns."""
+"""Limits and outcome of one execution."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,10 +14,10 @@ class Limits:
 
     Attributes:
         timeout_s: Seconds until the query is stopped, > 0.
-        max_rows: Rows kept at most; more sets `ExecutionOutcome.is_truncated`.
-        max_bytes: Bytes of rows kept at most: text and blobs by length, numbers as 5 to 9, and a few
+        max_rows: Maximum number of rows kept; more sets `ExecutionOutcome.is_truncated`.
+        max_bytes: Maximum size of the rows kept: text and blobs by length, numbers as 5 to 9, and a few
             bytes for each value and row.
-        max_sql_bytes: Longest SQL text accepted, in UTF-8 bytes.
+        max_sql_bytes: Maximum length of the SQL text, in UTF-8 bytes.
     """
 
     timeout_s: float = 5.0
@@ -27,18 +27,18 @@ class Limits:
 
 
 class ExecutionOutcome(NamedTuple):
-    """The typed end of one execution; never an exception for what the model did.
+    """Typed outcome of one execution; a failure of the model's query is a status, never an exception.
 
-    A named tuple, for hundreds of thousands of them are built.
+    A named tuple, because hundreds of thousands of them are built.
 
     Attributes:
         status: `ok`, or why there are no rows.
-        columns: Column names as the database gives them; empty unless `ok`.
+        columns: Column names; empty unless `ok`.
         rows: At most `Limits.max_rows` rows; empty unless `ok`.
         is_truncated: True if rows were cut at a limit. Never equal to anything in grading.
-        error: Text fit to show to the model; empty if `ok`.
-        elapsed_s: Wall-clock seconds inside the database; of the first execution if `from_cache`.
-        from_cache: True if the query was not run again.
+        error: Text for the model; empty if `ok`.
+        elapsed_s: Wall-clock seconds inside the database; those of the first execution if `from_cache`.
+        from_cache: True if the result came from the cache.
     """
 
     status: Status

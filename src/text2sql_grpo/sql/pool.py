@@ -1,4 +1,4 @@
-"""Worker processes that can be killed: who is idle, what each is asked, and what its end means.
+"""Pool of worker processes that can be killed: scheduling of queries, restarts, retries.
 
 Needs neither signals nor fork nor readiness of pipes: a thread that waits for a worker blocks in a read, and
 the worker, or the backstop thread here, ends that wait.
@@ -18,11 +18,11 @@ from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, Reply, Worker
 
 MAX_CHUNK = 256  # queries in one message
-FIRST_CHUNK = 8  # the same, before it is known how long queries take
+FIRST_CHUNK = 8  # the same, before the first timing of a query
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
-MAX_STARTS = 10  # of workers that others kill before they are ready, for one message
+MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
 Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
@@ -47,14 +47,14 @@ class WorkerPool:
         self._is_over = threading.Event()
         self._is_watched = False
 
-    def forget(self) -> None:
-        """In a forked child: the workers are the parent's, this process starts its own."""
+    def reset_after_fork(self) -> None:
+        """Drop the parent's workers; this process starts its own."""
         for worker in [*self._workers, *self._ended]:
             worker.forget()
         self._reset()
 
     def close(self) -> None:
-        """Ends the idle workers now and the busy ones after what they do."""
+        """End the idle workers now and the busy ones after their current request."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._workers = set()
@@ -67,7 +67,7 @@ class WorkerPool:
         self._reap()
 
     def run_one(self, location: str, sql: str, limits: Limits) -> Answer:
-        """The answer to one query.
+        """Run one query.
 
         Raises:
             RunError: The database is at fault, or the executor.
@@ -79,13 +79,13 @@ class WorkerPool:
             answer = answers[0] if answers else None
             if answer is not None:
                 return answer if len(answer) != 2 else _checked(answer)
-            if ending == "silent":
+            if ending == "crashed":
                 if has_died or is_late:
-                    return _answer_of_the_dead(limits, is_late)
-                has_died = True  # perhaps somebody else ended the process: the query is asked once more
+                    return _outcome_after_crash(limits, is_late)
+                has_died = True  # the process may have been killed from outside: run the query once more
 
     def run(self, queries: Sequence[Query], limits: Limits) -> tuple[list[Answer], bool]:
-        """The answers to many queries in order, and whether all of them are plain.
+        """Answers to many queries in order, and whether all of them are cacheable.
 
         Raises:
             RunError: A database is at fault, or the executor.
@@ -129,7 +129,7 @@ class WorkerPool:
     def _ask_worker(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
         worker = self._take()
         is_alive = False
-        # A thread that looks for its answer again and again is in the way of others that work.
+        # A thread that polls takes time from others that work.
         is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
         try:
             reply = worker.ask(request, n_queries, limits.timeout_s, is_soon=is_soon)
@@ -150,20 +150,20 @@ class WorkerPool:
 
     def _give_back(self, worker: Worker, is_alive: bool) -> None:
         with self._lock:
-            is_ours = worker in self._workers
-            if is_ours and is_alive:
+            is_member = worker in self._workers
+            if is_member and is_alive:
                 self._idle.append(worker)
-            elif is_ours:
+            elif is_member:
                 self._workers.discard(worker)
                 self._n_started -= 1
                 worker.kill()
                 self._ended.append(worker)  # its memory may take long to free
                 if not self._idle and self._n_started + 1 < self._n_workers:
-                    self._idle.insert(0, self._start())  # a spare, for one late query seldom comes alone
+                    self._idle.insert(0, self._start())  # a spare: late queries come in series
                 self._idle.insert(0, self._start())  # gets ready while others work
             if self._n_waiting:
                 self._free.notify()
-        if not is_ours:
+        if not is_member:
             worker.end()
 
     def _start(self) -> Worker:
@@ -172,7 +172,7 @@ class WorkerPool:
         self._workers.add(worker)
         if not self._is_watched:
             self._is_watched = True
-            threading.Thread(target=self._stop_silent, args=(self._is_over,), daemon=True).start()
+            threading.Thread(target=self._kill_late, args=(self._is_over,), daemon=True).start()
         return worker
 
     def _reap(self) -> None:
@@ -181,8 +181,8 @@ class WorkerPool:
         for worker in ended:
             worker.end()
 
-    def _stop_silent(self, is_over: threading.Event) -> None:
-        """The backstop: kills workers that let a deadline pass and say nothing."""
+    def _kill_late(self, is_over: threading.Event) -> None:
+        """Kill workers that let a deadline pass without an answer (the backstop)."""
         while not is_over.wait(BACKSTOP_TICK_S):
             self._reap()
             now = time.perf_counter()
@@ -194,10 +194,10 @@ class WorkerPool:
 
 
 class _Batch:
-    """Queries on their way, shared by the threads that each ask one worker at a time.
+    """Queries of one batch, shared by the threads that each wait for one worker.
 
     Attributes:
-        query_s: Seconds that a query of the last message took.
+        query_s: Mean seconds of a query of the last message.
     """
 
     def __init__(self, queries: Sequence[Query], limits: Limits, n_workers: int) -> None:
@@ -210,17 +210,17 @@ class _Batch:
         self.failure: Exception | None = None
         self._n_workers = n_workers
         self._lock = threading.Lock()
-        # Neighbours of one database, so that each worker opens fewer files, and the largest first: what is
-        # slow last leaves the other workers idle. From the last to the first.
+        # Sorted by database, so that each worker opens fewer files, the largest taken first: a slow query at
+        # the end would leave the other workers idle.
         keys = {
             location: (_size_of(location), location) for location in {location for location, _ in queries}
         }
         self._pending = sorted(range(len(queries)), key=lambda position: keys[queries[position][0]])
-        self._alone: list[int] = []  # one of them ended its process
-        self._died: set[int] = set()  # asked alone, and their process ended
+        self._alone: list[int] = []  # one of them crashed its worker
+        self._died: set[int] = set()  # crashed their worker when run alone
 
     def next_positions(self) -> list[int]:
-        """The queries of the next message; none if all are answered or asked."""
+        """Positions of the next message's queries; empty if none is pending."""
         with self._lock:
             if self.is_over:
                 return []
@@ -233,7 +233,7 @@ class _Batch:
             return positions
 
     def take(self, positions: list[int], reply: Reply, is_late: bool) -> None:
-        """Keeps the answers, and puts back what has none."""
+        """Store the answers, and put back queries without one."""
         answers = self.answers
         for position, answer in zip(positions, reply.answers, strict=False):
             answers[position] = answer
@@ -242,13 +242,13 @@ class _Batch:
         with self._lock:
             self.is_plain = False
             unanswered = positions[len(reply.answers) :]
-            if reply.ending == "silent" and len(positions) == 1 and unanswered:
+            if reply.ending == "crashed" and len(positions) == 1 and unanswered:
                 if is_late or self._died.issuperset(unanswered):
-                    answers[positions[0]] = _answer_of_the_dead(self.limits, is_late)
+                    answers[positions[0]] = _outcome_after_crash(self.limits, is_late)
                 else:
                     self._died.update(unanswered)
                     self._alone += unanswered
-            elif reply.ending == "silent":
+            elif reply.ending == "crashed":
                 self._alone += unanswered
             else:
                 self._pending += unanswered[::-1]
@@ -269,10 +269,10 @@ def _request(segments: list[Segment], limits: Limits) -> bytes:
 
 
 def _size_of(location: str) -> int:
-    """Bytes of a database's file; 0 where it is none."""
+    """Bytes of a database's file; 0 if there is none."""
     try:
         return os.stat(location).st_size
-    except (OSError, ValueError):  # whoever opens it says what is wrong with it
+    except (OSError, ValueError):  # opening it raises the error
         return 0
 
 
@@ -295,8 +295,8 @@ def _checked(answer: Answer) -> Answer:
     return answer
 
 
-def _answer_of_the_dead(limits: Limits, is_late: bool) -> Answer:
-    """The answer to a lone query that was stopped late, or whose process ended twice without a word."""
+def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:
+    """Answer to a lone query whose worker was killed at the deadline, or crashed twice."""
     if is_late:
         return ("timeout", (), (), False, late_text(limits.timeout_s), limits.timeout_s + PATIENCE_S, True)
     return ("error", (), (), False, "the database engine crashed on this query", 0.0, True)

@@ -1,9 +1,9 @@
-"""One hardened PostgreSQL connection: what a stranger's SQL may do on it, and for how long.
+"""One hardened PostgreSQL connection for untrusted SQL.
 
 Effects are bounded by the role, which must be one of `postgres_role.restricted_role_sql`, by a read-only
 transaction that is always rolled back, by a cursor (`DECLARE ... CURSOR FOR` accepts one query and nothing
-else), and by `DISCARD ALL` after each query. Time is bounded by the server's `statement_timeout`; where the
-server does not obey, the query is cancelled from outside and the connection dropped.
+else), and by `DISCARD ALL` after each query. Time is bounded by the server's `statement_timeout`; if the
+server ignores it, the query is cancelled from outside and the connection dropped.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ GRACE_S = 0.05  # for the server's own time limit to be reported, before the con
 CLEANUP_TIMEOUT_S = 5.0
 MAX_RIGHTS_SHOWN = 3
 
-# As startup options, which `DISCARD ALL` restores. Nothing interrupts the compiling of a query (jit).
+# Startup options, which `DISCARD ALL` restores. Nothing interrupts the compiling of a query (jit).
 _OPTIONS = (
     "-c default_transaction_read_only=on -c jit=off -c cursor_tuple_fraction=1.0"
     " -c TimeZone=UTC -c DateStyle=ISO -c IntervalStyle=postgres -c bytea_output=hex"
@@ -83,16 +83,16 @@ class _BoolLoader(Loader):
 # The cheapest to set up; Windows has no poll.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
-# Read as values; every other type, known or not, as the server's own text.
+# Read as values; every other type as the server's text.
 _VALUE_TYPES = frozenset(("int2", "int4", "int8", "oid", "float4", "float8", "bytea", "numeric", "bool"))
 
 
 def fingerprint_of(location: str) -> None:
-    """None: a server does not say whether its tables changed, so nothing is cached."""
+    """None: a server does not report changes of its tables, so nothing is cached."""
 
 
 class HardenedPostgres:
-    """One connection to one database, opened again whenever it was lost.
+    """One connection to one database, reopened when lost.
 
     Attributes:
         location: The URL, password included: never shown.
@@ -100,7 +100,7 @@ class HardenedPostgres:
     """
 
     def __init__(self, location: str, fingerprint: None = None) -> None:
-        """Connects.
+        """Connect.
 
         Raises:
             DataError: No such server, database or role, a wrong password, or a role with too many rights.
@@ -111,13 +111,13 @@ class HardenedPostgres:
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
     def close(self) -> None:
-        """Closes the connection; a later `run` opens it again."""
+        """Close the connection; a later `run` opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def run(self, sql: str, limits: Limits) -> ExecutionOutcome:
-        """The outcome without its time.
+        """Run a query; the outcome has no time yet.
 
         Raises:
             DataError: The server is at fault, not the query.
@@ -150,7 +150,7 @@ class HardenedPostgres:
 
     def _result(self, sql: str, limits: Limits, deadline: float, *, is_explain: bool) -> ExecutionOutcome:
         columns: list[str] = []
-        if is_explain:  # no query for a cursor; what it explains is bound by the transaction and the role
+        if is_explain:  # no query for a cursor; the transaction and the role bound it
             fetched = self._rows(sql, columns, deadline)
         else:
             self._command(f"DECLARE result NO SCROLL CURSOR FOR {sql}", deadline)
@@ -206,8 +206,8 @@ class HardenedPostgres:
             connection.close()
             more = f" and {len(excess) - MAX_RIGHTS_SHOWN} more" if len(excess) > MAX_RIGHTS_SHOWN else ""
             raise DataError(
-                "expected a PostgreSQL role that can only read tables (see restricted_role_sql), got one that"
-                f" {', '.join(excess[:MAX_RIGHTS_SHOWN])}{more} (at {self._shown})"
+                f"the PostgreSQL role {', '.join(excess[:MAX_RIGHTS_SHOWN])}{more} (at {self._shown});"
+                " use one that can only read tables (see restricted_role_sql)"
             )
         for kind in postgres.types:
             if kind.name not in _VALUE_TYPES:
@@ -218,10 +218,10 @@ class HardenedPostgres:
 
     def _fault(self, error: psycopg.Error) -> DataError:
         found = " ".join(str(error).split())
-        return DataError(f"expected a PostgreSQL server that answers, got: {found} (at {self._shown})")
+        return DataError(f"PostgreSQL failed: {found} (at {self._shown})")
 
     def _begin(self, limits: Limits) -> None:
-        """Opens the read-only transaction; connects anew, once, if the server had closed the connection."""
+        """Open the read-only transaction; reconnect once if the server had closed the connection."""
         command = (
             f"BEGIN READ ONLY; SET LOCAL statement_timeout = {max(1, math.ceil(limits.timeout_s * 1000))}"
         )
@@ -229,7 +229,7 @@ class HardenedPostgres:
             if self._connection is None:
                 self._connection = self._connected()
             try:
-                self._command(command, time.monotonic() + CLEANUP_TIMEOUT_S, is_ours=True)
+                self._command(command, time.monotonic() + CLEANUP_TIMEOUT_S, is_trusted=True)
                 return
             except (psycopg.Error, TimeLimitReachedError) as error:
                 self.close()
@@ -240,29 +240,29 @@ class HardenedPostgres:
                     raise self._fault(found) from None
 
     def _clean_up(self) -> None:
-        """Ends the transaction and forgets all that the session holds; drops the connection if it cannot."""
+        """End the transaction and reset the session; drop the connection if that fails."""
         if self._connection is None:
             return
         deadline = time.monotonic() + CLEANUP_TIMEOUT_S
         try:
-            self._command("ROLLBACK", deadline, is_ours=True)
-            self._command("DISCARD ALL", deadline, is_ours=True)
+            self._command("ROLLBACK", deadline, is_trusted=True)
+            self._command("DISCARD ALL", deadline, is_trusted=True)
         except (psycopg.Error, TimeLimitReachedError):
             self.close()
 
     def _abandon(self) -> None:
-        """Cancels what runs, from outside, and drops the connection."""
+        """Cancel the running query from outside, and drop the connection."""
         if self._connection is not None:
-            with contextlib.suppress(psycopg.Error):  # the server does not answer: then dropping must do
+            with contextlib.suppress(psycopg.Error):  # the server does not answer: drop it all the same
                 self._connection.cancel_safe(timeout=1.0)
             self.close()
 
     def _is_lost(self) -> bool:
         return self._connection is None or self._connection.pgconn.status != pq.ConnStatus.OK
 
-    def _command(self, sql: str, deadline: float, *, is_ours: bool = False) -> None:
-        """Runs SQL that returns nothing; several statements only where they are ours."""
-        for _ in self._results(sql, deadline, is_ours=is_ours):
+    def _command(self, sql: str, deadline: float, *, is_trusted: bool = False) -> None:
+        """Run SQL that returns nothing; several statements only if they are trusted."""
+        for _ in self._results(sql, deadline, is_trusted=is_trusted):
             pass
 
     def _rows_of_cursor(self, n_rows: int, columns: list[str], deadline: float) -> Iterator[Row]:
@@ -276,7 +276,7 @@ class HardenedPostgres:
             n_rows = n_rows - n_got if n_got == n_asked else 0
 
     def _rows(self, sql: str, columns: list[str], deadline: float) -> Iterator[Row]:
-        """Rows one by one, as the server sends them; fills in the columns' names first."""
+        """Rows one by one, as the server sends them; sets the column names first."""
         transformer = None
         for result in self._results(sql, deadline, one_by_one=True):
             if transformer is None:
@@ -289,11 +289,11 @@ class HardenedPostgres:
                 yield tuple(map(_cell, row)) if list in map(type, row) else row
 
     def _results(
-        self, sql: str, deadline: float, *, is_ours: bool = False, one_by_one: bool = False
+        self, sql: str, deadline: float, *, is_trusted: bool = False, one_by_one: bool = False
     ) -> Iterator[pq.abc.PGresult]:
         assert self._connection is not None
         pgconn = self._connection.pgconn
-        if is_ours:
+        if is_trusted:
             pgconn.send_query(sql.encode())
         else:  # the extended protocol takes one statement only
             pgconn.send_query_params(sql.encode(), None)
@@ -301,7 +301,7 @@ class HardenedPostgres:
             pgconn.set_single_row_mode()
         error = None
         while True:
-            with contextlib.suppress(psycopg.OperationalError):  # lost: the next result says why
+            with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason
                 while pgconn.is_busy():
                     _wait_readable(pgconn.socket, deadline)
                     pgconn.consume_input()
@@ -340,7 +340,7 @@ def _without_password(location: str) -> str:
     # An unescaped `@` or `/` in the password moves a piece of it to another part, which errors would show.
     if "@" in host + database or not (port or "0").isdecimal():
         raise DataError(
-            "expected a URL such as postgresql://user:password@host:5432/database, got a malformed one"
-            " (special characters of a password must be percent-encoded)"
+            "malformed PostgreSQL URL: write postgresql://user:password@host:5432/database, with special"
+            " characters of the password percent-encoded"
         )
     return f"postgresql://{parts.get('user', '')}@{host or 'localhost'}:{port or 5432}/{database}"

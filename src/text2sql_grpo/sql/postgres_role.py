@@ -1,11 +1,11 @@
-"""The PostgreSQL role that untrusted SQL runs as: the SQL that makes it, and what a role has too much of."""
+"""PostgreSQL role for untrusted SQL: the SQL that creates it, and a check for excessive rights."""
 
 from collections.abc import Sequence
 
 from psycopg import Connection
 from psycopg.sql import Identifier, Literal
 
-# Every user may call these unless it is revoked, also in a read-only transaction. They end or cancel
+# Every role may call these unless revoked, also in a read-only transaction. They end or cancel
 # sessions, show what other sessions run, change settings, take locks that outlive a transaction, write large
 # objects or the log, read files, or run SQL given as text.
 FORBIDDEN_FUNCTIONS = (
@@ -35,19 +35,19 @@ _EXCESS = f"""
 
 
 def excessive_rights(connection: Connection[tuple[str]]) -> list[str]:
-    """What the connected role may do beyond reading tables; empty for a role of `restricted_role_sql`."""
+    """Rights of the connected role beyond reading tables; empty for a role of `restricted_role_sql`."""
     return [row[0] for row in connection.execute(_EXCESS).fetchall()]
 
 
 def restricted_role_sql(
     role: str, password: str, database: str, *, schemas: Sequence[str] = ("public",)
 ) -> str:
-    """SQL that makes a role which can read tables and nothing else; for a superuser, in that database.
+    """SQL that creates a role which can only read tables; run it as a superuser, in that database.
 
-    It takes rights from PUBLIC, that is from every role of this database that has them from nowhere else:
+    It revokes rights from PUBLIC, that is from every role of this database without a grant of its own:
     temporary tables, new tables in `schemas`, and `FORBIDDEN_FUNCTIONS` (advisory locks, large objects,
-    set_config, ...). So give the questions a database that no application shares. Run it again after
-    `CREATE EXTENSION`, for an extension may bring such functions. Needs PostgreSQL 14 or newer.
+    set_config, ...). So use a database that no application shares. Run it again after `CREATE EXTENSION`,
+    because an extension may add such functions. Needs PostgreSQL 14 or newer.
     """
     name, database_name = Identifier(role).as_string(), Identifier(database).as_string()
     settings = {

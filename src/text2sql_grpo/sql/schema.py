@@ -1,4 +1,4 @@
-"""The schema of a database, and the texts of it that a model is shown.
+"""Schema of a database, and its texts for the model.
 
 One reader for SQLite, DuckDB and PostgreSQL. Nothing is written, and the cost is bounded: rows are counted
 up to `MAX_COUNTED_ROWS`, examples come from a table's first rows, and no view is run.
@@ -41,14 +41,14 @@ __all__ = [
 
 
 def read_schema(database: Path | str, *, timeout_s: float = READ_TIMEOUT_S) -> Schema:
-    """The tables, views, columns, keys, comments, row counts and example values of a database.
+    """Read the tables, views, columns, keys, comments, row counts and example values of a database.
 
     Args:
         database: A file, or a URL such as `duckdb:///sales.duckdb` or `postgresql://reader@host/sales`.
-        timeout_s: For the whole schema; a schema is read in full or not at all.
+        timeout_s: Time limit of the whole schema.
 
     Raises:
-        DataError: The database is missing, unreadable, corrupt or none, or it took too long.
+        DataError: The database is missing, unreadable or corrupt, or it took too long.
     """
     address = parse_address(database)
     if address.kind == "duckdb":

@@ -1,4 +1,4 @@
-"""A text of a schema within a number of tokens, which says in its last line what it leaves out."""
+"""Text of a schema within a token budget; its last line lists what is left out."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,7 +16,7 @@ _Relation = TypeVar("_Relation", Table, View)
 
 @dataclass(frozen=True)
 class _Cut:
-    """One thing left out: of a relation, by its place in `schema.relations`."""
+    """One thing left out of a relation, an index of `schema.relations`."""
 
     kind: Literal["examples", "comments", "column", "relation"]
     relation: int
@@ -24,7 +24,7 @@ class _Cut:
 
 
 def estimated_tokens(text: str) -> int:
-    """A quarter of the characters, rounded up: what English and SQL come to, nearly, for usual tokenizers.
+    """A quarter of the characters, rounded up: close for English and SQL with usual tokenizers.
 
     >>> estimated_tokens("SELECT name FROM ward")
     6
@@ -40,15 +40,15 @@ def text_within(
     max_tokens: int | None,
     count_tokens: Callable[[str], int],
 ) -> str:
-    """`render(schema)`, or of as much of the schema as the tokens allow, with a last line on the rest.
+    """Render the schema, or as much of it as the tokens allow with a last line on the rest.
 
     Left out one by one, each time from the last view to the first table: examples, a relation at a time;
     comments, a relation at a time; columns that are no keys, the longest relation's last one first, so that
     all become equally short (a relation without keys keeps its first column); whole views and tables.
 
     Args:
-        last_line: With `{}` where the list of what was left out goes.
-        max_tokens: Of the whole text; None for no limit.
+        last_line: Template with `{}` for the list of what was left out.
+        max_tokens: Maximum length of the whole text; None for no limit.
 
     Raises:
         DataError: Not even the last line fits.
@@ -67,8 +67,8 @@ def text_within(
 
     if not fits(len(cuts)):
         raise DataError(
-            f"expected room for the line that says what is left out, {count_tokens(text(len(cuts)))} tokens, "
-            f"got max_tokens={max_tokens} (schema of {schema.name or 'a database'})"
+            f"max_tokens must be >= {count_tokens(text(len(cuts)))}, for a line on what is left out, "
+            f"got {max_tokens} (schema of {schema.name or 'a database'})"
         )
     return text(bisect_left(range(len(cuts)), True, lo=1, key=fits))
 
@@ -89,7 +89,7 @@ def _cuts(schema: Schema) -> list[_Cut]:
 
 
 def _key_columns(schema: Schema) -> set[tuple[str, str, str]]:
-    """Columns of primary and foreign keys, and those that foreign keys name: (namespace, table, column)."""
+    """Columns of primary and foreign keys, and those referenced: (namespace, table, column)."""
     keys = set()
     for table in schema.tables:
         keys |= {(table.namespace, table.name, c.name) for c in table.columns if c.is_primary_key}
@@ -121,7 +121,7 @@ def _reduced(relation: _Relation, i: int, cuts: frozenset[_Cut]) -> _Relation:
 
 
 def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
-    """In words: `all examples; 3 columns that are no keys (of ward, staff); tables visit, bill`."""
+    """List of cuts: `all examples; 3 columns that are no keys (of ward, staff); tables visit, bill`."""
     relations = schema.relations
     total, done = Counter(cut.kind for cut in cuts), Counter(cut.kind for cut in cuts[:n_cuts])
 

@@ -1,4 +1,4 @@
-"""The schema of a DuckDB file, from DuckDB's own system tables."""
+"""Schema of a DuckDB file, from its system tables."""
 
 import logging
 import threading
@@ -32,25 +32,23 @@ _Name = tuple[str, str]  # of the namespace and of the table
 
 
 def read_duckdb(database: Path | str, *, timeout_s: float) -> Schema:
-    """See `schema.read_schema`. DuckDB looks at the time between two batches of rows only."""
+    """See `schema.read_schema`. DuckDB checks the time between two batches of rows only."""
     try:
         import duckdb
 
-        # The same for every connection of this process to a file, or DuckDB refuses the second.
+        # DuckDB refuses a second connection of this process to a file with another configuration.
         from text2sql_grpo.sql.duckdb_database import CONFIG
     except ImportError as error:
-        raise DataError(f"expected the package duckdb, got: {error} (to read {database})") from error
+        raise DataError(f"{database} needs the package duckdb: {error}") from error
     try:
         with closing(duckdb.connect(str(database), read_only=True, config=CONFIG)) as connection:
             reader = _Reader(connection, timeout_s)
             with reader.interrupted_when_late():
                 return reader.schema(Path(database).stem)
     except (duckdb.InterruptException, TimeoutError) as error:
-        raise DataError(
-            f"expected a schema that is read within {timeout_s:g} s, got no end (at {database})"
-        ) from error
+        raise DataError(f"reading the schema of {database} took longer than {timeout_s:g} s") from error
     except duckdb.Error as error:
-        raise DataError(f"expected a readable DuckDB database, got: {error} (at {database})") from error
+        raise DataError(f"cannot read the DuckDB schema: {error} (at {database})") from error
 
 
 class _Reader:
@@ -62,7 +60,7 @@ class _Reader:
 
     @contextmanager
     def interrupted_when_late(self) -> Iterator[None]:
-        """Interrupts what runs at the deadline, and again, for an interrupt between two queries is lost."""
+        """Interrupt the query at the deadline, repeatedly: an interrupt between two queries is lost."""
         is_done = threading.Event()
 
         def watch() -> None:
@@ -118,7 +116,7 @@ class _Reader:
         return Schema(tuple(tables), tuple(views), name, dialect="duckdb")
 
     def _keys(self) -> tuple[dict[_Name, list[str]], dict[_Name, list[ForeignKey]]]:
-        """Columns of each table's primary key, and its foreign keys, which never leave their namespace."""
+        """Primary key columns and foreign keys by table; foreign keys never leave their namespace."""
         primary: dict[_Name, list[str]] = defaultdict(list)
         foreign: dict[_Name, list[ForeignKey]] = defaultdict(list)
         query = """
@@ -149,7 +147,7 @@ class _Reader:
         return columns
 
     def _n_rows(self, table: str) -> int:
-        """At most one more than `MAX_COUNTED_ROWS`."""
+        """Number of rows, at most one more than `MAX_COUNTED_ROWS`."""
         counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1})"
         return int(self._rows(counted)[0][0])
 
@@ -159,13 +157,13 @@ class _Reader:
         return column_examples(rows, [column.type for column in columns])
 
     def _is_readable(self, namespace: str, view: str) -> bool:
-        """Whether what the view reads is still there and may be read; the view is not run."""
+        """True if all that the view reads still exists and is readable; does not run the view."""
         import duckdb
 
         try:
             self._rows(f"DESCRIBE {quote_name(namespace, 'duckdb')}.{quote_name(view, 'duckdb')}")
         except (duckdb.CatalogException, duckdb.BinderException, duckdb.PermissionException) as error:
-            logger.warning("view %s is left out of the schema, for no query can read it: %s", view, error)
+            logger.warning("view %s is left out of the schema: no query can read it: %s", view, error)
             return False
         return True
 
@@ -179,7 +177,7 @@ def _cut(kind: str) -> str:
 
 
 def _value(column: Column) -> str:
-    """What is read of a column: no lists, structs, blobs, nor times that depend on the zone of the reader."""
+    """SQL of a column's example: NULL for lists, structs, blobs, and times that depend on the time zone."""
     name, kind = quote_name(column.name, "duckdb"), column.type.partition("(")[0]
     if column.type.endswith("]"):
         return "NULL"

@@ -1,4 +1,4 @@
-"""Which stored values stand for a column, and how long a look at a table may be."""
+"""Selection of the example values of a column."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from text2sql_grpo.sql.schema_types import Example
 
-EXAMPLE_ROWS = 1_000  # the first rows of a table, the only ones looked at
+EXAMPLE_ROWS = 1_000  # read only the first rows of a table
 MAX_EXAMPLES = 3
 LONG_CHARS = 20  # one example only, if any value is longer
 MAX_CHARS = 50  # none, if any value is longer
@@ -19,11 +19,10 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def column_examples(rows: Iterable[Sequence[Any]], types: Sequence[str]) -> list[tuple[Example, ...]]:
-    """The first different values of each column: exact, or absent.
+    """First distinct values of each column: exact, or absent.
 
-    Three; one of dates and of values over 20 characters; none if one is over 50, as in M-Schema. NULL,
-    empty text, text with line breaks or other unprintable characters, infinities and values of other
-    types are passed over.
+    Three; one for dates and for values over 20 characters; none if one is over 50, as in M-Schema. Skips
+    NULL, empty text, text with line breaks or other unprintable characters, infinities and other types.
 
     Args:
         rows: Text cut at `READ_CHARS`; read only as far as needed.

@@ -1,4 +1,4 @@
-"""The schema of a PostgreSQL database, from its catalog, in one read-only transaction."""
+"""Schema of a PostgreSQL database, from its catalog, in one read-only transaction."""
 
 import time
 from collections import defaultdict
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 10
 
-# What the role may read, by the system's number (oid), without partitions of a table that is there.
+# Relations that the role may read, by oid, without partitions.
 _RELATIONS = """
     SELECT c.oid, CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, c.relname,
         c.relkind IN ('r', 'p'), obj_description(c.oid, 'pg_class')
@@ -54,15 +54,14 @@ def read_postgres(url: str, *, timeout_s: float) -> Schema:
     try:
         import psycopg
     except ImportError as error:
-        raise DataError(
-            f"expected the package psycopg, got: {error} (to read a PostgreSQL schema)"
-        ) from error
+        raise DataError(f"PostgreSQL databases need the package psycopg: {error}") from error
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        # Neither the URL nor what is said of it is shown: it may hold a password.
-        expected = "expected a PostgreSQL URL such as postgresql://reader@localhost/sales"
-        raise DataError(f"{expected}, got one that cannot be read") from None
+        # The URL and the original error may hold a password.
+        raise DataError(
+            "malformed PostgreSQL URL: write one such as postgresql://reader@localhost/sales"
+        ) from None
     where = f"database {parts.get('dbname', 'of the user')} on {parts.get('host', 'this machine')}"
     try:
         connection = psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S, client_encoding="UTF8")
@@ -70,16 +69,14 @@ def read_postgres(url: str, *, timeout_s: float) -> Schema:
             connection.read_only = True
             return _Reader(connection, timeout_s).schema()
     except (psycopg.errors.QueryCanceled, TimeoutError) as error:
-        raise DataError(
-            f"expected a schema that is read within {timeout_s:g} s, got no end (at {where})"
-        ) from error
+        raise DataError(f"reading the schema of {where} took longer than {timeout_s:g} s") from error
     except (psycopg.Error, UnicodeError) as error:
         text = one_line(str(error))
-        raise DataError(f"expected a readable PostgreSQL database, got: {text} (at {where})") from error
+        raise DataError(f"cannot read the PostgreSQL schema: {text} (at {where})") from error
 
 
 class _Reader:
-    """One transaction that reads; each statement gets what is left of the time."""
+    """One reading transaction; each statement gets the remaining time."""
 
     def __init__(self, connection: "Connection[tuple[Any, ...]]", timeout_s: float) -> None:
         self._connection = connection
@@ -135,7 +132,7 @@ class _Reader:
         return Schema(tuple(tables), tuple(views), self._connection.info.dbname, dialect="postgresql")
 
     def _n_rows(self, table: str) -> int:
-        """At most one more than `MAX_COUNTED_ROWS`."""
+        """Number of rows, at most one more than `MAX_COUNTED_ROWS`."""
         counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1}) AS rows"
         return int(self._rows(counted)[0][0])
 
@@ -145,7 +142,7 @@ class _Reader:
 
 
 def _value(name: str, category: str, base: str) -> str:
-    """What is read of a column: numbers as they are, others as text; nothing of lists, bytes and the like."""
+    """SQL of a column's example: numbers as they are, others as text; NULL for lists, bytes and the like."""
     sql = quote_name(name, "postgresql")
     if category in ("N", "B"):
         return sql

@@ -1,4 +1,4 @@
-"""The schema of a SQLite file, from its pragmas and the stored text of its statements."""
+"""Schema of a SQLite file, from its pragmas and the stored CREATE statements."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from text2sql_grpo.sql.sqlite import open_database
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS_STEPS = 100  # SQLite instructions between two looks at the clock
+_PROGRESS_STEPS = 100  # SQLite instructions between two checks of the deadline
 _COMMENT = re.compile(r"^(?P<code>[^'\n]*?)--(?P<comment>.*)$")
 _TABLE_START = re.compile(r"\s*CREATE\s+TABLE\b[^(]*\(\s*", re.IGNORECASE)
 _COLUMN_START = re.compile(r'\s*,?\s*(?:"(?P<a>(?:[^"]|"")+)"|\[(?P<b>[^]]+)\]|`(?P<c>[^`]+)`|(?P<d>\w+))')
@@ -32,14 +32,12 @@ def read_sqlite(database: Path | str, *, timeout_s: float) -> Schema:
             return _schema(connection, Path(database).stem)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
-            raise DataError(
-                f"expected a schema that is read within {timeout_s:g} s, got no end (at {database})"
-            ) from error
-        raise DataError(f"expected a readable schema, got: {error} (at {database})") from error
+            raise DataError(f"reading the schema of {database} took longer than {timeout_s:g} s") from error
+        raise DataError(f"cannot read the schema: {error} (at {database})") from error
 
 
 def _text_of(raw: bytes) -> str:
-    """Text that is not UTF-8 becomes unprintable, so that no example shows it."""
+    """Decode text; invalid UTF-8 becomes unprintable, so that no example shows it."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -54,7 +52,7 @@ def _schema(connection: sqlite3.Connection, name: str) -> Schema:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise
-            logger.warning("view %s is left out of the schema, for no query can read it: %s", view, error)
+            logger.warning("view %s is left out of the schema: no query can read it: %s", view, error)
     return Schema(
         tuple(_table(connection, table, columns) for table in names), tuple(views), name, dialect="sqlite"
     )
@@ -66,7 +64,7 @@ def _names(connection: sqlite3.Connection, kind: str) -> list[str]:
 
 
 def _shadow_tables(connection: sqlite3.Connection) -> set[str]:
-    """The tables behind a full-text or rtree table; unknown before SQLite 3.37."""
+    """Tables behind a full-text or rtree table; unknown before SQLite 3.37."""
     if sqlite3.sqlite_version_info < (3, 37):
         return set()
     return {
@@ -75,7 +73,7 @@ def _shadow_tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[Column, int]]:
-    """Each column with its place in the primary key, from 1; 0 if it has none."""
+    """Each column with its 1-based place in the primary key; 0 if it has none."""
     rows = connection.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?)', (table,))
     return [
         (Column(name, kind, not (notnull or place), bool(place)), place)
@@ -121,9 +119,9 @@ def _examples(
 
 
 def _comments(statement: str) -> tuple[str, dict[str, str]]:
-    """The `-- comment` behind the opening bracket, and those at the end of a line that declares one column.
+    """Comment behind the opening bracket, and by lower-case name those behind a line of one column.
 
-    By lower-case column name. Lines that hold a string or several columns are passed over.
+    Lines with a string or several columns are skipped.
     """
     table_comment, comments = "", dict[str, str]()
     for line in statement.splitlines():

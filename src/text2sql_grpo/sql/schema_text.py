@@ -1,4 +1,4 @@
-"""The texts of a schema that a model is shown, each a function of the schema alone.
+"""Texts of a schema for the model, each a function of the schema alone.
 
 `compact_text` and `ddl_text` never show a stored value; `m_schema_text` and `commented_ddl_text` show
 comments and a few examples.
@@ -28,14 +28,14 @@ def schema_text(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] = estimated_tokens,
 ) -> str:
-    """One of the texts below; where it is too long, shortened as `text_within` says.
+    """Text of a schema, shortened by `text_within` if it is too long.
 
     Args:
-        max_tokens: Of the text; None for no limit.
-        count_tokens: By the model's tokenizer; else a quarter of the characters.
+        max_tokens: Maximum length; None for no limit.
+        count_tokens: Counter of the model's tokenizer; by default a quarter of the characters.
 
     Raises:
-        DataError: `max_tokens` leaves no room even for the line that says what was left out.
+        DataError: `max_tokens` leaves no room even for the line that lists what was left out.
     """
     render, last_line = _TEXTS[kind]
     if kind in ("compact", "ddl"):
@@ -44,7 +44,7 @@ def schema_text(
 
 
 def _bare(schema: Schema) -> Schema:
-    """Without what some texts never show, so that leaving it out is no gain."""
+    """Drop comments and examples, which some texts never show, so that they are not cut first."""
 
     def columns(relation: Table | View) -> tuple[Column, ...]:
         return tuple(replace(column, comment="", examples=()) for column in relation.columns)
@@ -61,7 +61,7 @@ def _quoted(names: Iterable[str], dialect: Dialect) -> str:
 
 
 def relation_sql(relation: Table | View, dialect: Dialect) -> str:
-    """The name of a table or view as a query writes it, with its namespace where that is needed."""
+    """Name of a table or view in a query, with its namespace if needed."""
     return _dotted(relation.namespace, relation.name, dialect)
 
 
@@ -72,8 +72,8 @@ def _dotted(namespace: str, name: str, dialect: Dialect) -> str:
 def compact_text(schema: Schema) -> str:
     """One line a table, such as `table visit.day, visit.ward, visit.staff_id = staff.staff_id`; no types.
 
-    Every column stands behind its table, as a query needs it, and a foreign key beside what it refers
-    to. Views follow, as `view fees.ward, fees.total`.
+    Every column has its table's name, as a query needs it, and a foreign key the column it references.
+    Views follow, as `view fees.ward, fees.total`.
     """
     lines = [_compact_line("table", table, schema.dialect) for table in schema.tables]
     return "\n".join(lines + [_compact_line("view", view, schema.dialect) for view in schema.views])
@@ -127,7 +127,7 @@ def _foreign_key(key: ForeignKey, dialect: Dialect) -> str:
 
 
 def _as_comment(create_table: str, view: View) -> str:
-    """Its query is not told, so no CREATE VIEW could run: a comment with its columns."""
+    """Comment with a view's columns: without its query, no CREATE VIEW could run."""
     text = create_table.replace("CREATE TABLE", "VIEW", 1)
     return "\n".join(f"-- {line}" for line in text.split("\n"))
 
@@ -164,7 +164,7 @@ def _create_commented_table(relation: Table | View, dialect: Dialect) -> str:
 
 
 def _sql_literal(value: Example) -> str:
-    """As a query would write it.
+    """SQL literal of a value.
 
     >>> _sql_literal("O'Hara"), _sql_literal(3), _sql_literal(True)
     ("'O''Hara'", '3', 'true')

@@ -1,4 +1,4 @@
-"""What a schema is: plain data, the same for SQLite, DuckDB and PostgreSQL."""
+"""Schema as plain data, the same for SQLite, DuckDB and PostgreSQL."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,12 +16,12 @@ class Column:
     """One column.
 
     Attributes:
-        name: As declared, unquoted.
-        type: As declared (`VARCHAR(20)`); empty if none was.
+        name: Declared name, unquoted.
+        type: Declared type (`VARCHAR(20)`); empty if none was.
         is_nullable: False for NOT NULL and for parts of the primary key.
         is_primary_key: True for every part of the primary key.
         comment: One line; empty if there is none.
-        examples: Up to three different values; see `schema_examples`.
+        examples: Up to three distinct values; see `schema_examples`.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Column:
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """`columns` of this table name a row of `table` by its columns `references`.
+    """Foreign key from `columns` of this table to columns `references` of `table`.
 
     Attributes:
         columns: One or more of this table's columns.
-        table: The other table; may be missing in the database, for SQLite does not check.
+        table: The other table; may be missing in the database, because SQLite does not check.
         references: As many as `columns`; empty if the declaration names none and `table` is missing or
             has no such primary key.
-        namespace: Of the other table; see `Table`.
+        namespace: Namespace of the other table; see `Table`.
     """
 
     columns: tuple[str, ...]
@@ -55,7 +55,7 @@ class Table:
     """One table.
 
     Attributes:
-        n_rows: Rows counted, at most `MAX_COUNTED_ROWS`.
+        n_rows: Number of rows, at most `MAX_COUNTED_ROWS`.
         has_more_rows: True if there are more than `n_rows`.
         comment: One line; empty if there is none.
         namespace: The schema that holds it (DuckDB, PostgreSQL); empty where a bare name finds it.
@@ -82,14 +82,13 @@ class View:
 
 @dataclass(frozen=True)
 class Schema:
-    """A database as a model may be told of it.
+    """Schema of one database.
 
     Attributes:
-        tables: In the order in which the database lists them, mostly that of their creation; without the
-            system's own.
-        views: In the same order; those that no query can read any more are left out.
-        name: Of the database.
-        dialect: Decides how names are quoted.
+        tables: Tables in the database's order, mostly that of their creation; no system tables.
+        views: Views in the same order, without those that no query can read any more.
+        name: Name of the database.
+        dialect: Rules for quoting names.
     """
 
     tables: tuple[Table, ...]

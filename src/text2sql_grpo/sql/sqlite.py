@@ -1,4 +1,4 @@
-"""One hardened SQLite connection: what a stranger's SQL may do on it, and for how long.
+"""One hardened SQLite connection for untrusted SQL.
 
 Effects are bounded by an authorizer that allows only reading: a read-only file alone still lets SQL
 create files (ATTACH, VACUUM INTO) and shadow tables (TEMP). Time is bounded by a progress handler,
@@ -42,9 +42,9 @@ __all__ = [
     "open_database",
 ]
 
-PROGRESS_STEPS = 10_000  # SQLite instructions between two looks at the clock
-BUSY_TIMEOUT_MS = 100  # the same inside a query; whoever runs it may try again
-MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value is as long as can be
+PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
+BUSY_TIMEOUT_MS = 100  # wait inside a query for another process that writes the file; the worker retries
+MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value has maximum length
 
 # Faults of the file or the disk, never of the query.
 _FILE_FAULTS = frozenset(
@@ -62,7 +62,7 @@ _FILE_FAULTS = frozenset(
 _FULL_DISK = frozenset(
     (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
 )
-# The same as SQLite reports it, or a value over the length limit: stopped for its size.
+# A full disk as SQLite reports it, no memory, or a value over the length limit.
 _SIZE_FAULTS = frozenset((sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_FULL))
 
 _LIST_HEADER_BYTES = 5
@@ -72,11 +72,11 @@ _first = itemgetter(0)
 
 
 class DatabaseLocked(DataError):
-    """Another process writes the file; it may be over soon."""
+    """Another process writes the file; a retry may succeed."""
 
 
 class OutOfMemory(Exception):
-    """A query took all the memory that SQLite may have: its connection is not to be trusted again.
+    """A query exhausted SQLite's memory limit; its connection must be closed.
 
     Attributes:
         answer: The marshalled outcome.
@@ -90,8 +90,8 @@ class HardenedDatabase:
     """One hardened connection.
 
     Attributes:
-        path: Of the file.
-        fingerprint: Of the file when it was opened.
+        path: Path of the file.
+        fingerprint: Fingerprint of the file when it was opened.
     """
 
     def __init__(self, path: str, fingerprint: Fingerprint) -> None:
@@ -111,7 +111,7 @@ class HardenedDatabase:
         ).fetchall()
         for (name,) in virtual_tables:
             # rtree and fts5 prepare writes when first read, which the authorizer would refuse. One whose
-            # module is missing stays unreadable, and a query on it says so.
+            # module is missing stays unreadable, and a query on it fails with that reason.
             quoted = name.replace('"', '""')
             with contextlib.suppress(sqlite3.OperationalError):
                 self.connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0').close()
@@ -122,16 +122,16 @@ class HardenedDatabase:
         self._cursor = self.connection.cursor()
 
     def close(self) -> None:
-        """Closes the connection; the object is of no use afterwards."""
+        """Close the connection for good."""
         self.connection.close()
         os.close(self._file)
 
     def is_current(self) -> bool:
-        """Whether a new connection would read the same as this one."""
+        """True if a new connection would read the same as this one."""
         if not self._is_settled:
             return fingerprint_of(self.path) == self.fingerprint
-        # Less than a whole fingerprint: while this file is the same, another log than a write-ahead log
-        # holds nothing to read, and that one comes only with a header that says so.
+        # Less than a whole fingerprint: while this file is the same, only a write-ahead log can hold rows,
+        # and the file's header marks that mode.
         try:
             is_same = version_of(os.stat(self.path)) == self._version
         except OSError:
@@ -139,7 +139,7 @@ class HardenedDatabase:
         return is_same and not (self._has_wal_header and os.access(self.path + "-wal", os.F_OK))
 
     def is_unchanged(self) -> bool:
-        """Whether what was read since the opening is one state of the file.
+        """True if all reads since the opening saw one state of the file.
 
         An immutable connection takes no lock, so that the file may change while it is read; any other
         reads under a lock.
@@ -150,7 +150,7 @@ class HardenedDatabase:
         return time.perf_counter() > self._deadline
 
     def run(self, sql: str, limits: Limits) -> ExecutionOutcome:
-        """What the query returned, or why it did not.
+        """Run one query.
 
         Raises:
             DataError: The file is at fault, not the query.
@@ -164,15 +164,15 @@ class HardenedDatabase:
         return ExecutionOutcome(*marshal.loads(answer)[:-1])
 
     def run_marshalled(self, sql: str, limits: Limits, started: float) -> bytes:
-        """The marshalled fields of an outcome; the last is whether another run may return other rows.
+        """Marshalled fields of an outcome, and True as the last if another run may return other rows.
 
         Args:
             sql: One statement.
             limits: Its bounds.
-            started: Of `time.perf_counter`, in seconds.
+            started: Seconds of `time.perf_counter`.
 
         Raises:
-            OutOfMemory: With the answer.
+            OutOfMemory: SQLite's memory limit was reached; holds the answer.
             DataError: The file is at fault, not the query.
         """
         if 4 * len(sql) > limits.max_sql_bytes:
@@ -207,7 +207,7 @@ class HardenedDatabase:
             return self._answer_to(error, sql, limits, started)
         except ValueError as error:
             reason = why_unfit(sql, limits)
-            if not reason and isinstance(error, UnicodeDecodeError):  # the guard cannot be asked about it
+            if not reason and isinstance(error, UnicodeDecodeError):  # raised before the guard is called
                 reason = "the query reads a table or column whose name is not valid UTF-8"
             if not reason:
                 raise
@@ -216,7 +216,7 @@ class HardenedDatabase:
             self._deadline = float("inf")
 
     def _again_with_any_bytes(self, sql: str, limits: Limits, started: float) -> bytes:
-        """Text that is not UTF-8 is kept byte for byte, so that different bytes stay different."""
+        """Run again, keeping invalid UTF-8 byte for byte, so that different bytes stay different."""
         self.connection.text_factory = _text_of
         try:
             return self.run_marshalled(sql, limits, started)
@@ -226,7 +226,7 @@ class HardenedDatabase:
     def _long_answer(
         self, columns: tuple[str, ...], rows: list[Row], limits: Limits, started: float
     ) -> bytes:
-        """The answer of many or long rows, cut at the caps."""
+        """Answer with many or long rows, cut at the caps."""
         n_fetched = _FETCHED_ROWS[len(columns)]
         parts: list[bytes] = []
         n_rows = n_bytes = 0
@@ -273,7 +273,7 @@ class HardenedDatabase:
             return answer
         if code in _FILE_FAULTS or (code == sqlite3.SQLITE_READONLY and extended != code):
             kind = DatabaseLocked if code == sqlite3.SQLITE_BUSY else DataError
-            raise kind(f"expected a sound SQLite database file, got: {error} (at {self.path})") from error
+            raise kind(f"cannot read the SQLite database file: {error} (at {self.path})") from error
         if code == sqlite3.SQLITE_READONLY or str(error).endswith("may not be modified"):
             return self._failure("denied", f"not allowed: {error}; {ONLY_READING}", started)
         if code == 0 and "one statement at a time" in str(error):
@@ -282,7 +282,7 @@ class HardenedDatabase:
 
 
 def _fitting(rows: list[Row], max_bytes: int) -> list[bytes]:
-    """The first rows, marshalled, that fit together."""
+    """Marshalled first rows that fit into `max_bytes`."""
     kept = []
     for row in rows:
         part = marshalled(row)

@@ -1,4 +1,4 @@
-"""A SQLite file: what changes when its content does, and how it is opened for reading.
+"""Fingerprint of a SQLite file, and a read-only connection to it.
 
 Imported by the workers: nothing heavy here.
 """
@@ -24,15 +24,15 @@ Fingerprint = tuple[int, int, int, tuple[tuple[int, int], ...], bool]
 
 
 def fingerprint_of(path: str, logs: Iterable[str] = ("-wal", "-journal")) -> Fingerprint:
-    """What changes when the content of a database file does: time stamps, sizes and the inode.
+    """Time stamps, sizes and the inode of a database file, which change when its content does.
 
-    Its last field is False while the file has a log of unmerged changes, or changed a moment ago: then it
-    may change again without a difference here.
+    The last field is False while the file has a log of unmerged changes, or changed a moment ago: then it
+    may change again with the same fingerprint.
     """
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"expected a SQLite database file, got {error} (at {path})") from error
+        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
     found = [_log(path + suffix) for suffix in logs if os.access(path + suffix, os.F_OK)]
     seen = tuple([log for log in found if log[1]])
     is_settled = not seen and abs(time.time_ns() - status.st_mtime_ns) > SETTLED_NS
@@ -48,12 +48,12 @@ def _log(path: str) -> tuple[int, int]:
 
 
 def version_of(status: os.stat_result) -> tuple[int, int, int]:
-    """The part of a fingerprint that is the file's own."""
+    """Part of a fingerprint without the logs."""
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def open_database(database: Path | str, *, is_settled: bool | None = None) -> sqlite3.Connection:
-    """A read-only connection, checked to be a SQLite database; its queries are not restricted yet.
+    """Open a read-only connection to a SQLite database; its queries are not restricted yet.
 
     Raises:
         DataError: The file is missing, unreadable, empty, corrupt or no SQLite database.
@@ -65,10 +65,10 @@ def open_database(database: Path | str, *, is_settled: bool | None = None) -> sq
         with open(path, "rb") as file:
             header = file.read(16)
     except OSError as error:
-        raise DataError(f"expected a readable SQLite database file, got {error} (at {path})") from error
+        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
     if header != b"SQLite format 3\0":
-        found = "an empty file" if not header else "a file that is not a database"
-        raise DataError(f"expected a SQLite database file, got {found} (at {path})")
+        found = "it is empty" if not header else "it is not a database"
+        raise DataError(f"cannot read the SQLite database file: {found} (at {path})")
     # `immutable` halves the cost of small queries, but sees no write-ahead log and no later change.
     uri = _uri_of(path) + "?mode=ro" + ("&immutable=1" if is_settled else "")
     connection = None
@@ -87,7 +87,7 @@ def open_database(database: Path | str, *, is_settled: bool | None = None) -> sq
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise DataError(f"expected a sound SQLite database file, got: {error} (at {path})") from error
+        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
     return connection
 
 

@@ -1,4 +1,4 @@
-"""What a stranger's SQL may do in SQLite: read tables, and nothing else.
+"""Authorizer of untrusted SQL in SQLite: allows reading tables, and nothing else.
 
 Imported by the workers: nothing heavy here.
 """
@@ -26,7 +26,7 @@ SQLITE_LIMITS = {
 
 _READING_PRAGMAS = frozenset(
     ("table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info")
-) | {"data_version"}  # asked by fts5 at each search
+) | {"data_version"}  # read by fts5 at each search
 _SCHEMA_TABLES = frozenset(("sqlite_master", "sqlite_schema"))
 # The only tables with the reserved prefix that may be read: `sqlite_stmt` would show other queries.
 _READABLE_SQLITE_TABLES = _SCHEMA_TABLES | {"sqlite_sequence", "sqlite_stat1", "sqlite_stat4"}
@@ -34,7 +34,7 @@ _DENIED_TABLES = frozenset(("dbstat", "bytecode", "tables_used"))
 _DENIED_FUNCTIONS = frozenset(
     ("load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "optimize", "sqlite_log")
 )
-# Parts of names of functions with other rows at each call, in any engine: a name too much costs one run.
+# Parts of names of non-deterministic functions, in any engine: a name too many costs one run.
 VOLATILE = (
     *("random", "changes", "last_insert", "current_", "now", "uuid", "today", "sample", "nextval"),
     *("localtime", "shuffle", "txid", "setseed"),
@@ -59,8 +59,8 @@ class ReadGuard:
     """An authorizer that allows only reading.
 
     Attributes:
-        denied: What it refused last; set to nothing by whoever starts a query.
-        is_volatile: True if a query calls what returns something else each time; likewise.
+        denied: Last refused action; cleared by the caller before each query.
+        is_volatile: True if the query calls a non-deterministic function; likewise cleared.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class ReadGuard:
     def authorize(
         self, action: int, first: str | None, second: str | None, _schema: str | None, source: str | None
     ) -> int:
-        """SQLite asks this while it compiles a query, once for each table column, function and so on."""
-        # The first two lines answer nearly every call.
+        """Allow or deny one access; SQLite calls this while it compiles a query."""
+        # The first two lines decide nearly every call.
         if action == _SELECT or (action == _READ and first in self._readable):
             return _OK
         if action == sqlite3.SQLITE_RECURSIVE:
@@ -86,7 +86,7 @@ class ReadGuard:
             self.denied = f"reading {name}"
         elif action == sqlite3.SQLITE_FUNCTION:
             if name not in _DENIED_FUNCTIONS:
-                # A view's text (`source`) is not seen by `is_repeatable`.
+                # A view's text (`source`) is not seen by `is_deterministic`.
                 words = VOLATILE if source is None else VOLATILE + CLOCK
                 self.is_volatile = self.is_volatile or any(word in name for word in words)
                 return _OK
@@ -96,7 +96,7 @@ class ReadGuard:
                 return sqlite3.SQLITE_OK
             self.denied = f"PRAGMA {name}"
         elif action == sqlite3.SQLITE_UPDATE and name in _SCHEMA_TABLES:
-            # SQLite < 3.41 asks this when it sets up json_each or pragma_table_info. A real UPDATE of
+            # SQLite < 3.41 checks this when it sets up json_each or pragma_table_info. A real UPDATE of
             # these tables is refused by SQLite itself, and the file is open for reading only.
             return sqlite3.SQLITE_OK
         elif name in _SCHEMA_TABLES or action not in _ACTION_NAMES:

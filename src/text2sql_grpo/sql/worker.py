@@ -1,11 +1,11 @@
-"""A worker process: runs the queries that come on its standard input, and can be killed at any time.
+"""Worker process that runs the queries on its standard input; it can be killed at any time.
 
 Started by `pool` as `python -I -S`, so that it is ready in about 25 ms and takes 13 MB: for SQLite it
 imports nothing beyond a few modules of the standard library.
 
-A second thread watches the clock. It sends finished answers while the rest of a request runs, and ends the
-process shortly after the deadline of a query that nothing in the database stops; SQLite lets the thread run
-for it gives up the interpreter lock. Its last frame names the query that was too late.
+A second thread watches the deadline. It sends finished answers while the rest of a request runs, and ends
+the process shortly after the deadline of a query that the database does not stop; it can run because SQLite
+releases the interpreter lock. The last frame holds the time-out of that query.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 GRACE_S = 0.03  # after the deadline, for the database to stop the query by itself
-TICK_S = 0.02  # between two looks at the clock
-PARKED_S = 5.0  # between two looks at the parent while there is nothing to do
+TICK_S = 0.02  # between two checks of the deadline
+PARKED_S = 5.0  # between two checks of the parent while idle
 HEARTBEAT_S = 0.5
-LOCKED_S = 5.0  # a query waits so long for another process that writes the file
+LOCKED_S = 5.0  # wait of a query for another process that writes the file
 SENT_BYTES = 1 << 20
 MAX_OPEN_DATABASES = 64
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
 MAX_FILE_BYTES = 1 << 30  # a sort that spills to disk
 ADDRESS_SPACE_BYTES = {"sqlite": 1 << 30, "postgresql": 1 << 30, "duckdb": 4 << 30}
 
-_PLAIN_END = marshalled(False)[0]  # how an outcome ends that may be remembered
-_AGAIN = marshalled(None)  # an answer that is not given: run the query again
+_PLAIN_END = marshalled(False)[0]  # last byte of a cacheable outcome
+_AGAIN = marshalled(None)  # in place of an answer: run the query again
 _ENGINES = {
     "duckdb": ("text2sql_grpo.sql.duckdb_database", "HardenedDuckDB"),
     "postgresql": ("text2sql_grpo.sql.postgres_database", "HardenedPostgres"),
@@ -62,7 +62,7 @@ _ENGINES = {
 
 
 class _Limits:
-    """The same fields as `outcome.Limits`, which is slow to import."""
+    """Fields of `outcome.Limits`, which is slow to import."""
 
     def __init__(self, timeout_s: float, max_rows: int, max_bytes: int, max_sql_bytes: int) -> None:
         self.timeout_s = timeout_s
@@ -72,17 +72,17 @@ class _Limits:
 
 
 class Worker:
-    """The state of the process, shared by its two threads.
+    """State of the process, shared by its two threads.
 
-    `_started` counts the queries of the request that were begun. It grows before a deadline is set, and the
-    deadline is infinite between two queries: a deadline that has passed is that of the last one begun.
+    `_started` counts the started queries of the request. It grows before a deadline is set, and the deadline
+    is infinite between two queries: a deadline that has passed is that of the last one started.
     """
 
     def __init__(self, frames: FrameReader, kind: str, parent: int) -> None:
         self._frames = frames
         self._kind = kind
         self._parent = parent
-        # Whatever a library prints goes to standard error, not between the frames.
+        # Output of libraries goes to stderr, not between the frames.
         self._output = os.dup(1)
         os.dup2(2, 1)
         self._limits = _Limits(0.0, 0, 0, 0)
@@ -91,7 +91,7 @@ class Worker:
         self._started = 0
         self._deadline = float("inf")
         self._is_busy = False
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._answers: list[bytes] = []  # not sent yet, all from `_database`
         self._n_sent = 0
         self._sent_at = 0.0
@@ -100,12 +100,12 @@ class Worker:
         self._is_parked = False
 
     def serve(self) -> None:
-        """Answers requests until the parent closes the pipe."""
+        """Answer requests until the parent closes the pipe."""
         threading.Thread(target=self._watch, daemon=True).start()
         self._send()  # ready
         is_single = False
         while True:
-            # Whoever asks one query at a time often asks the next one at once.
+            # A request of one query is often followed by the next at once.
             request = self._frames.read(is_soon=is_single)[0]
             timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(request)
             is_single = len(segments) == 1 == len(segments[0][1])
@@ -123,7 +123,7 @@ class Worker:
             self._is_busy = False
 
     def _answer_all(self, location: str, pending: Iterator[str]) -> bool:
-        """Answers queries of one database; False after one that needs a new connection."""
+        """Answer queries of one database; False after one that needs a new connection."""
         self._database = None
         try:
             self._database = database = self._opened(location)
@@ -155,7 +155,7 @@ class Worker:
         return True
 
     def _opened(self, location: str) -> Any:
-        """The connection kept for this database, or a new one if its file changed."""
+        """Open connection to this database; a new one if its file changed."""
         known = self._databases.get(location)
         if known is not None and self._is_current(known, location):
             self._databases.move_to_end(location)
@@ -186,19 +186,19 @@ class Worker:
                 known.close()
 
     def _answer_after(self, error: Exception, location: str, sql: str) -> bytes:
-        """The answer to a query that ended by an exception; its connection is closed."""
-        self._send()  # what the connection answered before
+        """Answer to a query that ended by an exception; its connection is closed."""
+        self._send()  # earlier answers of the connection
         patience = time.perf_counter() + LOCKED_S
         while isinstance(error, DatabaseLocked) and time.perf_counter() < patience:
-            answer = self._second_run(location, sql)
+            answer = self._retry(location, sql)
             if isinstance(answer, bytes):
                 return answer
             error = answer
         if isinstance(error, OutOfMemory) and len(self._databases) > 1:
-            # The other connections' pages were in memory too.
+            # Free the pages of the other connections.
             self._database = None
             self._close(*self._databases)
-            answer = self._second_run(location, sql)
+            answer = self._retry(location, sql)
             if isinstance(answer, bytes):
                 return answer
             error = answer
@@ -207,11 +207,11 @@ class Worker:
         self._database = None
         self._close(location)
         if isinstance(error, OutOfMemory):
-            self._flags |= LAST  # gives the memory back
+            self._flags |= LAST  # the exit frees the memory
             return error.answer
         return _fault(error) if is_unchanged else _AGAIN
 
-    def _second_run(self, location: str, sql: str) -> bytes | Exception:
+    def _retry(self, location: str, sql: str) -> bytes | Exception:
         try:
             self._database = database = self._opened(location)
             started = time.perf_counter()
@@ -232,7 +232,7 @@ class Worker:
         self._answers += answers
 
     def _send(self) -> None:
-        """Sends what is answered. What was read from a file that changed meanwhile is not an answer."""
+        """Send the finished answers; those from a file that changed meanwhile are run again."""
         with self._lock:
             n_answers = len(self._answers)
             answers = self._answers[:n_answers]
@@ -254,7 +254,7 @@ class Worker:
         while True:
             if self._is_busy:
                 n_idle = 0
-                self._look()
+                self._check_deadline()
             else:
                 n_idle += 1
             if n_idle * TICK_S > 1.0:
@@ -262,17 +262,17 @@ class Worker:
             left_s = self._deadline + GRACE_S - time.perf_counter()
             time.sleep(max(0.001, min(TICK_S, left_s)))
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         begun = self._started
         now = time.perf_counter()
         if now > self._deadline + GRACE_S:
             self._end(begun)
         if self._answers or now > self._sent_at + HEARTBEAT_S:
             self._send()
-        self._end_without_parent()
+        self._exit_without_parent()
 
     def _end(self, begun: int) -> None:
-        """Ends the process, and a query with it that is the last one begun, if it still runs."""
+        """Exit if the last started query still runs, with its time-out as the last answer."""
         with self._lock:
             answers = self._answers[:]
             if self._n_sent + len(answers) != begun - 1:
@@ -287,20 +287,20 @@ class Worker:
             os._exit(0)
 
     def _park(self) -> None:
-        """Waits until there is something to do."""
+        """Wait for the next request."""
         self._wake.clear()
         self._is_parked = True
         while not self._is_busy and not self._wake.wait(PARKED_S):
-            self._end_without_parent()
+            self._exit_without_parent()
         self._is_parked = False
 
-    def _end_without_parent(self) -> None:
+    def _exit_without_parent(self) -> None:
         if os.name != "nt" and os.getppid() != self._parent:
             os._exit(0)
 
 
 def _engine(kind: str) -> tuple[Any, Any]:
-    """The module of an engine and its class of connections."""
+    """Module of an engine and its connection class."""
     if kind == "sqlite":
         return sqlite, sqlite.HardenedDatabase
     name, connection = _ENGINES[kind]
@@ -308,7 +308,7 @@ def _engine(kind: str) -> tuple[Any, Any]:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"expected the package {error.name} for {kind} databases, but it is not installed"
+            f"{kind} databases need the package {error.name}, which is not installed"
         ) from error
     return module, getattr(module, connection)
 
@@ -323,19 +323,19 @@ def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
 
 
 def _fault(error: Exception) -> bytes:
-    """An exception for the parent: ours by its class and text, any other by its traceback."""
+    """Marshalled exception: a RunError by its class and text, any other by its traceback."""
     if isinstance(error, RunError):
         kind = next(cls for cls in type(error).__mro__ if cls.__module__ == RunError.__module__)
         return marshalled((kind.__name__, str(error)))
     import traceback
 
     text = "".join(traceback.format_exception(error))
-    return marshalled(("RunError", f"expected an outcome, got a bug in a SQL worker:\n{text}"))
+    return marshalled(("RunError", f"internal error in a SQL worker:\n{text}"))
 
 
 def _limit_memory(kind: str) -> None:
     sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {HEAP_LIMIT_BYTES}")
-    if sys.platform == "linux":  # macOS knows the limits, and does not hold them
+    if sys.platform == "linux":  # macOS accepts the limits, and does not enforce them
         import resource
 
         bounds = {
@@ -344,13 +344,13 @@ def _limit_memory(kind: str) -> None:
             resource.RLIMIT_CORE: 0,
         }
         for bound, value in bounds.items():
-            hard = resource.getrlimit(bound)[1]  # a lower one may stand, which only root may raise
+            hard = resource.getrlimit(bound)[1]  # only root may raise it
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(bound, (value, value))
 
 
 def main() -> None:
-    """The life of a worker process."""
+    """Entry point of a worker process."""
     frames = FrameReader(0)
     kind, parent, path = loads(frames.read()[0])
     sys.path[:] = path or sys.path

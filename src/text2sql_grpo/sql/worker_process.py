@@ -1,4 +1,4 @@
-"""One worker process, as its parent sees it: how it starts, is asked, and ends."""
+"""Parent's side of one worker process: start, request, end."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, write_all
 
-PATIENCE_S = 1.5  # after a deadline that a worker lets pass in silence
+PATIENCE_S = 1.5  # after a deadline, before the backstop kills the worker
 START_S = 30.0
 
 # The package is imported without its own `__init__`, which would import the parent's side.
@@ -31,20 +31,20 @@ main()
 """
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-# The fields of an `ExecutionOutcome`, the last of them True if another run may end otherwise; a name of
-# one of our exceptions and its text; or None: not answered, run it again.
+# The fields of an `ExecutionOutcome`, the last of them True if another run may end otherwise; the name of
+# a class in `errors` and its text; or None: run the query again.
 Answer = tuple[Any, ...]
-Ending = Literal["", "announced", "silent", "unasked"]
+Ending = Literal["", "planned", "crashed", "unasked"]
 
 
 class Reply(NamedTuple):
-    """What came back from one worker.
+    """Reply of one worker to one request.
 
     Attributes:
-        answers: In the order of the queries; fewer than those if the process ended.
-        is_plain: True if every answer is an outcome that another run would give again.
-        ending: How the process ended: it `announced` its end after the last answer, fell `silent`, or was
-            gone before it was asked; empty if it lives.
+        answers: Answers in the order of the queries; fewer if the process ended.
+        is_plain: True if every answer is a cacheable outcome.
+        ending: End of the process: `planned` in its last frame, `crashed`, or gone before the request could
+            be sent (`unasked`); empty if it lives.
     """
 
     answers: list[Answer | None]
@@ -53,11 +53,11 @@ class Reply(NamedTuple):
 
 
 class KilledAtStart(RunError):
-    """Somebody else ended a worker that was still starting, for want of memory perhaps."""
+    """A worker was killed from outside during start-up, perhaps for want of memory."""
 
 
 class Worker:
-    """One worker process, as its parent sees it.
+    """Handle of one worker process.
 
     Attributes:
         is_late: True if the backstop killed it.
@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(self, kind: Kind) -> None:
         if not sys.executable:
-            raise RunError("expected sys.executable to be the path of Python, got none; SQL workers need it")
+            raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
         new_group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         try:
             self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ class Worker:
                 creationflags=new_group,
             )
         except OSError as error:
-            raise RunError(f"expected to start a SQL worker, got {error} (at {sys.executable})") from error
+            raise RunError(f"cannot start a SQL worker: {error} (at {sys.executable})") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
@@ -88,17 +88,17 @@ class Worker:
         self.is_late = False
         self.due = float("inf")
         path = [] if kind == "sqlite" else [entry for entry in sys.path if entry]
-        with suppress(OSError):  # gone already; `_wait_until_ready` says so
+        with suppress(OSError):  # gone already; `_wait_until_ready` raises
             write_all(self._input, framed(marshalled((kind, os.getpid(), path))))
 
     def ask(self, request: bytes, n_queries: int, timeout_s: float, *, is_soon: bool = False) -> Reply:
-        """Sends a request and waits for its answers, or for the end of the process.
+        """Send a request and wait for its answers, or for the end of the process.
 
         Args:
             request: A frame.
-            n_queries: In it.
-            timeout_s: Of each query.
-            is_soon: Whether the answer may come so fast that sleeping until then does not pay.
+            n_queries: Number of queries in the frame.
+            timeout_s: Time limit of each query.
+            is_soon: whether to poll for a moment before a blocking read.
         """
         if not self._is_ready:
             self._wait_until_ready()
@@ -119,9 +119,9 @@ class Worker:
                 answers += loads(body)
                 all_flags |= flags
         except (EOFError, OSError):
-            return Reply(answers, False, "silent")
+            return Reply(answers, False, "crashed")
         self.due = float("inf")
-        return Reply(answers, not all_flags, "announced" if all_flags & LAST else "")
+        return Reply(answers, not all_flags, "planned" if all_flags & LAST else "")
 
     def _wait_until_ready(self) -> None:
         self.due = time.perf_counter() + START_S
@@ -131,25 +131,25 @@ class Worker:
             code = self._process.wait()
             is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
             raise (KilledAtStart if is_killed else RunError)(
-                f"expected a SQL worker to start, but it ended with code {code} before its first query; "
-                f"its last words stand on standard error (command: {sys.executable} -I -S)"
+                f"SQL worker exited with code {code} during start-up; see its stderr"
+                f" (command: {sys.executable} -I -S)"
             ) from None
         self._is_ready = True
 
     def kill(self) -> None:
-        """Ends the process; whoever waits for it is told."""
+        """Kill the process; a blocked `ask` sees EOF."""
         self._process.kill()
 
     def end(self) -> None:
-        """Ends the process and leaves nothing of it."""
+        """Kill the process, wait for it and close its pipes."""
         self._process.kill()
         self._process.wait()
         self.forget()
 
     def forget(self) -> None:
-        """Closes the pipes of a process that is gone, or another process's child."""
+        """Close the pipes of a process that is gone, or is another process's child."""
         if self._process.returncode is None:
-            self._process.returncode = 0  # not ours to wait for
+            self._process.returncode = 0  # not our child to wait for
         for pipe in self._pipes:
             pipe.close()
 
@@ -158,10 +158,10 @@ _SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
 
 
 def _environment() -> dict[str, str]:
-    """This process's without its secrets, and with glibc told not to keep small freed blocks apart.
+    """This process's environment without secrets, and with glibc's fast bins turned off.
 
-    glibc would join them all at once in some later call, for 0.3 s after a query that filled the memory, and
-    under the interpreter lock: the thread that watches the clock would wait.
+    glibc would merge all freed small blocks at once in some later call, for 0.3 s after a query that filled
+    the memory, and under the interpreter lock: the thread that watches the deadline would wait.
     """
     before = os.environ.get("GLIBC_TUNABLES")
     kept = {name: value for name, value in os.environ.items() if not _SECRET_NAME.search(name.upper())}
