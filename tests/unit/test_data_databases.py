@@ -93,7 +93,7 @@ def test_unknown_name_lists_what_is_there(folder: Path) -> None:
     build(folder / "clinic.sqlite")
     build(folder / "shop.sqlite")
 
-    with pytest.raises(DataError, match=r"expected one of the databases clinic, shop, got '\.\./x' \(in .*"):
+    with pytest.raises(DataError, match=r"unknown database '\.\./x' \(in .*"):
         Databases(folder).path("../x")
 
 
@@ -101,7 +101,7 @@ def test_long_list_of_names_is_cut(folder: Path) -> None:
     for number in range(25):
         (folder / f"d{number:02}.sql").write_text(SCRIPT, "utf-8")
 
-    with pytest.raises(DataError, match=r"d00, .*d19 and 5 more, got 'x'"):
+    with pytest.raises(DataError, match=r"unknown database 'x' .*known: d00, .*d19 and 5 more"):
         Databases(folder).path("x")
 
 
@@ -119,7 +119,7 @@ def test_long_list_of_names_is_cut(folder: Path) -> None:
 def test_broken_sql_text(folder: Path, text: str, message: str) -> None:
     (folder / "shop.sql").write_text(text)
 
-    with pytest.raises(DataError, match=rf"expected SQL that builds a database, got.*{message}.*shop\.sql"):
+    with pytest.raises(DataError, match=rf"the SQL text builds no database: .*{message}.*shop\.sql"):
         Databases(folder).path("shop")
 
     assert list(cache_folder("databases").iterdir()) == []
@@ -136,7 +136,7 @@ def test_cache_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.M
     (folder / "shop.sql").write_text(SCRIPT, "utf-8")
     monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(folder / "shop.sql"))
 
-    with pytest.raises(DataError, match=r"expected a cache folder that can be written.*TEXT2SQL_GRPO_CACHE"):
+    with pytest.raises(DataError, match=r"cannot write the cache folder.*TEXT2SQL_GRPO_CACHE"):
         Databases(folder).path("shop")
 
 
@@ -147,5 +147,5 @@ def test_cache_lies_under_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected a folder of databases.*nowhere"):
+    with pytest.raises(DataError, match=r"no folder of databases.*nowhere"):
         Databases(tmp_path / "nowhere")

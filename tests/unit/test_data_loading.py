@@ -65,9 +65,9 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "expected a JSON object"),
-        ("[1]", "expected a JSON object"),
-        (json.dumps({**ROW, "id": "q2", "gold": "x"}), "got 'gold'"),
+        ("{", "cannot read '{' as a JSON object: "),
+        ("[1]", "a question must be a JSON object, got "),
+        (json.dumps({**ROW, "id": "q2", "gold": "x"}), "unknown field 'gold' (at "),
         (json.dumps({**ROW, "id": 7}), "id must be a string, got 7"),
         (json.dumps({**ROW, "id": "q2", "question": None}), "question must be a string, got null"),
         (json.dumps({**ROW, "id": "q2", "template": 1}), "template must be a string or null, got 1"),
@@ -87,8 +87,8 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
             "a field 'gold_sql' with text, got none",
         ),
         (json.dumps({**ROW, "id": "q2", "question": " "}), "a field 'question' with text, got an empty one"),
-        (json.dumps(ROW), "got 'q1' again"),
-        (json.dumps({**ROW, "id": "q2", "database": "other"}), "databases shop, got 'other'"),
+        (json.dumps(ROW), "id 'q1' is used twice"),
+        (json.dumps({**ROW, "id": "q2", "database": "other"}), "unknown database 'other' (in "),
     ],
 )
 def test_wrong_line_is_named(
@@ -112,7 +112,7 @@ def test_file_without_questions(path: Path, databases: Databases, executor: SQLE
 
 
 def test_missing_file(path: Path, databases: Databases, executor: SQLExecutor) -> None:
-    with pytest.raises(DataError, match=r"expected a file of questions.*questions\.jsonl"):
+    with pytest.raises(DataError, match=r"cannot read the questions.*questions\.jsonl"):
         load_examples(path, databases, executor)
 
 
@@ -227,7 +227,7 @@ def test_questions_in_quarantine_are_left_out_whatever_is_wrong_with_them(
         return [e.id for e in load_examples(path, databases, executor, leave_out=left_out, limit=limit)]
 
     assert load("q0", "q2", "unknown") == load("q0", limit=1) == ["q1"]
-    with pytest.raises(DataError, match=r"got only such as are in quarantine \(at .*questions\.jsonl\)"):
+    with pytest.raises(DataError, match=r"every question is in quarantine \(at .*questions\.jsonl\)"):
         load("q0", "q1", "q2")
 
 
@@ -243,10 +243,10 @@ def test_wrong_quarantine_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "quarantine.jsonl"
     path.write_text('{"id": "a"}\n' + line)
 
-    with pytest.raises(DataError, match=r"expected ids in quarantine, .*got .*quarantine\.jsonl, line 2\)"):
+    with pytest.raises(DataError, match=r"cannot read ids in quarantine, .*quarantine\.jsonl, line 2\)"):
         read_quarantine(path)
 
 
 def test_missing_quarantine_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected ids in quarantine, .*No such file.*gone\.jsonl"):
+    with pytest.raises(DataError, match=r"cannot read ids in quarantine, .*No such file.*gone\.jsonl"):
         read_quarantine(tmp_path / "gone.jsonl")

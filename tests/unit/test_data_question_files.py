@@ -41,7 +41,7 @@ def test_spider(tmp_path: Path) -> None:
     )
     assert (second.example.id, second.example.difficulty) == ("train_spider-1", "hard")
     assert second.place == f"{tmp_path}/train_spider.json[1]"
-    assert not second.says_if_empty
+    assert not second.has_gold_is_empty
 
 
 def test_bird(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_csv(tmp_path: Path) -> None:
     assert second.example == Example(
         "q2", "shop", "None?", "SELECT 2", gold_is_empty=True, other_golds=("SELECT 3",)
     )
-    assert second.says_if_empty
+    assert second.has_gold_is_empty
 
 
 def test_spiders_own_files(shared_data: Path) -> None:
@@ -77,22 +77,22 @@ def test_spiders_own_files(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[", "expected a JSON list of questions"),
-        ("a.json", "[" * 100_000, "expected a JSON list of questions"),
-        ("a.json", {"a": 1}, "expected a JSON list of questions, got dict"),
-        ("a.json", [], "expected a list of objects"),
-        ("a.json", [3], "expected a JSON object, got 3 (at "),
+        ("a.json", "[", "cannot read a JSON list of questions: "),
+        ("a.json", "[" * 100_000, "cannot read a JSON list of questions: "),
+        ("a.json", {"a": 1}, "a .json file of questions must be a list, got dict"),
+        ("a.json", [], "it must hold a list of objects"),
+        ("a.json", [3], "a question must be a JSON object, got 3 (at "),
         ("a.json", [{"db_id": "shop", "question": "?"}], "query (Spider) or SQL (BIRD), got db_id, question"),
         ("a.json", [SPIDER, SPIDER | {"db_id": 3}], "database must be a string, got 3 (at "),
         ("a.json", [SPIDER | {"db_id": None}], "database must be a string, got null"),
         ("a.json", [SPIDER | {"question": ["?"]}], 'question must be a string, got ["?"]'),
         ("a.json", [SPIDER | {"query": " "}], "a field 'gold_sql' with text, got an empty one"),
-        ("a.json", [BIRD, BIRD], "expected ids used once, got 'a-7' again (at "),
-        ("a.csv", "", "expected a header and one question a row"),
-        ("a.csv", HEADER, "expected a header and one question a row"),
-        ("a.csv", "id,gold\n1,2\n", "got 'gold'"),
-        ("a.csv", f"{HEADER}\nq1,shop,?\n", "expected 6 cells, got more or fewer (at "),
-        ("a.csv", f"{HEADER}\nq1,shop,?,SELECT 1,,,7\n", "expected 6 cells, got more or fewer (at "),
+        ("a.json", [BIRD, BIRD], "id 'a-7' is used twice (at "),
+        ("a.csv", "", "it must hold a header and one question a row"),
+        ("a.csv", HEADER, "it must hold a header and one question a row"),
+        ("a.csv", "id,gold\n1,2\n", "unknown field 'gold' (at "),
+        ("a.csv", f"{HEADER}\nq1,shop,?\n", "the row must have 6 cells, got more or fewer (at "),
+        ("a.csv", f"{HEADER}\nq1,shop,?,SELECT 1,,,7\n", "the row must have 6 cells, got more or fewer (at "),
         (
             "a.csv",
             f"{HEADER}\nq1,shop,?,SELECT 1,maybe,\n",
@@ -104,8 +104,8 @@ def test_spiders_own_files(shared_data: Path) -> None:
             "other_golds must be a JSON list, got 'SELECT 2'",
         ),
         ("a.csv", f"{HEADER}\nq1,shop,,SELECT 1,,\n", "a field 'question' with text, got none"),
-        ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "expected CSV, got "),
-        ("a.jsonl", "[" * 100_000, "expected a JSON object"),
+        ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
+        ("a.jsonl", "[" * 100_000, "as a JSON object: "),
     ],
 )
 def test_what_cannot_be_read_is_said_with_its_place(
@@ -123,5 +123,5 @@ def test_what_cannot_be_read_is_said_with_its_place(
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl", "folder"])
 def test_missing_file_and_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"expected a file of questions in UTF-8.*" + name):
+    with pytest.raises(DataError, match=r"cannot read the questions as UTF-8.*" + name):
         read_questions(tmp_path / name)

@@ -92,7 +92,7 @@ def test_the_mcp_server_is_started_and_its_tools_are_listed(config: Path, tmp_pa
     ("command", "reason"),
     [
         ("nowhere-to-be-found", "nowhere-to-be-found"),
-        (f"{sys.executable} -c 'print(5)'", "expected an MCP server"),
+        (f"{sys.executable} -c 'print(5)'", "cannot connect to the MCP server"),
     ],
 )
 def test_an_mcp_server_that_does_not_serve_is_a_problem(
@@ -147,7 +147,7 @@ def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "name", "text"),
     [
-        (["--data.databases", "nowhere"], "databases", "expected a folder of databases"),
+        (["--data.databases", "nowhere"], "databases", "no folder of databases"),
         (
             ["--grpo.per_device_train_batch_size", "64"],
             "data",

@@ -1,4 +1,4 @@
-"""The conditions that a question can put on a column, in SQL and in words."""
+"""Conditions of a question on a column, in SQL and in words."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ class Condition:
     """A test of one column: `> 20` in SQL, `above 20` in words.
 
     Attributes:
-        test: What follows the column in SQL.
-        guess: The test with the value as people say it; the same as `test` where that does not differ.
-        literal: The value as SQL writes it; empty for IS NULL.
+        test: SQL text behind the column.
+        guess: The test with the value as people say it; the same as `test` if that does not differ.
+        literal: SQL literal of the value; empty for IS NULL.
         value: The value as people say it; empty for IS NULL.
-        words: What follows "whose salary is"; empty for flags, which nobody speaks of that way.
-        phrases: What follows the plural of the row's noun: "with a salary above 20".
+        words: Text behind "whose salary is"; empty for flags.
+        phrases: Texts behind the plural of the row's noun: "with a salary above 20".
     """
 
     column: Column
@@ -57,7 +57,7 @@ def in_words(conditions: Sequence[Condition], rng: random.Random) -> str:
 
 
 def day_words(day: str) -> str:
-    """A day as people write it.
+    """Day in words.
 
     >>> day_words("2023-05-03")
     '3 May 2023'
@@ -67,7 +67,7 @@ def day_words(day: str) -> str:
 
 
 def month_words(day: str) -> str:
-    """The month of a day.
+    """Month of a day in words.
 
     >>> month_words("2023-05-03")
     'May 2023'
@@ -77,7 +77,7 @@ def month_words(day: str) -> str:
 
 
 def literal(value: Value) -> str:
-    """A value as SQL writes it.
+    """SQL literal of a value.
 
     >>> literal("O'Neil"), literal(3)
     ("'O''Neil'", '3')
@@ -86,7 +86,7 @@ def literal(value: Value) -> str:
 
 
 def thresholds(values: tuple[Value, ...]) -> list[Value]:
-    """At most 12 values spread over a sorted column, numbers rounded to what people would ask for.
+    """At most 12 values spread over a sorted column, numbers rounded as people would.
 
     >>> thresholds((3.21, 47.9, 212.5, 480.0))
     [50, 210]
@@ -102,7 +102,7 @@ def thresholds(values: tuple[Value, ...]) -> list[Value]:
 
 
 def without_unit(noun: str) -> str:
-    """What is measured.
+    """Noun of a measure without its unit.
 
     >>> without_unit("length in metres"), without_unit("fee")
     ('length', 'fee')
@@ -111,7 +111,7 @@ def without_unit(noun: str) -> str:
 
 
 def _phrases(column: Column, words: str) -> tuple[str, ...]:
-    """The phrases of a column, or a general one, about a value or a test in words."""
+    """Phrases of a column about a value or a test in words."""
     return tuple(phrase.format(words) for phrase in column.clauses.get("", ()))
 
 

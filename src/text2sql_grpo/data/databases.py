@@ -1,4 +1,4 @@
-"""Where a named database lies: a SQLite file, or one built from SQL text into a cache folder."""
+"""Databases by name: SQLite files, or ones built from SQL text into a cache folder."""
 
 import hashlib
 import os
@@ -14,9 +14,9 @@ MAX_NAMES_SHOWN = 20
 
 
 def cache_folder(kind: str) -> Path:
-    """Where things of one kind are kept that can be made again: `databases`, `sft`.
+    """Cache folder of one kind of files, such as `databases` or `sft`.
 
-    Under $TEXT2SQL_GRPO_CACHE, or `.cache/text2sql-grpo` in the home folder.
+    It is under $TEXT2SQL_GRPO_CACHE, or `.cache/text2sql-grpo` in the home folder.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     base = Path(chosen) if chosen else Path.home() / ".cache" / "text2sql-grpo"
@@ -36,7 +36,7 @@ class Databases:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not folder.is_dir():
-            raise DataError(f"expected a folder of databases, got nothing there (at {folder})")
+            raise DataError(f"no folder of databases (at {folder})")
         self._sources: dict[str, Path] = {}
         for pattern in ("*.sqlite", "*.db", "*/*.sqlite", "*.sql"):
             for path in folder.glob(pattern):
@@ -50,7 +50,7 @@ class Databases:
         return sorted(self._sources)
 
     def source(self, name: str) -> Path:
-        """The file that this database is read from or built of.
+        """File that a database is read from or built of.
 
         Raises:
             DataError: No database has this name.
@@ -60,11 +60,11 @@ class Databases:
             names = self.names()
             shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-            raise DataError(f"expected one of the databases {shown}{more}, got {name!r} (in {self.folder})")
+            raise DataError(f"unknown database {name!r} (in {self.folder}); known: {shown}{more}")
         return source
 
     def path(self, name: str) -> Path:
-        """The SQLite file of this database, built if it is given as SQL text.
+        """SQLite file of a database, built first if its source is SQL text.
 
         Raises:
             DataError: No database has this name, or its SQL text is broken.
@@ -78,12 +78,12 @@ class Databases:
 
 
 def _build(source: Path) -> Path:
-    """The database that the SQL text makes; safe when several processes build it at once."""
+    """Build a database from SQL text; safe if several processes do so at once."""
     try:
         content = source.read_bytes()
         script = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"expected SQL text in UTF-8, got {error} (at {source})") from error
+        raise DataError(f"cannot read the SQL text as UTF-8: {error} (at {source})") from error
     folder = cache_folder("databases")
     target = folder / f"{source.stem}-{hashlib.sha256(content).hexdigest()[:16]}.sqlite"
     if target.exists():
@@ -95,7 +95,7 @@ def _build(source: Path) -> Path:
             _run_script(script, scratch, source)
     except OSError as error:
         raise DataError(
-            f"expected a cache folder that can be written, got {error} (at {folder}; set {CACHE_VARIABLE})"
+            f"cannot write the cache folder: {error} (at {folder}; set {CACHE_VARIABLE})"
         ) from error
     return target
 
@@ -108,6 +108,6 @@ def _run_script(script: str, target: Path, source: Path) -> None:
             connection.executescript(script)
             connection.commit()
     except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL character
-        raise DataError(f"expected SQL that builds a database, got: {error} (at {source})") from error
+        raise DataError(f"the SQL text builds no database: {error} (at {source})") from error
     if target.stat().st_size == 0:
-        raise DataError(f"expected SQL that builds a database, got no CREATE TABLE (at {source})")
+        raise DataError(f"the SQL text builds no database: no CREATE TABLE (at {source})")

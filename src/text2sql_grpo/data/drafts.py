@@ -41,8 +41,8 @@ class Draft:
     """A question with its SQL, not yet run.
 
     Attributes:
-        look_sql: With `guess_sql`, for look-up templates; else None.
-        check_sql: Shows the text value of a condition that is stored as said; None without one.
+        look_sql: See `Example`; None except for look-up templates, like `guess_sql`.
+        check_sql: Query that shows the text value of a condition that is stored as said; None without one.
     """
 
     question: str
@@ -53,13 +53,13 @@ class Draft:
 
 
 class Drafter:
-    """Draws drafts of one template on one database.
+    """Generator of drafts of one template on one database.
 
     Args:
-        database: Where names and values come from.
-        template: The shape of the questions.
-        side: Which (database, template, columns) combinations and (column, literal) pairs to draw:
-            those held out for `test_values`, the others, or any.
+        database: Source of names and values.
+        template: Pattern of the questions.
+        side: Side of the (database, template, columns) combinations and (column, literal) pairs to draw:
+            held out for `test_values`, the others, or any.
     """
 
     def __init__(self, database: Database, template: Template, *, side: Side) -> None:
@@ -88,7 +88,7 @@ class Drafter:
         return self._columns[anchor.name, kind]
 
     def _wanted(self, column: Column, kind: str) -> list[Condition]:
-        """All conditions on a column whose literal is on the wanted side."""
+        """Conditions on a column whose literal is on the wanted side."""
         place = f"{column.table}.{column.name}"
         return [
             condition
@@ -100,7 +100,7 @@ class Drafter:
         return self.side == "any" or is_held_out(*key) == (self.side == "held_out")
 
     def draw(self, rng: random.Random) -> Draft | None:
-        """A draft; None where this draw led nowhere (then draw again)."""
+        """Draw a draft; None if this draw failed (then draw again)."""
         anchor = rng.choice(self.anchors)
         picked: dict[str, Column] = {}
         conditions: list[Condition] = []
@@ -150,7 +150,7 @@ class Drafter:
 def _nouns(
     anchor: Table | Link, picked: dict[str, Column], conditions: list[Condition], rng: random.Random
 ) -> dict[str, str]:
-    """What the phrases of a template name."""
+    """Nouns for the slots of a template's phrases."""
     table = anchor.child if isinstance(anchor, Link) else anchor
     nouns = {kind: column.noun for kind, column in picked.items()}
     nouns |= {f"{kind}s": plural(column.noun) for kind, column in picked.items()}
@@ -163,28 +163,28 @@ def _nouns(
 
 
 def _sentence(text: str) -> str:
-    """A question without the gaps that empty conditions leave, and with a capital."""
+    """Close the gaps of empty conditions in a question, and capitalise it."""
     text = re.sub(r" +([?.,]|$)", r"\1", re.sub(" +", " ", text))
     return text[0].upper() + text[1:]
 
 
 def _check(column: Column, value: str) -> str:
-    """A query that shows a value stored as said."""
+    """Query that shows a value stored as said."""
     return f"{_look(column)} WHERE {column.sql} LIKE {literal(f'%{value}%')}"
 
 
 def _look(column: Column) -> str:
-    """Query that lists a column: how a value is written there is known only after a look."""
+    """Query that lists a column, and so the stored form of its values."""
     return f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
 
 
 def is_held_out(*key: str) -> bool:
-    """True for about one key in six, always the same ones: kept for `test_values`."""
+    """True for a fixed sixth of the keys, held out for `test_values`."""
     return stable_number(*key) % 6 == 0
 
 
 def stable_number(*key: str) -> int:
-    """A number that depends on the text alone, on every machine."""
+    """Hash of a text, the same on every machine."""
     return int.from_bytes(hashlib.sha256("\x1f".join(key).encode()).digest()[:8], "big")
 
 

@@ -14,14 +14,14 @@ class Example:
         gold_sql: The accepted answer; executed and checked when loaded.
         difficulty: `easy`, `medium` or `hard`.
         split: `demonstrations`, `train`, `dev`, `test_values`, `test_templates`, `test_databases`
-            or any name of the user's.
+            or any other name.
         family: Kind of question (`lookup`, `count`, `join`, ...), for reports.
-        template: Name of the generator's template that made it; None for questions written by hand.
+        template: Name of its template in the generator; None for questions written by hand.
         look_sql: For the look-up family: a query whose rows show the stored form of the value.
-        guess_sql: For the look-up family: the gold with the value as the question says it.
-        check_sql: For other families, where the question names a value that is stored as said: a query
-            that shows the value; None where it names none.
-        gold_is_empty: True where the gold rightly returns no rows.
+        guess_sql: For the look-up family: the gold with the value as in the question.
+        check_sql: For other families with a value that is stored as in the question: a query that shows
+            the value; None without one.
+        gold_is_empty: True if the gold rightly returns no rows.
         other_golds: Further accepted answers, whose results may differ from the gold's.
     """
 
@@ -41,5 +41,5 @@ class Example:
 
 
 def folded(text: str) -> str:
-    """A question or query without its case and extra blanks, to find it again elsewhere."""
+    """Fold case and blanks of a question or query, to find copies."""
     return " ".join(text.lower().split())

@@ -1,4 +1,4 @@
-"""Makes questions with checked golds from any SQLite databases, in splits that are kept apart."""
+"""Generator of questions with checked golds from any SQLite databases, in separate splits."""
 
 import logging
 import random
@@ -23,7 +23,7 @@ from text2sql_grpo.files import jsonl_text
 MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_STEPS = 400_000
-"""Steps of SQLite's virtual machine that a gold may take: a few milliseconds, but the same anywhere."""
+"""SQLite instructions of a gold: a few milliseconds, but the same on every machine."""
 
 _RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)? LIMIT (\d+)")
 _log = logging.getLogger(__name__)
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """What one question file holds.
+    """Plan of one question file.
 
     Attributes:
-        databases: Only databases of this split are asked about.
-        lookup_share: At least this share of the look-up family.
-        side: Literals and columns kept for `test_values`, the others, or any.
-        gold_thirds: Which thirds of all gold SQL (by a hash) it may use.
+        databases: Split of its databases.
+        lookup_share: Minimum share of the look-up family.
+        side: Literals and columns held out for `test_values`, the others, or any.
+        gold_thirds: Thirds of all gold SQL (by a hash) that it may use.
     """
 
     name: str
@@ -61,7 +61,7 @@ QUESTION_SETS = (
 
 @dataclass
 class Taken:
-    """Questions and golds that are already in a file, so that no other file repeats them."""
+    """Questions and golds in the files so far; no other file repeats them."""
 
     questions: set[str] = field(default_factory=set)
     golds: dict[str, str] = field(default_factory=dict)
@@ -70,14 +70,14 @@ class Taken:
 def make_questions(
     databases: Path, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
 ) -> None:
-    """Writes one JSONL file per question set for the databases of a folder.
+    """Write one JSONL file per question set for the databases of a folder.
 
     Args:
         databases: Folder of databases, each with optional words (`<name>.json`). Without words a
             database counts as `train`.
-        out: Folder of the files; sets without databases are not written, and sets that the databases
-            cannot fill are written as far as they go.
-        seed: Another seed draws other questions; held-out columns and literals stay the same.
+        out: Folder of the files. Sets without databases are not written; sets that the databases cannot
+            fill are shorter.
+        seed: Random seed; held-out columns and literals do not depend on it.
         question_sets: The files to write; no two share a question or a gold.
 
     Raises:
@@ -85,7 +85,7 @@ def make_questions(
     """
     found = Databases(databases)
     if not found.names():
-        raise DataError(f"expected .sql, .sqlite or .db files, got none (at {databases})")
+        raise DataError(f"no .sql, .sqlite or .db files (at {databases})")
     out.mkdir(parents=True, exist_ok=True)
     taken = Taken()
     with ExitStack() as stack:
@@ -109,13 +109,13 @@ def generate(
 ) -> list[Example]:
     """Examples of one set, shuffled; evenly over databases, and over templates by their weights.
 
-    Where one has no more to give, the others give more.
+    If one is exhausted, the others fill in.
 
     Args:
         databases: All databases; only those of the set's split are used.
-        question_set: What to make.
-        taken: What other sets hold; grows by what is returned.
-        seed: The same seed gives the same examples.
+        question_set: The set.
+        taken: Questions and golds of other sets; grows by the returned ones.
+        seed: Random seed.
     """
     used = [database for database in databases if database.split == question_set.databases]
     rng = random.Random(f"{seed}-{question_set.name}")
@@ -168,7 +168,7 @@ def _row(example: Example) -> dict[str, Any]:
 def _accepted(
     database: Database, template: Template, question_set: QuestionSet, taken: Taken, rng: random.Random
 ) -> Iterator[Draft]:
-    """Drafts fit to keep, until none is found for a while."""
+    """Accepted drafts, until `MAX_FAILURES` draws in a row fail."""
     drafter = Drafter(database, template, side=question_set.side)
     is_good: dict[str, bool] = {}
     used: set[str] = set()
@@ -182,7 +182,7 @@ def _accepted(
         if taken.golds.get(gold, question_set.name) != question_set.name:
             continue
         if gold in used and failures < MAX_FAILURES // 2:
-            continue  # a second question with the same gold only where new golds are rare
+            continue  # a second question with the same gold only if new golds are rare
         if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
             continue
         if gold not in is_good:
@@ -196,7 +196,7 @@ def _accepted(
 
 
 def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
-    """True for a gold that has a plain answer: some rows, not many, no zero, no tie cut in two."""
+    """True for a gold with a plain answer: some rows, not many, no zero, no tie cut in two."""
     rows = _rows(connection, draft.gold_sql)
     if not rows or len(rows) > MAX_ROWS or rows in ([(None,)], [(0,)]):
         return False
@@ -212,7 +212,7 @@ def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
 
 
 def _rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]] | None:
-    """The rows of a query; None if it takes more than `MAX_STEPS` steps."""
+    """Rows of a query; None if it takes more than `MAX_STEPS` steps."""
     connection.set_progress_handler(lambda: 1, MAX_STEPS)
     try:
         return connection.execute(sql).fetchall()

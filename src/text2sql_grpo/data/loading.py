@@ -1,4 +1,4 @@
-"""Reads question files and checks every gold query against its database."""
+"""Loading of question files, with a check of every gold on its database."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
@@ -29,23 +29,23 @@ def load_examples(
     leave_out: Collection[str] = (),
     leaves_out_large: bool = False,
 ) -> list[Example]:
-    """The questions of a file, in order; see `read_questions` for its forms.
+    """Load the questions of a file, in order; see `read_questions` for its formats.
 
     Args:
         path: The file.
-        databases: Where the databases that the questions name are found.
+        databases: Databases of the questions.
         executor: Runs the golds.
-        limit: Only the first so many questions, of those not left out; None for all.
-        check_gold: Runs each gold, also the other accepted ones, and refuses one that fails or is cut at a
-            limit, and one that returns no rows without `gold_is_empty` (or rows with it). Where the file's
-            form cannot say so, `gold_is_empty` is set to what was found.
-        leave_out: Ids of questions that are not taken, whatever is wrong with them.
-        leaves_out_large: Leave out questions with a gold that is cut at a limit, with a warning, where they
-            would be refused.
+        limit: Only the first n questions, of those not left out; None for all.
+        check_gold: Run each gold, also the other accepted ones, and refuse one that fails or is cut at a
+            limit, and one that returns no rows without `gold_is_empty` (or rows with it). If the file's
+            format has no such field, `gold_is_empty` is set from the result.
+        leave_out: Ids of questions to skip, broken ones too.
+        leaves_out_large: Skip questions with a gold that is cut at a limit, with a warning, instead of
+            refusing them.
 
     Raises:
-        DataError: The file, a line, a database or a gold is wrong, or no question is left; says which and
-            where.
+        DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
+            place.
     """
     if not leave_out:
         questions = read_questions(path, limit=limit)
@@ -55,7 +55,7 @@ def load_examples(
         _logger.info("left out %d questions in quarantine (%s)", len(every) - len(kept), path)
         questions = list(islice(kept, limit))
         if not questions:
-            raise DataError(f"expected questions, got only such as are in quarantine (at {path})")
+            raise DataError(f"every question is in quarantine (at {path})")
     for question in questions:
         database_file(question, databases)
     if not check_gold:
@@ -78,7 +78,7 @@ def load_examples(
 
 
 def read_quarantine(path: Path) -> frozenset[str]:
-    """The ids of a quarantine file: one JSON object a line, with a string `id`; other fields are skipped.
+    """Ids of a quarantine file: one JSON object a line, with a string `id`; other fields are skipped.
 
     Raises:
         DataError: The file cannot be read, or a line is wrong.
@@ -93,10 +93,10 @@ def _string_id(row: dict[str, object]) -> str:
 
 
 def database_file(question: Question, databases: Databases) -> Path:
-    """The database of a question.
+    """Database of a question.
 
     Raises:
-        DataError: There is none; says for which question.
+        DataError: There is none; names the question's place.
     """
     try:
         return databases.path(question.example.database)
@@ -111,10 +111,10 @@ def checked_golds(
     *,
     large: dict[str, None] | None = None,
 ) -> Iterator[Example]:
-    """The examples of these questions, a batch of golds run at a time.
+    """Examples of the questions; their golds are run in batches.
 
     Args:
-        large: Gets the ids of questions with a gold that is cut at a limit; None to refuse them.
+        large: Filled with the ids of questions with a gold that is cut at a limit; None to refuse them.
 
     Raises:
         DataError: At the end, if any gold is wrong; see `load_examples`.
@@ -132,7 +132,7 @@ def checked_golds(
         outcomes = executor.execute_many([(database_file(q, databases), sql) for q, sql in asked])
         for (question, sql), outcome in zip(asked, outcomes, strict=True):
             example = question.example
-            if not question.says_if_empty:
+            if not question.has_gold_is_empty:
                 example = replace(example, gold_is_empty=not outcome.rows)
             fault = _gold_fault(example, outcome)
             if large is not None and outcome.is_truncated:
@@ -145,7 +145,7 @@ def checked_golds(
         shown = "\n  ".join(faults[:MAX_GOLDS_SHOWN])
         more = f"\n  and {len(faults) - MAX_GOLDS_SHOWN} more" if len(faults) > MAX_GOLDS_SHOWN else ""
         counts = f"{len(faults)} of {num_golds}"
-        raise DataError(f"expected gold queries that run and return rows, {counts} do not:\n  {shown}{more}")
+        raise DataError(f"gold queries must run and return rows, {counts} do not:\n  {shown}{more}")
 
 
 def _gold_fault(example: Example, outcome: ExecutionOutcome) -> str:

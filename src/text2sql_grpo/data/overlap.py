@@ -1,4 +1,4 @@
-"""How much of each held-out question file also occurs in the files used for training."""
+"""Overlap of each held-out question file with the files used for training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ Keys = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class OverlapRow:
-    """One training file against one other file.
+    """Overlap of one training file with one other file.
 
     Attributes:
-        count: Questions of the other file.
-        shares: For each of `KEYS`, of the questions that have such a key, the share (0 to 1) of those
+        count: Number of questions in the other file.
+        shares: For each of `KEYS`, among the questions that have such a key, the share (0 to 1) of those
             with one in the training file: the question or the gold (whatever its case and spaces), the
             combination of database, template and columns, a literal with its column, the template, the
-            database, the stored value that a look-up question is after. None where no question has one.
+            database, the stored value of a look-up question. None if no question has one.
     """
 
     training_set: str
@@ -50,7 +50,7 @@ def overlap(questions: Path) -> list[OverlapRow]:
     }
     training_sets = [name for name in TRAINING_SETS if name in sets]
     if not training_sets:
-        raise DataError(f"expected demonstrations.jsonl or train.jsonl, got {sorted(sets)} ({questions})")
+        raise DataError(f"no demonstrations.jsonl or train.jsonl, only {sorted(sets)} ({questions})")
     rows = []
     for name in training_sets:
         seen = {key: frozenset().union(*(keys[key] for keys in sets[name])) for key in KEYS}
@@ -62,7 +62,7 @@ def overlap(questions: Path) -> list[OverlapRow]:
 
 
 def format_overlap(rows: list[OverlapRow]) -> str:
-    """The rows as a table for people, in percent; `-` where there is nothing to compare."""
+    """Rows as a printable table, in percent; `-` if there is nothing to compare."""
     header = ("training set", "other set", "questions", *(key.replace("_", " ") for key in KEYS))
     table = [header]
     for row in rows:
@@ -81,7 +81,7 @@ def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | Non
 
 
 def _keys(row: Mapping[str, Any]) -> Keys:
-    """All that can be shared of one question."""
+    """Keys of one question that another may share."""
     database, question, gold = row["database"], row["question"], row["gold_sql"]
     try:
         columns, literals = _parts(gold)
@@ -97,7 +97,7 @@ def _keys(row: Mapping[str, Any]) -> Keys:
         "literal": frozenset(f"{column} {value}" for column, value in literals),
         "template": frozenset({template} if template else ()),
         "database": frozenset({database}),
-        # Flags (`Y`, `0`) are the same everywhere, and tell nothing of what was learned by heart.
+        # Flags (`Y`, `0`) are the same everywhere, and no sign of memorisation.
         "stored_value": frozenset(
             value for column, value in literals if column in looked and len(value.strip("'")) > 1
         ),

@@ -1,4 +1,4 @@
-"""Reads question files as they are: own JSONL and CSV, and the JSON files of Spider and BIRD."""
+"""Readers of question files: this package's JSONL and CSV, and the JSON of Spider and BIRD."""
 
 import csv
 import json
@@ -23,41 +23,41 @@ _NAMED_BY = "query (Spider) or SQL (BIRD)"
 
 
 class Question(NamedTuple):
-    """One question and where it stands.
+    """One question and its place.
 
     Attributes:
-        place: File and line (or number in a JSON list), for messages.
-        says_if_empty: True if its file says whether the gold rightly returns no rows.
+        place: File and line (or index in a JSON list), for errors.
+        has_gold_is_empty: True if the format of its file has the field `gold_is_empty`.
     """
 
     example: Example
     place: str
-    says_if_empty: bool
+    has_gold_is_empty: bool
 
 
 def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
-    """The questions of a file, in order, their golds not run.
+    """Read the questions of a file, in order, without running their golds.
 
-    By the file's ending: `.jsonl` (any ending but the next two), one object a line with the fields of
+    The file's suffix decides: `.jsonl` (any suffix but the next two), one object a line with the fields of
     `Example`; `.csv` with those fields as its header, where an empty cell is an absent field and
-    `other_golds` a JSON list; `.json`, a list as Spider (`db_id`, `question`, `query`) and BIRD
-    (`db_id`, `question`, `evidence`, `SQL`, `question_id`) publish it. BIRD's evidence is put behind the
+    `other_golds` a JSON list; `.json`, a list as published by Spider (`db_id`, `question`, `query`) and BIRD
+    (`db_id`, `question`, `evidence`, `SQL`, `question_id`). BIRD's evidence is put behind the
     question. There ids are made of the file's name and the question's id or number, and further fields
     are skipped.
 
     Args:
         path: The file, in UTF-8. Blank lines are skipped.
-        limit: Reads only the first so many questions; None for all.
+        limit: Only the first n questions; None for all.
 
     Raises:
-        DataError: The file or a question in it is wrong; says which and where.
+        DataError: The file or a question in it is wrong; names the place.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be an int >= 1 or None, got {limit} (for {path})")
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"expected a file of questions in UTF-8, got {error} (at {path})") from error
+        raise DataError(f"cannot read the questions as UTF-8: {error} (at {path})") from error
     readers = {".json": _published, ".csv": _csv_rows}
     read = readers.get(path.suffix.lower(), _json_lines)
     questions = list(islice(read(text, path), limit))
@@ -65,13 +65,11 @@ def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
     for example, place, _ in questions:
         first = places.setdefault(example.id, place)
         if first != place:
-            raise DataError(
-                f"expected ids used once, got {example.id!r} again (at {place}, first at {first})"
-            )
+            raise DataError(f"id {example.id!r} is used twice (at {place}, first at {first})")
     if not questions:
-        expected = {".json": "a list of objects", ".csv": "a header and one question a row"}
-        form = expected.get(path.suffix.lower(), "one JSON object a line")
-        raise DataError(f"no questions in {path}: expected {form}")
+        forms = {".json": "a list of objects", ".csv": "a header and one question a row"}
+        form = forms.get(path.suffix.lower(), "one JSON object a line")
+        raise DataError(f"no questions in {path}; it must hold {form}")
     return questions
 
 
@@ -82,16 +80,16 @@ def _json_lines(text: str, path: Path) -> Iterator[Question]:
 
 
 def read_line(line: str, place: str) -> Question:
-    """The question of one line of a JSONL file.
+    """Parse one line of a JSONL file.
 
     Raises:
-        DataError: It is none; says where.
+        DataError: It is no question; names the place.
     """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"expected a JSON object, got {line[:80]!r}: {error} (at {place})") from error
-    return Question(_example(row, place), place, says_if_empty=True)
+        raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
+    return Question(_example(row, place), place, has_gold_is_empty=True)
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[Question]:
@@ -100,14 +98,15 @@ def _csv_rows(text: str, path: Path) -> Iterator[Question]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise DataError(f"expected CSV, got {error} (at {path}:{reader.line_num})") from error
+            raise DataError(f"cannot read CSV: {error} (at {path}:{reader.line_num})") from error
         if row is None:
             return
         place = f"{path}:{reader.line_num}"
         if None in row or None in row.values():
-            raise DataError(f"expected {len(reader.fieldnames or ())} cells, got more or fewer (at {place})")
+            n_cells = len(reader.fieldnames or ())
+            raise DataError(f"the row must have {n_cells} cells, got more or fewer (at {place})")
         cells = {name: _csv_value(name, cell, place) for name, cell in row.items() if cell != ""}
-        yield Question(_example(cells, place), place, says_if_empty=True)
+        yield Question(_example(cells, place), place, has_gold_is_empty=True)
 
 
 def _csv_value(name: str, cell: str, place: str) -> Any:
@@ -125,17 +124,18 @@ def _published(text: str, path: Path) -> Iterator[Question]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"expected a JSON list of questions, got {error} (at {path})") from error
+        raise DataError(f"cannot read a JSON list of questions: {error} (at {path})") from error
     if not isinstance(rows, list):
-        raise DataError(f"expected a JSON list of questions, got {type(rows).__name__} (at {path})")
+        raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
     split = "train" if path.stem.startswith("train") else path.stem
     for number, row in enumerate(rows):
         place = f"{path}[{number}]"
         if not isinstance(row, dict):
-            raise DataError(f"expected a JSON object, got {json.dumps(row)[:80]} (at {place})")
+            raise DataError(f"a question must be a JSON object, got {json.dumps(row)[:80]} (at {place})")
         gold = row.get("query", row.get("SQL"))
         if gold is None:
-            raise DataError(f"expected the gold as {_NAMED_BY}, got {', '.join(row) or 'none'} (at {place})")
+            names = ", ".join(row) or "none"
+            raise DataError(f"a question needs its gold as {_NAMED_BY}, got {names} (at {place})")
         evidence = row.get("evidence") or ""
         own = {
             "id": f"{path.stem}-{row.get('question_id', number)}",
@@ -147,16 +147,16 @@ def _published(text: str, path: Path) -> Iterator[Question]:
         }
         if evidence and isinstance(own["question"], str):
             own["question"] += f"\nEvidence: {evidence}"
-        yield Question(_example(own, place), place, says_if_empty=False)
+        yield Question(_example(own, place), place, has_gold_is_empty=False)
 
 
 def _example(row: Any, place: str) -> Example:
     if not isinstance(row, dict):
-        raise DataError(f"expected a JSON object, got {json.dumps(row)[:80]!r} (at {place})")
+        raise DataError(f"a question must be a JSON object, got {json.dumps(row)[:80]!r} (at {place})")
     row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     for name, value in row.items():
         if name not in _TYPES:
-            raise DataError(f"expected the fields {', '.join(_TYPES)}, got {name!r} (at {place})")
+            raise DataError(f"unknown field {name!r} (at {place}); known: {', '.join(_TYPES)}")
         is_text = not isinstance(value, tuple) or all(
             isinstance(part, str) and part.strip() for part in value
         )
@@ -166,5 +166,5 @@ def _example(row: Any, place: str) -> Example:
     for name in _REQUIRED:
         if not row.get(name, "").strip():
             found = "an empty one" if name in row else "none"
-            raise DataError(f"expected a field {name!r} with text, got {found} (at {place})")
+            raise DataError(f"a question needs a field {name!r} with text, got {found} (at {place})")
     return Example(**row)

@@ -1,4 +1,4 @@
-"""Questions in files too large to hold: where each line begins is kept, the rest is read when asked for."""
+"""Questions in files too large for memory: only line offsets are kept, lines are read on access."""
 
 import codecs
 import glob
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def shard_files(path: Path) -> list[Path]:
-    """The files that stand behind a path of questions, sorted.
+    """Files of a path of questions, sorted.
 
     A folder's `.jsonl` files, those that match a pattern such as `questions/*.jsonl`, or the path alone.
 
@@ -37,7 +37,7 @@ def shard_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in found if file.is_file())
     if not files:
-        raise DataError(f"expected files of questions (.jsonl), got none (at {path})")
+        raise DataError(f"no files of questions (.jsonl) (at {path})")
     return files
 
 
@@ -50,26 +50,24 @@ def load_shards(
     check_gold: bool = True,
     leave_out: Collection[str] = (),
 ) -> "ExamplesOnDisk":
-    """The questions of JSONL files, in order, at 18 bytes of memory each.
+    """Open the questions of JSONL files, in order, at 18 bytes of memory each.
 
-    Everything is checked once, as `load_examples` does it, a few golds at a time.
+    All are checked once, as in `load_examples`, a few golds at a time.
 
     Args:
         files: See `shard_files`.
-        databases: Where the databases that the questions name are found.
+        databases: Databases of the questions.
         executor: Runs the golds.
-        limit: Only the first so many questions, of those not left out; None for all.
-        check_gold: Runs each gold; see `load_examples`.
-        leave_out: Ids of questions that are not taken.
+        limit: Only the first n questions, of those not left out; None for all.
+        check_gold: Run each gold; see `load_examples`.
+        leave_out: Ids of questions to skip.
 
     Raises:
-        DataError: A file, a line, a database or a gold is wrong; says which and where.
+        DataError: A file, a line, a database or a gold is wrong; names the place.
     """
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out)
     if not examples:
-        raise DataError(
-            f"expected questions, got none that is taken (in {files[0]} and {len(files) - 1} more)"
-        )
+        raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
     if check_gold:
         for _ in checked_golds(examples.questions(), databases, executor):
             pass
@@ -80,7 +78,7 @@ def load_shards(
 
 
 class _Line(NamedTuple):
-    """A line that is not blank: in which file it stands, from which byte on, its number from 1."""
+    """A line that is not blank: index of its file, first byte, number from 1, content."""
 
     shard: int
     offset: int
@@ -89,17 +87,17 @@ class _Line(NamedTuple):
 
 
 class ExamplesOnDisk(Sequence[Example]):
-    """Questions of JSONL files, each read and parsed when it is asked for.
+    """Questions of JSONL files, read and parsed on access.
 
-    Files must not change meanwhile: a line other than the one that was read at first is refused.
+    Files must not change meanwhile: a line that differs from the first reading is refused.
 
     Args:
-        files: One JSON object a line.
-        limit: Only the first so many questions; None for all.
-        leave_out: Ids of questions that are not taken.
+        files: Files with one JSON object a line.
+        limit: Only the first n questions; None for all.
+        leave_out: Ids of questions to skip.
 
     Raises:
-        DataError: A file or line is wrong, or an id is used twice; says where.
+        DataError: A file or line is wrong, or an id is used twice; names the place.
     """
 
     def __init__(
@@ -142,18 +140,18 @@ class ExamplesOnDisk(Sequence[Example]):
                 file.seek(self._offsets[index])
                 content = file.readline()
         except OSError as error:
-            raise DataError(f"expected a file of questions, got {error}") from error
+            raise DataError(f"cannot read the questions: {error}") from error
         if zlib.crc32(content) != self._checksums[index]:
             raise DataError(
-                f"expected the question that was checked when the run began, got another line "
-                f"(at {self._files[shard]}:{number}): files of questions may not change while they are used"
+                f"{self._place(shard, number)} has changed since it was checked:"
+                " files of questions must not change during a run"
             )
         return self._parsed(content, shard, number)
 
     def questions(self) -> Iterator[Question]:
-        """All of them one after another, with their places."""
+        """All questions in order, with their places."""
         for i, example in enumerate(self):
-            yield Question(example, self._place(self._shards[i], self._numbers[i]), says_if_empty=True)
+            yield Question(example, self._place(self._shards[i], self._numbers[i]), has_gold_is_empty=True)
 
     def _place(self, shard: int, number: int) -> str:
         return f"{self._files[shard]}:{number}"
@@ -163,7 +161,7 @@ class ExamplesOnDisk(Sequence[Example]):
         try:
             text = content.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"expected a file of questions in UTF-8, got {error} (at {place})") from error
+            raise DataError(f"cannot read the questions as UTF-8: {error} (at {place})") from error
         return read_line(text.rstrip("\r\n"), place).example
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
@@ -173,9 +171,7 @@ class ExamplesOnDisk(Sequence[Example]):
         for i in (i for i, digest in enumerate(digests) if digest in repeated):
             id_, place = self[i].id, self._place(self._shards[i], self._numbers[i])
             if id_ in places:
-                raise DataError(
-                    f"expected ids used once, got {id_!r} again (at {place}, first at {places[id_]})"
-                )
+                raise DataError(f"id {id_!r} is used twice (at {place}, first at {places[id_]})")
             places[id_] = place
 
 
@@ -189,7 +185,7 @@ def _lines(files: Sequence[Path]) -> Iterator[_Line]:
                         yield _Line(shard, offset, number, content)
                     offset += len(content)
         except OSError as error:
-            raise DataError(f"expected a file of questions in UTF-8, got {error} (at {path})") from error
+            raise DataError(f"cannot read the questions as UTF-8: {error} (at {path})") from error
 
 
 def _digest(text: str) -> int:

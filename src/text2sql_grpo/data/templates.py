@@ -1,7 +1,7 @@
-"""The shapes of questions: SQL patterns, each with at least five phrasings.
+"""Templates of questions: SQL patterns, each with at least five phrasings.
 
-Slots are drawn in order, each from the columns of the template's table; `parent.` before a slot
-draws from the other table of a join. What a slot fills in (`drafts.py` draws them):
+Slots are drawn in order (by `drafts.py`), each from the columns of the template's table; `parent.` before a
+slot draws from the other table of a join. Kinds of slots:
 
 - `said`: a condition on a value stored otherwise than people say it; phrases with `{said}` and `{value}`
   are not used for flags;
@@ -10,8 +10,8 @@ draws from the other table of a join. What a slot fills in (`drafts.py` draws th
 - `number`: a column to average or rank by (`{measure}`: without its unit); `total`: one to add up;
 - `group`: a column of categories.
 
-The conditions together are `{where}`; `{k}` is a small number; `{row}`, `{rows}` and `{parents}` are what the
-rows of the tables are called; an `s` behind any other slot makes its plural (`{columns}`); `{join}` is the
+The conditions together are `{where}`; `{k}` is a small number; `{row}`, `{rows}` and `{parents}` are the
+nouns of the tables' rows; an `s` behind any other slot makes its plural (`{columns}`); `{join}` is the
 table with its parent.
 """
 
@@ -27,8 +27,8 @@ class Template:
 
     Attributes:
         is_held_out: Used for the questions of `test_templates` alone.
-        weight: How many questions it gives to each one of a template of weight 1. Plain look-ups are
-            asked most often.
+        weight: Number of questions for each one of a template of weight 1. Plain look-ups are the most
+            frequent.
     """
 
     name: str

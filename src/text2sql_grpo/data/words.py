@@ -1,4 +1,4 @@
-"""The words and values of a database, as the question generator needs them."""
+"""Words and values of a database, for the question generator."""
 
 import json
 import re
@@ -31,12 +31,12 @@ class Column:
     """One column, its noun phrase and its values.
 
     Attributes:
-        sql: The name as SQL writes it, quoted where needed.
+        sql: Name in SQL, quoted if needed.
         is_key: Part of a primary or foreign key.
         values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
-        said: Stored value -> what people say, where the two differ; empty for most columns.
-        clauses: What people say -> phrases behind the plural of a row's noun ("on the Lisbon ward"); under
-            `""` those of any other value, with `{}` in its place.
+        said: Stored value -> value as people say it, if the two differ; empty for most columns.
+        clauses: Value as people say it -> phrases behind the plural of a row's noun ("on the Lisbon ward");
+            under `""` those of any other value, with `{}` in its place.
     """
 
     table: str
@@ -53,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table; `noun` is what one row is called."""
+    """One table; `noun` names one row."""
 
     name: str
     sql: str
@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Link:
-    """The one foreign key between two tables: `on` is the condition of their join."""
+    """The only foreign key between two tables: `on` is the condition of their join."""
 
     child: Table
     parent: Table
@@ -83,21 +83,21 @@ class Database:
 
 
 def open_with_words(path: Path, name: str, words_path: Path) -> Database:
-    """A SQLite file, opened for reading, with the words people use for what is in it.
+    """Open a SQLite file for reading, with the words people use for its content.
 
     Args:
         path: The SQLite file.
-        name: What questions call the database.
-        words_path: JSON with `split`, `tables`, `columns`, `said` and `clauses`, all optional; where there is
-            no such file, words come from identifiers and values, and the split is `train`.
+        name: Name of the database.
+        words_path: JSON with `split`, `tables`, `columns`, `said` and `clauses`, all optional; without the
+            file, words come from identifiers and values, and the split is `train`.
 
     Raises:
-        DataError: A file cannot be read, or the words name what the database does not have.
+        DataError: A file cannot be read, or the words name a table or column that the database lacks.
     """
     try:
         words = json.loads(words_path.read_text(encoding="utf-8")) if words_path.exists() else {}
     except (OSError, ValueError) as error:
-        raise DataError(f"expected words as JSON, got: {error} (at {words_path})") from error
+        raise DataError(f"cannot read the words as JSON: {error} (at {words_path})") from error
     schema = read_schema(path)
     known = {f"{table.name}.{column.name}" for table in schema.tables for column in table.columns}
     asked = {*words.get("columns", {}), *words.get("said", {}), *words.get("clauses", {})}
@@ -105,13 +105,13 @@ def open_with_words(path: Path, name: str, words_path: Path) -> Database:
         (set(words.get("tables", {})) - {table.name for table in schema.tables}) | (asked - known)
     )
     if unknown:
-        raise DataError(f"expected tables and columns of {path}, got {unknown} (at {words_path})")
+        raise DataError(f"unknown tables or columns of {path}: {unknown} (at {words_path})")
     with ExitStack() as stack:
         connection = stack.enter_context(closing(open_database(path)))
         try:
             tables = {table.name: _read_table(connection, table, words) for table in schema.tables}
         except sqlite3.Error as error:
-            raise DataError(f"expected a readable database, got: {error} (at {path})") from error
+            raise DataError(f"cannot read the database: {error} (at {path})") from error
         stack.pop_all()
     links = tuple(_links(schema, tables))
     return Database(name, words.get("split", "train"), connection, tuple(tables.values()), links)
@@ -163,7 +163,7 @@ def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: 
 
 
 def _kind(values: tuple[Any, ...]) -> Kind | None:
-    """What the stored values are, whatever the declared type says; None if mixed, blobs or nothing."""
+    """Kind of the stored values, whatever the declared type; None if mixed, blobs or empty."""
     if not values:
         return None
     if all(isinstance(value, int | float) for value in values):
@@ -174,12 +174,12 @@ def _kind(values: tuple[Any, ...]) -> Kind | None:
 
 
 def _said(place: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:
-    """Stored -> said for one column: from `words` where it has a map of any column, else derived."""
+    """Stored -> said for one column: from `words` if it maps any column, else derived."""
     if "said" in words:
         given = words["said"].get(place, {})
         said = {value: given[str(value)] for value in values if str(value) in given}
         if given and not _is_usable(said):
-            raise DataError(f"said forms are distinct and differ from the stored ones, got {said} ({place})")
+            raise DataError(f"said forms must be distinct and not the stored ones, got {said} ({place})")
         return said
     found: dict[Value, str] = {
         value: form for value in values if isinstance(value, str) and (form := said_form(value))
@@ -200,7 +200,7 @@ def _is_usable(said: Mapping[Value, str]) -> bool:
 
 
 def said_form(stored: str) -> str | None:
-    """How people say a stored value, where a rule knows; None elsewhere.
+    """Stored value as people say it, by a few rules; None if none applies.
 
     >>> said_form("IN_TRANSIT"), said_form("02-Lisbon"), said_form("SMITH, J."), said_form("Lisbon")
     ('in transit', 'Lisbon', 'J. Smith', None)
@@ -215,7 +215,7 @@ def said_form(stored: str) -> str | None:
 
 
 def identifier_words(name: str) -> str:
-    """An identifier as words.
+    """Words of an identifier.
 
     >>> identifier_words("unit_price"), identifier_words("UnitPrice"), identifier_words("Unit Price")
     ('unit price', 'unit price', 'unit price')
@@ -225,7 +225,7 @@ def identifier_words(name: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """The plural of a noun phrase, by the common rules.
+    """Plural of a noun phrase, by the common rules.
 
     >>> plural("visit"), plural("city"), plural("foreman"), plural("date of birth")
     ('visits', 'cities', 'foremen', 'dates of birth')
@@ -247,7 +247,7 @@ def plural(noun: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """A noun phrase with its article, by how it is spoken.
+    """Noun phrase with its indefinite article, by pronunciation.
 
     >>> with_article("hour"), with_article("age"), with_article("union flag"), with_article("visit")
     ('an hour', 'an age', 'a union flag', 'a visit')
@@ -259,7 +259,7 @@ def with_article(noun: str) -> str:
 
 
 def singular(noun: str) -> str:
-    """The singular of a table's name, which may be a plural already.
+    """Singular of a table's name, which may be a plural.
 
     >>> singular("cities"), singular("order lines"), singular("addresses"), singular("status")
     ('city', 'order line', 'address', 'status')

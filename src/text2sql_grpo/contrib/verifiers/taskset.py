@@ -10,7 +10,7 @@ from text2sql_grpo.data.question_files import read_questions
 
 
 class SQLTasksetConfig(vf.TasksetConfig):
-    """Which questions.
+    """Questions of the taskset.
 
     Attributes:
         questions: JSONL or CSV, or the JSON of Spider or BIRD.
@@ -22,7 +22,7 @@ class SQLTasksetConfig(vf.TasksetConfig):
 
 
 class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
-    """The questions of a file. Golds are not run here: `vf-validate` does that, question by question."""
+    """Questions of a file. Golds are not run here: `vf-validate` runs them."""
 
     def load(self) -> Iterator[SQLTask]:
         """One task per question, in order.
@@ -31,7 +31,7 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
             DataError: The file, a question or a database is wrong.
         """
         environment = self.config.task.bench().environment
-        for example, _, says_if_empty in read_questions(self.config.questions):
+        for example, _, has_gold_is_empty in read_questions(self.config.questions):
             *system, user = environment.session(example).start()
             yield SQLTask(
                 SQLTaskData(
@@ -40,7 +40,7 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
                     system_prompt=system[0]["content"] if system else None,
                     prompt=user["content"],
                     example=example,
-                    gold_may_be_empty=example.gold_is_empty or not says_if_empty,
+                    gold_may_be_empty=example.gold_is_empty or not has_gold_is_empty,
                 ),
                 self.config.task,
             )
