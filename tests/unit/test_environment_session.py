@@ -180,7 +180,7 @@ def test_prompt_with_a_schema_of_few_tokens(tmp_path: Path) -> None:
 
     text = environment.schema_text("shop")
     assert len(text) <= 160 and "Left out to save space: all examples" in text
-    with pytest.raises(DataError, match=r"max_tokens=40 .*shop"):
+    with pytest.raises(DataError, match=r"max_tokens must be >= \d+, .*got 40 \(schema of shop\)"):
         counted.schema_text("shop")
 
 

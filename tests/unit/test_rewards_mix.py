@@ -120,7 +120,7 @@ def test_weight_must_be_a_finite_number(weight: object) -> None:
 
 def test_score_outside_the_declared_range_stops_the_run() -> None:
     rewards = RewardMix({"execution": 1.0, "turn_cost": 0.5})
-    with pytest.raises(RunError, match=r"turn_cost: expected a score from -1 to 0, got -2\.0 \(question q1"):
+    with pytest.raises(RunError, match=r"turn_cost must be from -1 to 0, got -2\.0 \(question q1"):
         rewards.score(make_episode(3, max_turns=2), RIGHT, NO_RESULTS)
 
 

@@ -67,7 +67,7 @@ def test_only_our_own_preset_never_pays_a_wrong_answer() -> None:
     assert [name for name, warning in warnings.items() if warning is None] == ["strict_neighbours"]
     assert warnings["arctic"] == (
         "Preset arctic reproduces published work and pays wrong answers, up to 1, a right one as little as "
-        "0.1. Paid: official_execution: results that are equal as sets of rows on one database: written-down "
+        "0.1. Paid: official_execution: results that are equal as sets of rows on one database: hard-coded "
         "constants, coincidences, wrong order, duplicates, anything empty for an empty gold; executes: any "
         "query that runs."
     )

@@ -235,7 +235,7 @@ def test_a_score_out_of_its_range_stops_the_run(bench: Bench, monkeypatch: pytes
     function = dataclasses.replace(REWARD_FUNCTIONS["executes"], function=lambda *_: 2.0)
     monkeypatch.setitem(REWARD_FUNCTIONS, "executes", function)
     bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
-    with pytest.raises(RunError, match=r"reward executes: expected a score from 1 to 1, got 2\.0"):
+    with pytest.raises(RunError, match=r"reward executes must be from 1 to 1, got 2\.0"):
         bench.trainer.train()
 
 

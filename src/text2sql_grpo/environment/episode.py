@@ -1,4 +1,4 @@
-"""The record of one whole interaction; nothing here scores it."""
+"""Record of one whole interaction, without scores."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,14 +13,14 @@ ActionKind = Literal["run_sql", "submit_sql", "call_tool", "malformed"]
 
 @dataclass(frozen=True)
 class Action:
-    """What the model did in one turn.
+    """Action of the model in one turn.
 
     Attributes:
         kind: `call_tool` for another tool of an MCP server, `malformed` if the protocol could not read the
             turn; then `sql` is empty.
         sql: The query as the model wrote it.
-        outcome: Of `run_sql`, what the executor returned; None otherwise, and where an MCP server ran it.
-        error: For `malformed`, what the model was told.
+        outcome: Outcome of `run_sql`; None for other kinds, and if an MCP server ran it.
+        error: Error text shown to the model for `malformed`.
     """
 
     kind: ActionKind
@@ -41,9 +41,9 @@ class Rollout:
         prompt_ids: Token ids of the prompt.
         completion_ids: T token ids, sampled and environment tokens in order.
         completion_mask: T flags: 1 sampled by the policy, 0 written by the environment.
-        log_probs: T log-probabilities with which the tokens were sampled, 0 for tokens that were not
-            sampled, NaN for one that is unknown; empty where the engine does not know them.
-        is_masked: True if it must not be trained on (truncated, or failed on our side).
+        log_probs: T log-probabilities of sampling, 0 for tokens that were not sampled, NaN if unknown;
+            empty if the engine has none.
+        is_masked: True if it must not be trained on (truncated, or an internal failure).
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Rollout:
 
 @dataclass
 class Episode(Rollout):
-    """One question answered once: a rollout and what was done in it.
+    """Rollout on one question, with its actions.
 
     Attributes:
         example: The question.
         actions: One per assistant turn, K in all.
-        max_turns: The turn limit it ran under, >= 1; `len(actions)` never exceeds it.
+        max_turns: Its turn limit, >= 1; `len(actions)` never exceeds it.
         final_sql: The submitted query; None if nothing was submitted.
     """
 

@@ -1,4 +1,4 @@
-"""The text that the model reads after a query: a compact table with caps, or the error."""
+"""Observation of a query: a compact table with caps, or the error."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
 @dataclass(frozen=True)
 class ObservationLimits:
-    """How much of a result is shown; what is cut is always said.
+    """Caps on the shown part of a result; a note names what is cut.
 
     Attributes:
         max_rows: Rows shown.
         max_cell_chars: Characters shown of one cell.
-        max_chars: Characters of the header and rows together, the note excluded.
+        max_chars: Characters of the header and rows together, without the note.
     """
 
     max_rows: int = 20
@@ -25,19 +25,19 @@ def _cut(text: str, max_chars: int) -> str:
 
 
 def cell_text(cell: Cell, max_chars: int) -> str:
-    """One cell on one line, cut to so many characters."""
+    """One cell on one line, cut at `max_chars`."""
     if cell is None:
         return "NULL"
     if isinstance(cell, bytes):
         return f"<{len(cell)} bytes>"
     if isinstance(cell, str):
-        # Stored text that is no UTF-8 comes with lone surrogates, which no tokenizer takes.
+        # Stored text that is not UTF-8 has lone surrogates, which no tokenizer accepts.
         cell = " ".join(cell.encode("utf-8", "replace").decode().split())
     return _cut(str(cell), max_chars)
 
 
 def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> str:
-    """A header line, one line per row, and a note of what was cut; or the error.
+    """Header line, one line per row, and a note on cut rows; or the error.
 
     >>> rows = ExecutionOutcome("ok", columns=("ward", "n"), rows=(("02-LSB", 3), (None, 1)))
     >>> print(observation_text(rows, ObservationLimits(max_rows=1)))

@@ -1,4 +1,4 @@
-"""The words around a question. An edit here is an experiment: it changes what the model reads."""
+"""Prompt texts. An edit here is an experiment: it changes the model's input."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +22,10 @@ _HOW = {
 
 
 def system_text(protocol: Protocol, max_turns: int, *, tools: Sequence[dict[str, Any]] = TOOLS) -> str:
-    """The instructions for a model that was not trained on this very format.
+    """Instructions for a model that was not trained on this format.
 
     Args:
-        tools: JSON schemas of what the model may call, in the native protocol.
+        tools: JSON schemas of the tools, in the native protocol.
     """
     how = _HOW[protocol]
     if protocol == "native" and list(tools) != TOOLS:
@@ -35,5 +35,5 @@ def system_text(protocol: Protocol, max_turns: int, *, tools: Sequence[dict[str,
 
 
 def user_text(question: str, schema_text: str) -> str:
-    """Schema first: questions about one database then share the longest possible prefix."""
+    """Schema and question, in this order: questions about one database share the longest possible prefix."""
     return f"{schema_text}\n\n{question}"

@@ -1,7 +1,7 @@
-"""How the model writes its actions: plain tags, or tool calls as its own template writes them.
+"""Protocols of the model's actions: plain tags, or tool calls in its chat template's form.
 
-One assistant turn holds exactly one action. What cannot be read is answered by an error turn, so
-the texts of the errors here are prompt text: they tell the model what to write instead.
+One assistant turn holds exactly one action. A malformed turn is answered by an error turn, so the texts of
+the errors here are prompt text.
 """
 
 import json
@@ -41,12 +41,12 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class MalformedTurn(Exception):
-    """The turn holds no readable action; the text tells the model what was expected."""
+    """The turn holds no readable action; the text is shown to the model."""
 
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """What one turn asks for."""
+    """Action of one turn."""
 
     kind: Literal["run_sql", "submit_sql"]
     sql: str
@@ -65,15 +65,15 @@ _TAGS_EXPECTED = "expected one <sql>query</sql> to run or one <answer>query</ans
 
 
 def _after_thinking(text: str) -> str:
-    """What the turn says once the thinking is over; some templates open `<think>` in the prompt."""
-    spoken = text.rpartition("</think>")[2]
-    if "<think>" in spoken:
+    """Text behind the thinking; some templates open `<think>` in the prompt."""
+    rest = text.rpartition("</think>")[2]
+    if "<think>" in rest:
         raise MalformedTurn("expected an action after </think>, got thinking that never ends")
-    return spoken
+    return rest
 
 
 def parse_tags(text: str) -> ParsedAction:
-    """The single action of a turn in the tags protocol.
+    """Parse the single action of a turn in the tags protocol.
 
     Raises:
         MalformedTurn: No action, several actions, or an empty one.
@@ -81,8 +81,7 @@ def parse_tags(text: str) -> ParsedAction:
     >>> parse_tags("<think>look first</think><sql>SELECT 1</sql>")
     ParsedAction(kind='run_sql', sql='SELECT 1')
     """
-    spoken = _after_thinking(text)
-    found = _TAG.findall(spoken)
+    found = _TAG.findall(_after_thinking(text))
     if len(found) != 1:
         raise MalformedTurn(f"{_TAGS_EXPECTED}, got {len(found) or 'none'}")
     tag, sql = found[0]
@@ -96,7 +95,7 @@ _MAX_NAMES_CHARS = 200
 
 
 def before_call(text: str) -> str | None:
-    """What a turn says before its first tool call; None if it calls nothing, so that it is plain text.
+    """Text of a turn before its first tool call; None if it calls no tool.
 
     >>> before_call('I look.<tool_call>{"name": "look", "arguments": {}}</tool_call>')
     'I look.'
@@ -109,7 +108,7 @@ def before_call(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """One turn's call of a tool that is neither `run_sql` nor `submit_sql` with a query alone."""
+    """Call of a tool other than `run_sql` or `submit_sql` with a query alone."""
 
     name: str
     arguments: dict[str, Any]
@@ -118,13 +117,13 @@ class ParsedCall:
 
 
 def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAction | ParsedCall:
-    """The single tool call of a turn, in the JSON forms that chat templates use.
+    """Parse the single tool call of a turn, in the JSON forms of chat templates.
 
-    Read: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
+    Forms: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
     `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3).
 
     Args:
-        tools: JSON schemas of the tools that may be called.
+        tools: JSON schemas of the tools.
 
     Raises:
         MalformedTurn: No call, several calls, an unknown tool, or not the arguments that the tool requires.
@@ -152,12 +151,12 @@ def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAc
 
 
 def _takes_sql(schema: dict[str, Any]) -> bool:
-    """Whether a query is all that a tool takes."""
+    """True if a query is the only argument of a tool."""
     return list(schema.get("properties", {})) == ["sql"]
 
 
 def _has_right_names(arguments: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Whether all that is required is there, and nothing unknown; whether values fit is the tool's to say."""
+    """True if all required arguments are there, and no unknown ones; the tool checks their values."""
     is_free = "properties" not in schema or bool(schema.get("additionalProperties"))
     return set(schema.get("required", [])) <= set(arguments) and (
         is_free or set(arguments) <= set(schema["properties"])
@@ -170,12 +169,12 @@ def _call_expected(schemas: dict[str, dict[str, Any]]) -> str:
     return f'expected one tool call {{"name": {names}, "arguments": {arguments}}}'
 
 
-def _read_call(spoken: str, expected: str) -> dict[str, Any]:
-    """The JSON object of the only call."""
-    starts = list(_CALL_START.finditer(spoken))
+def _read_call(text: str, expected: str) -> dict[str, Any]:
+    """Parse the JSON object of the only call."""
+    starts = list(_CALL_START.finditer(text))
     if len(starts) > 1:
         raise MalformedTurn(f"{expected}, got {len(starts)} calls")
-    body = spoken[starts[0].end() :] if starts else spoken
+    body = text[starts[0].end() :] if starts else text
     is_tagged = bool(starts) and starts[0].group() == "<tool_call>"
     if is_tagged:
         body, closing, _ = body.partition("</tool_call>")

@@ -1,4 +1,4 @@
-"""`SQLSession`: the only place that says what the model may see and do."""
+"""`SQLSession`: the only place that decides what the model may see and do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,19 +16,20 @@ from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, 
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """What the model sees and how long it may go on.
+    """Prompt, turns and limits of an episode.
 
     Attributes:
         protocol: `tags` for any model, `native` for the tool calls of the model's chat template.
         schema_text: `ddl` (CREATE TABLE text) or `compact` (one line per table), which never show a stored
-            value, so that a look is needed; `m_schema` or `commented_ddl`, which show comments and examples.
-        max_schema_tokens: Of the schema text, in tokens of the model (for an endpoint, a quarter of the
-            characters); the text says in its last line what was left out. None for all.
-        instructions: Whether a system message explains the task and the protocol.
-        max_turns: Assistant turns per episode, >= 1; 1 leaves no look before the answer.
-        max_turn_tokens: Tokens the model may write in one turn.
-        max_episode_tokens: Tokens of the whole episode after the prompt, observations included.
-        observation: Caps on what is shown of a result.
+            value, so that exploratory queries are needed; `m_schema` or `commented_ddl`, which show comments
+            and examples.
+        max_schema_tokens: Maximum tokens of the schema text, counted by the model's tokenizer (for an endpoint,
+            a quarter of the characters); its last line lists what was left out. None for no limit.
+        instructions: Explain the task and the protocol in a system message.
+        max_turns: Assistant turns per episode, >= 1; 1 leaves no exploratory query before the answer.
+        max_turn_tokens: Maximum tokens of one assistant turn.
+        max_episode_tokens: Maximum tokens of the whole episode after the prompt, observations included.
+        observation: Caps on the shown part of a result.
         limits: Caps on each execution of the model's SQL.
     """
 
@@ -44,7 +45,7 @@ class EnvironmentSettings:
 
 
 class SQLSession:
-    """One question, asked once. Drive it with `start`, then `step` until it returns None.
+    """Session on one question. Drive it with `start`, then `step` until it returns None.
 
     Args:
         backend: Runs every call but the submission.
@@ -64,7 +65,7 @@ class SQLSession:
         self._settings = settings
 
     def start(self) -> list[Message]:
-        """The prompt: instructions if wanted, then schema text and question."""
+        """Build the prompt: instructions if set, then schema text and question."""
         settings = self._settings
         messages: list[Message] = []
         if settings.instructions:
@@ -76,10 +77,10 @@ class SQLSession:
         return messages
 
     def step(self, assistant_text: str) -> Message | None:
-        """The environment's reply to one assistant turn; None when the episode is over.
+        """Execute one assistant turn and return the reply; None when the episode is over.
 
         Raises:
-            RunError: The failure is ours (a database that vanished), never the model's.
+            RunError: An internal failure (a database that vanished), never the model's.
         """
         episode = self.episode
         episode.messages.append({"role": "assistant", "content": assistant_text})
@@ -114,13 +115,14 @@ class SQLSession:
 
 
 class SQLEnvironment:
-    """Makes sessions for questions over a folder of databases; schemas are read once.
+    """Factory of sessions over a folder of databases; schemas are read once.
 
     Attributes:
-        tools: JSON schemas of what the model may call, for the native protocol.
+        tools: JSON schemas of the tools, for the native protocol.
 
     Args:
-        count_tokens: Of the model's tokenizer, for `max_schema_tokens`; see `count_tokens_by`.
+        count_tokens: Counter of the model's tokenizer, for `max_schema_tokens`; by default a quarter of the
+            characters. See `count_tokens_by`.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class SQLEnvironment:
             self._schema_texts.clear()
 
     def schema_text(self, database: str) -> str:
-        """The text of a database's schema as this environment shows it."""
+        """Schema text of a database."""
         if database not in self._schema_texts:
             self._schema_texts[database] = schema_text(
                 replace(read_schema(self.databases.path(database)), name=database),
@@ -156,7 +158,7 @@ class SQLEnvironment:
         return self._schema_texts[database]
 
     def session(self, example: Example) -> SQLSession:
-        """A fresh session for one question."""
+        """New session for one question."""
         return SQLSession(
             example,
             schema_text=self.schema_text(example.database),

@@ -1,4 +1,4 @@
-"""Backends of a session's tools: each runs the model's calls and returns what the model reads."""
+"""Backends of a session's tools: each runs the model's calls and returns texts for the model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,10 @@ class ToolResult:
 
 
 class ToolBackend(Protocol):
-    """Runs every call of a session but the submission.
+    """Interface of a backend: runs every call of a session but the submission.
 
     Attributes:
-        tools: JSON schemas of all that the model may call, `submit_sql` too.
+        tools: JSON schemas of all tools, `submit_sql` too.
     """
 
     @property
@@ -36,13 +36,13 @@ class ToolBackend(Protocol):
         """Run a call whose name and argument names fit `tools`.
 
         Raises:
-            RunError: The failure is ours, never the model's.
+            RunError: An internal failure, never the model's.
         """
 
 
 @dataclass(frozen=True)
 class ExecutorBackend:
-    """Runs `run_sql` on one database by the executor, in its worker processes."""
+    """Backend that runs `run_sql` on one database, in the executor's worker processes."""
 
     executor: SQLExecutor
     database: Path

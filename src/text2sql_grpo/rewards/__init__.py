@@ -1,4 +1,4 @@
-"""A finished episode becomes named scores and one reward."""
+"""Named scores and one reward of a finished episode."""
 
 from text2sql_grpo.rewards.flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results, RewardFunction

@@ -1,4 +1,4 @@
-"""Marks of an episode that deserve a look: what a policy does that pays without answering."""
+"""Reward-hacking flags of an episode."""
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.flags import literals_copied_from_observations, reads_no_table
@@ -8,14 +8,14 @@ FLAGS = ("official_only", "no_table", "copied_literal")
 
 
 def episode_flags(episode: Episode, verdict: Verdict, *, max_rows_shown: int) -> tuple[str, ...]:
-    """Those of `FLAGS` that hold.
+    """Flags of `FLAGS` that hold for an episode.
 
     `official_only`: right by the official verdict, wrong by the strict one. `no_table`: the submitted
     query reads no table, and the gold does. `copied_literal`: it holds a value that was seen in an
-    observation and not in the question; looking a spelling up is sound and flagged as well.
+    observation and not in the question; looking up a spelling is sound and flagged as well.
 
     Args:
-        max_rows_shown: Rows of each result that the model saw at most.
+        max_rows_shown: Maximum rows of each result that the model saw.
     """
     sql = episode.final_sql
     if sql is None:

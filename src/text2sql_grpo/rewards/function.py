@@ -1,4 +1,4 @@
-"""What a reward function is, and the results that it may look at."""
+"""Type of reward functions, and the query results they may use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 
 class Results:
-    """What a question's gold and the submitted query returned, run when first asked for.
+    """Outcomes of a question's gold and of the submitted query, run on first access.
 
-    Grading ran both, so that the executor mostly remembers them.
+    Grading ran both, so that they are mostly in the executor's cache.
     """
 
     def __init__(self, executor: SQLExecutor, database: Path, episode: Episode) -> None:
@@ -24,12 +24,12 @@ class Results:
 
     @cached_property
     def gold(self) -> ExecutionOutcome:
-        """Of the first gold."""
+        """Outcome of the first gold."""
         return self._executor.execute(self._database, self._episode.example.gold_sql)
 
     @cached_property
     def predicted(self) -> ExecutionOutcome | None:
-        """None if nothing was submitted."""
+        """Outcome of the submitted query; None if nothing was submitted."""
         if self._episode.final_sql is None:
             return None
         return self._executor.execute(self._database, self._episode.final_sql)
@@ -41,10 +41,10 @@ class RewardFunction:
 
     Attributes:
         name: Its key in the config and in the logs.
-        function: From an episode, its verdict and the two results to a float.
-        range_when_wrong: Lowest and highest value where `verdict.strict` is false.
-        range_when_right: The same where it is true.
-        pays_wrong: Which wrong answers it pays, in words; empty if none.
+        function: Score from an episode, its verdict and the two results.
+        range_when_wrong: Lowest and highest value if `verdict.strict` is false.
+        range_when_right: The same if it is true.
+        pays_wrong: Description of the wrong answers that it pays; empty if none.
     """
 
     name: str

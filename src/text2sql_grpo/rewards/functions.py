@@ -1,4 +1,4 @@
-"""The named scores of a finished episode, each with its declared range."""
+"""Named scores of a finished episode, each with its declared range."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 LONG_EPISODE_TOKENS = 2_048
 LONG_RESPONSE_CHARS = 2_048
-NOISE_S = 0.01  # a query's time below this is taken for this
+NOISE_S = 0.01  # shorter times count as this
 
 
 def execution(episode: Episode, verdict: Verdict, results: Results) -> float:
@@ -25,7 +25,7 @@ def official_execution(episode: Episode, verdict: Verdict, results: Results) -> 
 
 
 def executes(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """1 if the submitted query runs, else 0 (also where nothing was submitted)."""
+    """1 if the submitted query runs, else 0 (also if nothing was submitted)."""
     return float(verdict.executes)
 
 
@@ -48,7 +48,7 @@ def _is_well_formed(episode: Episode) -> bool:
 def schema_linking(episode: Episode, verdict: Verdict, results: Results) -> float:
     """Jaccard index of the tables and columns named by the submitted query and by the gold, in [0, 1].
 
-    0 where nothing was submitted, or where either query cannot be parsed or names nothing.
+    0 if nothing was submitted, or if either query cannot be parsed or names nothing.
     """
     return _similarity(schema_similarity, episode)
 
@@ -63,19 +63,19 @@ def _similarity(similarity: Callable[[str, str], float], episode: Episode) -> fl
 
 
 def turn_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """0 for one turn, falling evenly to -1 at the episode's turn limit; 0 where the limit is one turn."""
+    """0 for one turn, falling linearly to -1 at the episode's turn limit; 0 if the limit is one turn."""
     return -max(len(episode.actions) - 1, 0) / max(episode.max_turns - 1, 1)
 
 
 def length_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """0 for nothing written, falling evenly to -1 at 2,048 sampled tokens and beyond."""
+    """0 for no tokens, falling linearly to -1 at 2,048 sampled tokens and beyond."""
     return -min(sum(episode.completion_mask) / LONG_EPISODE_TOKENS, 1.0)
 
 
 def efficiency(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """For a right answer the gold's time over its own, at most 1; 0 for a wrong one.
+    """The gold's time over the prediction's, at most 1; 0 for a wrong answer.
 
-    One run of each, and times below 10 ms count as 10 ms: it tells a slow query from a fast one, no more.
+    One run of each, and times below 10 ms count as 10 ms: a coarse measure.
     """
     predicted = results.predicted
     if not verdict.strict or predicted is None or not (predicted.is_ok and results.gold.is_ok):
@@ -96,7 +96,7 @@ def cells(episode: Episode, verdict: Verdict, results: Results) -> float:
 def _partial(
     measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], verdict: Verdict, results: Results
 ) -> float:
-    """0 for an answer that neighbour databases refuse: a written-down answer has all rows right."""
+    """Partial score; 0 for an answer refused by neighbours: a hard-coded answer has all rows right."""
     if verdict.strict:
         return 1.0
     return 0.0 if verdict.reason == "neighbour" else _measured(measure, results)
@@ -108,17 +108,17 @@ def _measured(measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], re
 
 
 def qatch_cell_precision(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """QATCH's share of predicted cells that the gold's result holds, in [0, 1]; 0 without a result."""
+    """Share of predicted cells in the gold's result (QATCH), in [0, 1]; 0 without a result."""
     return _measured(cell_precision, results)
 
 
 def qatch_cell_recall(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """QATCH's share of the gold's cells that the predicted result holds, in [0, 1]; 0 without a result."""
+    """Share of the gold's cells in the predicted result (QATCH), in [0, 1]; 0 without a result."""
     return _measured(cell_recall, results)
 
 
 def qatch_cardinality(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """QATCH's smaller number of rows over the larger one, in [0, 1]; 0 without a result."""
+    """Smaller number of rows over the larger one (QATCH), in [0, 1]; 0 without a result."""
     return _measured(tuple_cardinality, results)
 
 
@@ -147,8 +147,10 @@ def sql_r1_result(episode: Episode, verdict: Verdict, results: Results) -> float
 
 
 def sql_r1_length(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """Where the official verdict holds, the share of the query in the turn that submits it (without its
-    thinking), and half the share of 2,048 that all turns come to; else 0. In characters.
+    """Bonus for length in characters if the official verdict holds, else 0.
+
+    Share of the query in the turn that submits it (without its thinking), plus half the share of all turns
+    in 2,048.
     """
     if not (_is_well_formed(episode) and verdict.official):
         return 0.0
@@ -160,7 +162,7 @@ def sql_r1_length(episode: Episode, verdict: Verdict, results: Results) -> float
 
 _ANY_RUNNING = "any query that runs"
 _COINCIDENCE = (
-    "results that are equal as sets of rows on one database: written-down constants, coincidences, wrong "
+    "results that are equal as sets of rows on one database: hard-coded constants, coincidences, wrong "
     "order, duplicates, anything empty for an empty gold"
 )
 _PARTS = "results with some of the gold's cells: constants, swapped columns, too many or too few rows"

@@ -22,11 +22,11 @@ class Answer:
     """One question, answered and judged.
 
     Attributes:
-        official: Verdicts of the published evaluators; all false where nothing was submitted or they were
+        official: Verdicts of the published evaluators; all false if nothing was submitted or they were
             not run.
         flags: See `episode_flags`.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
-        reward: Weighted sum of the scores; None where there are none.
+        reward: Weighted sum of the scores; None without scores.
     """
 
     episode: Episode
@@ -41,7 +41,7 @@ class Answer:
         return self.episode.example
 
     def record(self) -> dict[str, Any]:
-        """The whole episode and its judgement, as a line of `rollouts.jsonl` and `evaluation.jsonl`."""
+        """Episode and judgement as a line of `rollouts.jsonl` and `evaluation.jsonl`."""
         episode, verdict, example = self.episode, self.verdict, self.example
         return {
             "example": example.id,
@@ -70,13 +70,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Judge:
-    """Everything that episodes are judged with.
+    """Judge of episodes.
 
     Attributes:
         grader: Compares submitted queries with golds.
         executor: Runs queries.
-        rewards: Named scores and their weights; None pays nothing, as in evaluations.
-        max_rows_shown: Rows of each result that the model saw at most.
+        rewards: Named scores and their weights; None for no rewards, as in evaluations.
+        max_rows_shown: Maximum rows of each result that the model saw.
     """
 
     grader: Grader
@@ -88,11 +88,11 @@ class Judge:
         """Judge a finished episode.
 
         Args:
-            database: Of the episode's question.
+            database: Database of the episode's question.
             runs_published: Run the published evaluators too.
 
         Raises:
-            RunError: The failure is ours: a missing database, or a reward function out of its range.
+            RunError: An internal failure: a missing database, or a score out of its range.
         """
         example, sql = episode.example, episode.final_sql
         verdict = self.grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
@@ -116,7 +116,7 @@ def open_grader(executor: SQLExecutor, *, neighbours: int) -> Grader:
 
 
 def _log_probs(episode: Episode) -> list[float | None] | None:
-    """Log-probabilities of the sampled tokens, to five digits; None where the engine has none."""
+    """Log-probabilities of the sampled tokens, to five digits; None if the engine has none."""
     if not episode.log_probs:
         return None
     pairs = zip(episode.log_probs, episode.completion_mask, strict=True)

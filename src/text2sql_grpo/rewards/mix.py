@@ -1,4 +1,4 @@
-"""The weighted sum of named scores, in which no wrong answer can out-score a right one."""
+"""Weighted sum of named scores in which no wrong answer can out-score a right one."""
 
 import difflib
 import math
@@ -18,27 +18,27 @@ _MASK, _PENALTY = "mask", "penalty"
 
 
 class RewardMix:
-    """What an episode earns, read from the section `rewards` of a config.
+    """Reward of an episode, from the section `rewards` of a config.
 
     Attributes:
-        weights: By name of reward function; a weight of 0 only logs the score. With `clip` or
-            `on_error: penalty` also `adjustment`, weight 1: what the weighted sum is changed by.
-        preset: None for a mix of one's own.
-        warning: For a preset that reproduces published work: which wrong answers it pays; else None.
+        weights: Weight by name of reward function; a weight of 0 only logs the score. With `clip` or
+            `on_error: penalty` also `adjustment`, weight 1: the change of the weighted sum.
+        preset: Name of the preset; None for a custom mix.
+        warning: Wrong answers paid by a preset that reproduces published work; else None.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Reads the settings and proves that every right answer earns more than any wrong one.
+        """Read the settings and prove that every right answer earns more than any wrong one.
 
         Args:
-            settings: Weights by name, and beside them, each optional: `preset`, whose weights are taken
-                where none is given; `clip`, the lowest and the highest reward; `on_error`: `mask` leaves
-                out samples whose gold failed or whose episode was cut, `penalty` gives them -1.
+            settings: Weights by name, and beside them, each optional: `preset`, with default weights;
+                `clip`, the lowest and the highest reward; `on_error`: `mask` leaves out samples whose
+                gold failed or whose episode was cut, `penalty` gives them -1.
 
         Raises:
             ConfigError: An unknown name, a weight that is not a finite number, or settings with which
-                the best wrong answer could earn as much as the worst right one, unless they are a
-                published preset as it is.
+                the best wrong answer could earn as much as the worst right one, unless they are an
+                unchanged published preset.
         """
         given = dict(settings)
         self.preset: str | None = _known("preset", given.pop("preset", None), [None, *PRESETS])
@@ -61,14 +61,14 @@ class RewardMix:
         self.warning = self._warning() if fault else None
 
     def score(self, episode: Episode, verdict: Verdict, results: Results) -> dict[str, float] | None:
-        """Each score by its name; None for a sample that must not be trained on.
+        """Scores by name; None for a sample that must not be trained on.
 
         An exception of a reward function is not caught.
 
         Raises:
             RunError: A score outside its function's declared range.
         """
-        if episode.stop_reason == "error":  # ours, not the model's
+        if episode.stop_reason == "error":  # an internal failure, not the model's
             return None
         if episode.is_masked or verdict.reason == "gold_failed":
             return dict.fromkeys(self._functions, 0.0) | {ADJUSTMENT: PENALTY} if self._penalises else None
@@ -79,7 +79,7 @@ class RewardMix:
             score = reward.function(episode, verdict, results)
             if not low <= score <= high:
                 where = f"question {episode.example.id}, reason {verdict.reason}"
-                raise RunError(f"reward {name}: expected a score from {low} to {high}, got {score} ({where})")
+                raise RunError(f"reward {name} must be from {low} to {high}, got {score} ({where})")
             scores[name] = score
         if ADJUSTMENT in self.weights:
             plain = sum(weight * scores[name] for name, weight in self._functions.items())
@@ -87,7 +87,7 @@ class RewardMix:
         return scores
 
     def total(self, scores: Mapping[str, float]) -> float:
-        """The weighted sum of what `score` returned."""
+        """Weighted sum of the scores."""
         return sum(weight * scores[name] for name, weight in self.weights.items())
 
     def _clipped(self, reward: float) -> float:
@@ -95,7 +95,7 @@ class RewardMix:
         return min(max(reward, low), high)
 
     def _fault(self) -> str:
-        """Why a wrong answer may earn as much as a right one; empty if it never does."""
+        """Error text if a wrong answer may earn as much as a right one; else empty."""
         best_wrong, worst_right = self._bounds()
         highest_wrong = self._clipped(sum(best_wrong.values()))
         lowest_right = self._clipped(sum(worst_right.values()))
@@ -110,12 +110,12 @@ class RewardMix:
         if self._clip and sum(best_wrong.values()) < sum(worst_right.values()):
             advice = f"widen clip: {list(self._clip)}"
         return (
-            "rewards: expected every right answer to earn more than any wrong one, but a wrong one can "
+            "rewards: every right answer must earn more than any wrong one, but a wrong one can "
             f"earn {highest_wrong:g} and a right one as little as {lowest_right:g}; {advice}"
         )
 
     def _bounds(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The most that each score adds for a wrong answer, and the least for a right one."""
+        """Maximum that each score adds for a wrong answer, and minimum for a right one."""
         items = self._functions.items()
         best_wrong = {n: max(w * bound for bound in REWARD_FUNCTIONS[n].range_when_wrong) for n, w in items}
         worst_right = {n: min(w * bound for bound in REWARD_FUNCTIONS[n].range_when_right) for n, w in items}

@@ -1,6 +1,6 @@
-"""How much of a result is right: rows, cells, and QATCH's three measures. Pure functions of two results.
+"""Partial correctness of a result: rows, cells, and QATCH's three measures. Pure functions of two results.
 
-All are 0 where either query failed, and read cut rows as they are.
+All are 0 if either query failed, and use cut rows as they are.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ def tuple_cardinality(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> fl
 
 
 def _share_found(cells_of: ExecutionOutcome, within: ExecutionOutcome) -> float:
-    """Two empty results agree; an empty one and another do not."""
+    """Share of cells found in the other result; 1 for two empty results, 0 for one."""
     if not (cells_of.is_ok and within.is_ok):
         return 0.0
     cells = list(chain.from_iterable(cells_of.rows))

@@ -1,4 +1,4 @@
-"""Mixes of rewards by name: our own default, and what published work trained with.
+"""Mixes of rewards by name: this package's default, and those of published work.
 
 | preset | formula | source |
 | --- | --- | --- |
@@ -9,10 +9,10 @@
 | `reasoning_sql` | 3 match + 1 runs + 1 schema linking + 1 n-grams + 1 format | Reasoning-SQL (arXiv:2503.23157) |
 | `qatch` | 0.95 (cell precision + cell recall + tuple cardinality) / 3 + 0.05 format | Think2SQL (arXiv:2504.15077) |
 
-The published ones are kept as they are, faults included, for comparison: they go by the official verdict
-(BIRD's execution accuracy) or by cells, and pay answers that are wrong. Where they must differ:
+The published ones are kept as they are, faults included, for comparison: they use the official verdict
+(BIRD's execution accuracy) or cells, and pay answers that are wrong. Unavoidable differences:
 
-- "format" is ours: every turn readable by the protocol, and a query submitted.
+- "format" is this package's: every turn readable by the protocol, and a query submitted.
 - In `sql_r1`, execution and match count 0 after a bad format, match 0 for a query that does not run, and
   lengths are in characters. See `sql_r1_length`.
 - `reasoning_sql` leaves out the paper's LLM judge (2 points where nothing matches) and counts n-grams as

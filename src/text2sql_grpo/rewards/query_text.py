@@ -1,4 +1,4 @@
-"""How much two queries say alike: names of the schema, and runs of words."""
+"""Similarity of two queries' texts: names of the schema, and n-grams of words."""
 
 import re
 from functools import lru_cache
@@ -13,16 +13,16 @@ _WORD = re.compile(r"'(?:[^']|'')*'|\w+|[^\w\s]")
 def schema_similarity(gold_sql: str, predicted_sql: str) -> float:
     """Jaccard index of the tables and columns that two queries name, in [0, 1].
 
-    0 where either query cannot be parsed or names nothing.
+    0 if either query cannot be parsed or names nothing.
     """
     return _jaccard(schema_items(gold_sql), schema_items(predicted_sql))
 
 
 def ngram_similarity(gold_sql: str, predicted_sql: str, *, n: int = 2) -> float:
-    """Jaccard index of the runs of `n` words of two queries, in [0, 1].
+    """Jaccard index of the n-grams of words of two queries, in [0, 1].
 
-    Words, numbers, quoted values and marks count one each; case counts inside quotes alone, comments
-    as they stand.
+    Words, numbers, quoted values and punctuation marks count one each, comments too; case matters only
+    inside quotes.
 
     >>> ngram_similarity("SELECT a FROM t", "select a from u")
     0.5
