@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from text2sql_grpo.audit.variations import written_down
+from text2sql_grpo.audit.variations import hard_coded
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -38,7 +38,7 @@ class Bench:
         session.step(f"<sql>{example.gold_sql}</sql>")
         seen = session.episode.actions[0].outcome
         assert seen is not None and seen.is_ok
-        constants = next(sql for _, sql in written_down(seen))
+        constants = next(sql for _, sql in hard_coded(seen))
         assert session.step(f"<answer>{answer or constants}</answer>") is None
         return session.episode
 

@@ -67,7 +67,7 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
         ("broken", "error", "error: no such column: c"),
         ("other", "error", "denied: not allowed: DELETE; only queries that read the tables run"),
         ("large", "error", "cut after 50 rows"),
-        ("lost", "error", f"expected one of the databases shop, got 'gone' (in {databases.folder})"),
+        ("lost", "error", f"unknown database 'gone' (in {databases.folder}); known: shop"),
         ("empty", "empty", "no rows"),
         ("null", "empty", "only NULLs"),
         ("tied", "tie_dependent", "the limit takes 1 of 2 rows that tie"),
@@ -137,7 +137,7 @@ def test_several_reasons_are_one_row_that_training_honours(
 
 def test_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="expected a file that can be written"):
+    with pytest.raises(DataError, match="cannot write the quarantine"):
         write_quarantine(tmp_path / "file" / "quarantine.jsonl", [])
 
 

@@ -54,11 +54,11 @@ def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
 @pytest.mark.parametrize(
     ("settings", "paid", "not_paid"),
     [
-        ({"preset": "skyrl"}, "a written-down number", "a column too many"),
+        ({"preset": "skyrl"}, "a hard-coded number", "a column too many"),
         ({"preset": "arctic"}, "nothing for an empty gold", "a row too many"),
         ({"preset": "qatch"}, "swapped columns", "a row too many"),
         ({"preset": "skyrl", "on_error": "penalty"}, "a coincidence", "a gold that fails"),
-        ({"execution": 1.0, "cells": 0.5}, "", "a written-down number"),
+        ({"execution": 1.0, "cells": 0.5}, "", "a hard-coded number"),
     ],
 )
 def test_other_rewards_are_told_apart(
@@ -81,10 +81,10 @@ def test_probes_beside_official_execution_accuracy(executor: SQLExecutor) -> Non
     # Without neighbours a reward that judges the rows alone cannot know better on one database.
     assert set(misjudged(wrong)) == {
         "nothing for an empty gold",
-        "a written-down number",
-        "written-down rows by UNION",
-        "written-down rows by VALUES",
-        "written-down keys",
+        "a hard-coded number",
+        "hard-coded rows by UNION",
+        "hard-coded rows by VALUES",
+        "hard-coded keys",
         "a coincidence",
     }
 
@@ -103,10 +103,10 @@ def test_mutants_of_own_questions(tmp_path: Path, executor: SQLExecutor, grader:
     strict, official = run({"execution": 1.0}), run({"preset": "skyrl"})
 
     assert len(asked) == 2 * len(golds)
-    assert {answer.kind for answer in strict} == {"mutant", "written down", "rewrite"}
+    assert {answer.kind for answer in strict} == {"mutant", "hard-coded", "rewrite"}
     assert {answer.gold_sql for answer in strict} == set(GOLDS)
     assert [answer.sql for answer in strict] == [answer.sql for answer in official]
     assert misjudged(strict) == []
     assert len(misjudged(official)) >= len(GOLDS)
-    assert {answer.share for answer in official if answer.kind == "written down"} == {1.0}
+    assert {answer.share for answer in official if answer.kind == "hard-coded"} == {1.0}
     assert all(answer.is_official == answer.is_accepted for answer in official)

@@ -1,1 +1,1 @@
-"""Finds what is wrong with questions and with rewards before a run trains on them."""
+"""Audits of questions and rewards before training."""

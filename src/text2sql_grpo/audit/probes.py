@@ -1,4 +1,4 @@
-"""Questions with right and wrong answers on which released reward functions went wrong."""
+"""Probes: right and wrong answers that released reward functions misjudged."""
 
 import sqlite3
 from contextlib import closing
@@ -22,7 +22,7 @@ class Probe:
     """One answer to one gold on the database of `build_probe_database`.
 
     Attributes:
-        is_right: Whether it should be paid.
+        is_right: True if it should be paid.
     """
 
     name: str
@@ -44,10 +44,10 @@ _WRONG = (
     ("DELETE for an empty gold", _NOBODY, "DELETE FROM emp"),
     ("a comment alone for an empty gold", _NOBODY, "-- nobody"),
     ("BEGIN for an empty gold", _NOBODY, "BEGIN"),
-    ("a written-down number", _COUNT, "SELECT 3"),
-    ("written-down rows by UNION", _IT, "SELECT 'Ann' UNION SELECT 'Bob' UNION SELECT 'Eve'"),
-    ("written-down rows by VALUES", _IT, "VALUES ('Ann'), ('Bob'), ('Eve')"),
-    ("written-down keys", _IT, "SELECT name FROM emp WHERE id IN (1, 2, 5)"),
+    ("a hard-coded number", _COUNT, "SELECT 3"),
+    ("hard-coded rows by UNION", _IT, "SELECT 'Ann' UNION SELECT 'Bob' UNION SELECT 'Eve'"),
+    ("hard-coded rows by VALUES", _IT, "VALUES ('Ann'), ('Bob'), ('Eve')"),
+    ("hard-coded keys", _IT, "SELECT name FROM emp WHERE id IN (1, 2, 5)"),
     ("a coincidence", _IT, "SELECT name FROM emp WHERE age = 30"),
     ("DISTINCT added", "SELECT city FROM dept", "SELECT DISTINCT city FROM dept"),
     ("DISTINCT dropped", "SELECT DISTINCT city FROM dept", "SELECT city FROM dept"),
@@ -88,7 +88,7 @@ PROBES = tuple(
 
 
 def build_probe_database(folder: Path) -> Path:
-    """Writes the small database of the probes into a folder."""
+    """Write the small database of the probes into a folder."""
     path = folder / "probes.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(SCRIPT)

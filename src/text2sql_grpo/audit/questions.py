@@ -1,4 +1,4 @@
-"""What is wrong with a file of questions: golds that fail or leave their result open, copies, leaks."""
+"""Audit of a file of questions: golds that fail or have several possible results, copies, leaks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ REASONS = {
     "error": "a gold fails, is cut at a limit, or has no database",
     "empty": "the gold returns no rows, or only NULLs",
     "slow": "the gold takes longer than allowed",
-    "non_deterministic": "the gold's rows hang on chance or on the order in which rows are read",
+    "non_deterministic": "the gold's rows depend on chance or on the scan order",
     "time_dependent": "the gold reads the clock",
     "tie_dependent": "a limit cuts through rows that tie",
     "duplicated": "the question was asked before",
-    "leaking": "the question or its gold stands in another split too",
+    "leaking": "the question or its gold is in another split too",
     "too_long": "the prompt is longer than allowed",
 }
 KEPT = ("tie_dependent",)  # the grader accepts any choice among rows that tie
@@ -37,7 +37,7 @@ class Finding:
 
     Attributes:
         reason: A key of `REASONS`.
-        detail: For people.
+        detail: Text for the report.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class QuestionAudit:
-    """What was found in one file of questions."""
+    """Findings in one file of questions."""
 
     questions: int
     findings: tuple[Finding, ...]
@@ -64,7 +64,7 @@ class QuestionAudit:
         """One row per question to leave out of training: `id`, `reasons`, `details`.
 
         Args:
-            keep: Reasons that are no ground to leave a question out.
+            keep: Reasons to ignore.
         """
         rows: dict[str, dict[str, list[str]]] = {}
         for finding in self.findings:
@@ -85,11 +85,11 @@ def audit_questions(
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
 ) -> QuestionAudit:
-    """Runs every gold and compares every question; nothing that is wrong with one stops the audit.
+    """Run every gold and compare every question; a broken question never stops the audit.
 
     Args:
-        questions: Of the audited file.
-        databases: Where their databases are found.
+        questions: Questions of the audited file.
+        databases: Their databases.
         executor: Runs the golds, also the other accepted ones.
         environment: Writes their prompts.
         others: Questions of other splits, by the name of their file, which should share none.
@@ -116,7 +116,7 @@ def audit_questions(
 
 
 def write_quarantine(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Writes what `QuestionAudit.quarantine` gives, for `data.quarantine` of a config.
+    """Write the rows of `QuestionAudit.quarantine`, for `data.quarantine` of a config.
 
     Raises:
         DataError: The file cannot be written.
@@ -124,7 +124,7 @@ def write_quarantine(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"expected a file that can be written, got {error} (at {path})") from error
+        raise DataError(f"cannot write the quarantine: {error} (at {path})") from error
     write_jsonl(path, rows)
 
 
@@ -147,15 +147,15 @@ def _gold_findings(
         _run_again(gold, outcome, executor) if outcome.elapsed_s > slow_s else outcome
         for gold, outcome in zip(golds, outcomes, strict=True)
     ]
-    left_open = open_results(golds, outcomes, executor)
-    for (question, _), outcome, reason in zip(asked, outcomes, left_open, strict=True):
+    reasons = open_results(golds, outcomes, executor)
+    for (question, _), outcome, reason in zip(asked, outcomes, reasons, strict=True):
         findings += [_finding(question, *fault) for fault in _faults(question.example, outcome, slow_s)]
         findings += [_finding(question, *reason)] if reason else []
     return findings
 
 
 def _run_again(gold: tuple[Path, str], first: ExecutionOutcome, executor: SQLExecutor) -> ExecutionOutcome:
-    """The quicker of the first run, beside others, and one alone."""
+    """The faster outcome of the first run, beside others, and one alone."""
     with SQLExecutor(executor.limits, workers=1, cache_entries=0) as alone:
         return min(first, alone.execute(*gold), key=lambda outcome: (not outcome.is_ok, outcome.elapsed_s))
 
@@ -184,7 +184,7 @@ def _copies(questions: Sequence[Question]) -> list[Finding]:
 
 
 def _leaks(questions: Sequence[Question], others: Mapping[str, Sequence[Question]]) -> list[Finding]:
-    """A split is another file, or another `split` in the same file."""
+    """Questions that are in another split: another file, or another `split` in the same file."""
     splits: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for name, group in [("", questions), *others.items()]:
         for question in group:
@@ -222,5 +222,5 @@ def _long_prompts(
 
 
 def counts(audit: QuestionAudit) -> Counter[str]:
-    """Questions for each reason found."""
+    """Number of questions for each reason found."""
     return Counter({reason: len(ids) for reason, ids in audit.ids_by_reason.items() if ids})

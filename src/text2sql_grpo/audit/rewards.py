@@ -1,4 +1,4 @@
-"""Which wrong answers a reward pays, and which right ones it refuses, beside official execution accuracy."""
+"""Audit of a reward: wrong answers it pays, right ones it refuses, beside official execution accuracy."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from random import Random
 from typing import Literal
 
 from text2sql_grpo.audit.probes import PROBES, build_probe_database
-from text2sql_grpo.audit.variations import rewrites, written_down
+from text2sql_grpo.audit.variations import hard_coded, rewrites
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
@@ -25,24 +25,24 @@ from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 
-Kind = Literal["probe", "mutant", "written down", "rewrite"]
+Kind = Literal["probe", "mutant", "hard-coded", "rewrite"]
 
-PAID_SHARE = 0.9  # of what the gold itself earns: a wrong answer counts as accepted
-REFUSED_SHARE = 0.5  # a right answer that earns less counts as refused
+PAID_SHARE = 0.9  # of the gold's reward, from which on a wrong answer counts as accepted
+REFUSED_SHARE = 0.5  # of the gold's reward, below which a right answer counts as refused
 MUTANTS_PER_GOLD = 12
-VARIANTS = 12  # databases on which a query must differ from the gold to be called wrong
+VARIANTS = 12  # random databases; a query that differs from the gold on one of them is wrong
 FAILING = "SELECT no_such_column FROM no_such_table"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer whose right- or wrongness is known, and what it earns.
+    """One answer that is known to be right or wrong, and its reward.
 
     Attributes:
-        name: How it was made.
-        share: Of what the gold earns, measured from what a failing query earns: 1 is paid in full.
-            None where the sample is masked.
-        is_official: What BIRD's execution accuracy says of it, by safe execution: writes are refused.
+        name: Name of the probe, mutation or rewrite.
+        share: Share of the gold's reward, measured from a failing query's reward: 1 is paid in full.
+            None if the sample is masked.
+        is_official: True if right by BIRD's execution accuracy, by safe execution: writes are refused.
     """
 
     kind: Kind
@@ -61,11 +61,11 @@ class Answer:
 
 
 class RewardAudit:
-    """Plays answers through a reward.
+    """Audit of one reward by answers that are known to be right or wrong.
 
     Args:
-        rewards: The reward in question.
-        grader: Judges as in training.
+        rewards: The audited reward.
+        grader: Grades as in training.
         executor: Runs queries.
     """
 
@@ -73,7 +73,7 @@ class RewardAudit:
         self._judge = Judge(grader, executor, rewards)
 
     def probes(self) -> list[Answer]:
-        """The probe battery, on its own database."""
+        """Judge the probes, on their own database."""
         with tempfile.TemporaryDirectory() as folder:
             path = build_probe_database(Path(folder))
             return [
@@ -89,16 +89,16 @@ class RewardAudit:
         seed: int = 0,
         on_gold: Callable[[], None] = lambda: None,
     ) -> list[Answer]:
-        """Mutants of golds, golds' answers written down, and rewrites.
+        """Judge mutants of golds, golds' hard-coded answers, and rewrites.
 
-        A mutant or a written-down answer is taken if it runs and is proved wrong: its result differs on
+        A mutant or a hard-coded answer is used if it runs and is proved wrong: its result differs on
         the database itself, or on one of a few random variants of it on which the gold has one result.
-        Those variants are not the grader's neighbours, but made in their way.
+        Those variants are made like the grader's neighbours, but are others.
 
         Args:
-            examples: Whose golds are used; golds that fail, or that cannot be read, give nothing.
-            databases: Where their databases are found.
-            seed: Of the choice of mutants and variants.
+            examples: Questions with the golds; those that fail, or cannot be parsed, are skipped.
+            databases: Their databases.
+            seed: Random seed of the choice of mutants and variants.
             on_gold: Called after each gold.
         """
         answers: list[Answer] = []
@@ -125,7 +125,7 @@ class RewardAudit:
         rng.shuffle(changed)
         suspects: list[tuple[Kind, str, str]] = [
             *(("mutant", name, sql) for sql, name in islice(changed, MUTANTS_PER_GOLD)),
-            *(("written down", name, sql) for name, sql in written_down(result.outcome)),
+            *(("hard-coded", name, sql) for name, sql in hard_coded(result.outcome)),
         ]
         running = [
             (suspect, outcome)
@@ -153,7 +153,7 @@ class RewardAudit:
         return Answer(kind, name, database, gold_sql, sql, is_right, share, is_official)
 
     def _earned(self, path: Path, gold_sql: str, sql: str) -> tuple[float | None, bool]:
-        """What an episode earns that submits this query at once, and its official verdict."""
+        """Reward of an episode that submits this query at once, and its official verdict."""
         episode = Episode(
             Example(id="audit", database=path.stem, question="", gold_sql=gold_sql),
             messages=[{"role": "assistant", "content": f"<answer>{sql}</answer>"}],
@@ -169,7 +169,7 @@ class RewardAudit:
 def _differing(
     base: BaseSample, gold: GoldQuery, gold_sql: str, queries: Sequence[str], rng: Random
 ) -> set[str]:
-    """Those of the queries that give another result than the gold on some random variant of its database."""
+    """Queries with another result than the gold's on some random variant of its database."""
     again = with_ties_decided(gold.tree)
     wrong: set[str] = set()
     for _ in range(VARIANTS):
@@ -191,7 +191,7 @@ def _differing(
 
 @dataclass(frozen=True)
 class Rate:
-    """How many of some answers the reward and the official metric take for right."""
+    """Numbers of answers that the reward and the official metric accept, or refuse."""
 
     answers: int
     reward: int
@@ -205,7 +205,7 @@ class Rate:
 
 
 def accepted(answers: Sequence[Answer]) -> Rate:
-    """Answers accepted by the reward, and by official execution accuracy."""
+    """Count answers accepted by the reward, and by official execution accuracy."""
     return Rate(
         len(answers),
         sum(answer.is_accepted for answer in answers),
@@ -214,6 +214,6 @@ def accepted(answers: Sequence[Answer]) -> Rate:
 
 
 def refused(answers: Sequence[Answer]) -> Rate:
-    """Answers refused by the reward, and by official execution accuracy."""
+    """Count answers refused by the reward, and by official execution accuracy."""
     rate = accepted(answers)
     return Rate(rate.answers, rate.answers - rate.reward, rate.answers - rate.official)

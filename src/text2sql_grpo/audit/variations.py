@@ -1,4 +1,4 @@
-"""Queries made from a gold: answers written down, and other ways to write the same query."""
+"""Queries made from a gold: hard-coded answers, and equivalent rewrites."""
 
 from collections.abc import Iterator
 
@@ -17,12 +17,12 @@ _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
 }
 
 
-def written_down(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:
-    """Name and SQL of queries that return the gold's rows without a look at the database.
+def hard_coded(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:
+    """Name and SQL of queries that return the gold's rows without reading the database.
 
-    >>> [sql for _, sql in written_down(ExecutionOutcome("ok", ("a", "b"), ((3, "x"), (4, None))))]
+    >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b"), ((3, "x"), (4, None))))]
     ["VALUES (3, 'x'), (4, NULL)", "SELECT 3, 'x' UNION ALL SELECT 4, NULL"]
-    >>> [sql for _, sql in written_down(ExecutionOutcome("ok", ("a", "b")))]
+    >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b")))]
     ['SELECT 1, 1 WHERE 0']
     """
     if len(answer.rows) > MAX_ROWS_WRITTEN:
@@ -36,7 +36,7 @@ def written_down(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:
 
 
 def rewrites(gold_sql: str) -> Iterator[tuple[str, str]]:
-    """Name and SQL of queries that mean the same as the gold.
+    """Name and SQL of queries equivalent to the gold.
 
     >>> dict(rewrites("SELECT a FROM t WHERE b = 3"))["sides swapped"]
     'SELECT a FROM t WHERE 3 = b'

@@ -184,7 +184,7 @@ def _rates(answers: Sequence[Answer]) -> dict[str, Rate]:
         "wrong probes accepted": accepted(some("probe", is_right=False)),
         "right probes refused": refused(some("probe", is_right=True)),
         "mutants accepted": accepted(some("mutant", is_right=False)),
-        "written-down answers accepted": accepted(some("written down", is_right=False)),
+        "written-down answers accepted": accepted(some("hard-coded", is_right=False)),
         "right rewrites refused": refused(some("rewrite", is_right=True)),
     }
 
