@@ -22,14 +22,14 @@ class ScriptedSampling(Sampling):
 
     episodes: tuple[tuple[int, ...], ...] = ()
 
-    def marks(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
+    def uniforms(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
         assert num_sessions == len(self.episodes)
         width = max(num_tokens, *map(len, self.episodes))
         return torch.tensor([[*said, *[0] * (width - len(said))] for said in self.episodes])
 
-    def draw(self, logits: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert len(logits) == len(marks)
-        return marks, logits.log_softmax(-1).gather(-1, marks[:, None])[:, 0]
+    def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert len(logits) == len(uniforms)
+        return uniforms, logits.log_softmax(-1).gather(-1, uniforms[:, None])[:, 0]
 
 
 @cache

@@ -227,14 +227,14 @@ def same_luck(count: int) -> Callable[[int], None]:
     def first(number: int) -> None:
         played = 0
 
-        def marks(self: Sampling, num_sessions: int, num_tokens: int) -> torch.Tensor:
+        def uniforms(self: Sampling, num_sessions: int, num_tokens: int) -> torch.Tensor:
             nonlocal played
             played += 1
             luck = torch.Generator().manual_seed(played)
             drawn = torch.rand(num_sessions * count, num_tokens, generator=luck)
             return drawn[number * num_sessions : (number + 1) * num_sessions]
 
-        Sampling.marks = marks  # type: ignore[method-assign]
+        Sampling.uniforms = uniforms  # type: ignore[method-assign]
         only_train()
 
     return first

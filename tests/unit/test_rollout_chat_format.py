@@ -96,7 +96,7 @@ def test_turn_by_turn_is_the_whole_conversation(
     tools = TOOLS if role == "tool" else None
     model = name.removesuffix("_training")
     if model in NO_TEXT:
-        with pytest.raises(ModelError, match=r"expected a chat template that "):
+        with pytest.raises(ModelError, match=r"the chat template (drops|cannot render) "):
             ChatFormat(with_template(tokenizer, name))
         return
     if tools and model in NO_TOOLS:
@@ -293,14 +293,14 @@ def test_no_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = None
     tokenizer.name_or_path = "some/base-model"
 
-    with pytest.raises(ModelError, match=r"expected a tokenizer with a chat template, got none \(some/base-"):
+    with pytest.raises(ModelError, match=r"the tokenizer has no chat template \(some/base-"):
         ChatFormat(tokenizer)
 
 
 def test_no_end_of_turn_token(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.eos_token = None
 
-    with pytest.raises(ModelError, match="expected a tokenizer with an EOS token, got none"):
+    with pytest.raises(ModelError, match="the tokenizer has no EOS token"):
         ChatFormat(tokenizer)
 
 
@@ -315,7 +315,7 @@ def test_no_end_of_turn_token(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_template_that_cannot_show_a_reply(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
     tokenizer.chat_template = template
 
-    with pytest.raises(ModelError, match=r"expected a chat template that .*got"):
+    with pytest.raises(ModelError, match=r"the chat template (drops|cannot render) "):
         ChatFormat(tokenizer)
 
 
@@ -324,7 +324,7 @@ def test_template_without_system_messages_says_what_to_do(tokenizer: PreTrainedT
     messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "How many?"}]
 
     with pytest.raises(
-        ModelError, match=r"messages system, user, got: System role not.*environment\.instructions: false"
+        ModelError, match=r"messages system, user: System role not.*environment\.instructions: false"
     ):
         chat.prompt_ids(messages)
 

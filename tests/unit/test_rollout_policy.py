@@ -37,7 +37,7 @@ from text2sql_grpo.rollout.engine import Budgets, Continuations, run
 from text2sql_grpo.rollout.policy import (
     ModelPolicy,
     SlotPolicy,
-    _say_once,
+    _warn_once,
     context_length,
     model_policy,
     obstacle,
@@ -196,7 +196,7 @@ def test_adapters_that_need_the_rows_of_a_batch_apart(adapter: PeftConfig, reaso
 
 
 def test_auto_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    _say_once.cache_clear()
+    _warn_once.cache_clear()
     model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=16))
     reason = obstacle(model)
 
@@ -213,9 +213,7 @@ def test_auto_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> N
     assert plays_by_slots("auto", None)
     assert plays_by_slots("slots", None)
     assert caplog.records == []
-    with pytest.raises(
-        ModelError, match=r"the engine slots can play, got one it cannot: .*sliding window: 16"
-    ):
+    with pytest.raises(ModelError, match=r"the engine slots cannot play this model: .*sliding window: 16"):
         plays_by_slots("slots", reason)
     with pytest.raises(ModelError, match="sliding window: 16"):
         SlotPolicy(model)

@@ -40,7 +40,7 @@ def test_chi_square_against_the_plain_distribution(sampling: Sampling, tmp_path:
     scores = plain_scores(sampling, logits, tmp_path)[0]
     n = 20_000
 
-    tokens, log_probs = sampling.draw(logits.expand(n, -1), sampling.marks(1, n)[0])
+    tokens, log_probs = sampling.draw(logits.expand(n, -1), sampling.uniforms(1, n)[0])
 
     torch.testing.assert_close(log_probs, scores.log_softmax(-1)[tokens], atol=1e-6, rtol=0)
     expected = n * scores.softmax(-1)
@@ -92,11 +92,11 @@ def test_tokens_of_probability_0_are_never_drawn() -> None:
         assert log_prob.item() == pytest.approx(-0.6931, abs=1e-4)
 
 
-def test_greedy_takes_the_likeliest_and_needs_no_marks() -> None:
+def test_greedy_takes_the_likeliest_and_needs_no_uniforms() -> None:
     sampling = Sampling(temperature=0, top_k=1)
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 2.5]], dtype=torch.bfloat16)
 
-    tokens, log_probs = sampling.draw(logits, sampling.marks(2, 100)[:, 0])
+    tokens, log_probs = sampling.draw(logits, sampling.uniforms(2, 100)[:, 0])
 
     assert tokens.tolist() == [1, 2]
     torch.testing.assert_close(log_probs, logits.float().log_softmax(-1).amax(-1))

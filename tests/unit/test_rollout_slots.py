@@ -204,19 +204,19 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
 ) -> None:
     """To see which turns are over. More is asked only where turns begin and end."""
     waits: list[int] = []
-    step = slots._Table._step
+    step = slots._Scheduler._step
 
-    def speakers(table: slots._Table) -> list[int]:
-        return [id(row) for row in table._rows if row.speaks]
+    def decoding(table: slots._Scheduler) -> list[int]:
+        return [id(row) for row in table._rows if row.is_decoding]
 
-    def counted(table: slots._Table) -> None:
-        before, is_new = speakers(table), table._cache._longest is None
+    def counted(table: slots._Scheduler) -> None:
+        before, is_new = decoding(table), table._cache._longest is None
         with HostReads() as reads:
             step(table)
-        if before == speakers(table) and not is_new:
+        if before == decoding(table) and not is_new:
             waits.append(reads.count)
 
-    monkeypatch.setattr(slots._Table, "_step", counted)
+    monkeypatch.setattr(slots._Scheduler, "_step", counted)
     chat = ChatFormat(chat.tokenizer)  # turns seldom end before their 40 tokens are written
 
     run(

@@ -23,8 +23,8 @@ class EnvironmentSettings:
         schema_text: `ddl` (CREATE TABLE text) or `compact` (one line per table), which never show a stored
             value, so that exploratory queries are needed; `m_schema` or `commented_ddl`, which show comments
             and examples.
-        max_schema_tokens: Maximum tokens of the schema text, counted by the model's tokenizer (for an endpoint,
-            a quarter of the characters); its last line lists what was left out. None for no limit.
+        max_schema_tokens: Maximum tokens of the schema text, by the model's tokenizer (for an endpoint, a
+            quarter of the characters); its last line lists what was left out. None for no limit.
         instructions: Explain the task and the protocol in a system message.
         max_turns: Assistant turns per episode, >= 1; 1 leaves no exploratory query before the answer.
         max_turn_tokens: Maximum tokens of one assistant turn.

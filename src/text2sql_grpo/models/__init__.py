@@ -1,1 +1,1 @@
-"""Models as transformers folders: by name, from GGUF files, and on a CPU."""
+"""Resolving, converting and running models."""

@@ -18,7 +18,7 @@ _WIDTH, _INNER, _DECODED, _PREFILLED = 576, 1536, 64, 1024
 
 @cache
 def has_fast_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
+    """True if this processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent in some builds of torch
     return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
 
@@ -30,7 +30,7 @@ def inference_autocast(model: Any, *, bf16: bool | None = None) -> Iterator[None
     On one core with AMX, SmolLM2-135M decodes 64 rows in 0.195 s instead of 0.374 s.
 
     Args:
-        bf16: None for wherever `has_fast_bf16`.
+        bf16: None for `has_fast_bf16`.
     """
     is_wanted = has_fast_bf16() if bf16 is None else bf16
     if model.device.type == "cpu" and is_wanted and any(p.dtype == torch.float32 for p in model.parameters()):
@@ -42,7 +42,7 @@ def inference_autocast(model: Any, *, bf16: bool | None = None) -> Iterator[None
 
 @contextmanager
 def plain_adapter_inputs(model: torch.nn.Module) -> Iterator[None]:
-    """Have adapters take their inputs as they come, where autocast is on.
+    """Skip PEFT's cast of adapter inputs under autocast.
 
     PEFT casts them to the adapter's float32, and autocast casts them back: a quarter of an update on a CPU.
     """
@@ -55,8 +55,8 @@ def use_fastest_threads() -> str | None:
     """Set torch's number of threads to the fastest one, by a measurement of a second.
 
     Returns:
-        One line to print; None where the number is left as it is: OMP_NUM_THREADS is set, this is one of
-        several processes, or there is one core.
+        One line to print; None if the number is not changed: OMP_NUM_THREADS is set, this is one of
+        several ranks, or there is one core.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "OMP_NUM_THREADS" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1 or cores == 1:
@@ -76,7 +76,7 @@ def use_fastest_threads() -> str | None:
 
 
 def _passes() -> Callable[[], None]:
-    """Work like that of a small model: many tokens prefilled, and as many decoded in small steps."""
+    """Workload like a small model's: many tokens prefilled, and as many decoded in small steps."""
     dtype = torch.bfloat16 if has_fast_bf16() else torch.float32
     up, down = torch.ones(_INNER, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _INNER, dtype=dtype)
     prefilled, decoded = (

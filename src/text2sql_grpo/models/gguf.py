@@ -33,8 +33,8 @@ _GIB = 1 << 30
 def converted(gguf: Path) -> Path:
     """Folder with float32 weights, tokenizer and chat template of a GGUF file, made on first use.
 
-    It is kept in the cache under a hash of the file. A folder with a missing or changed file is made again.
-    Several processes may call this at once: one converts, the others wait.
+    It is cached under a hash of the file. A folder with a missing or changed file is made again. Several
+    processes may call this at once: one converts, the others wait.
 
     Args:
         gguf: Any GGUF file of a Llama-like model that transformers can read.
@@ -61,7 +61,7 @@ def converted(gguf: Path) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether every file is as it was written."""
+    """True if every file has its hash of the manifest."""
     try:
         hashes = read_json(folder / _MANIFEST)
         return all(sha256(folder / name) == value for name, value in hashes.items())
@@ -70,7 +70,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write `folder` whole or not at all; its lock is held."""
+    """Write `folder` atomically; its lock is held."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     shutil.rmtree(folder, ignore_errors=True)
@@ -91,10 +91,10 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _check_header(gguf: Path, folder: Path) -> str:
-    """Name of the file's pre-tokenizer, after a check that memory and disk can hold its weights in float32.
+    """Check that memory and disk can hold the weights in float32; return the pre-tokenizer's name.
 
     Raises:
-        ModelError: They cannot, or the file is no whole GGUF file.
+        ModelError: They cannot, or the file is no complete GGUF file.
     """
     try:
         from gguf import GGUFReader
@@ -118,7 +118,7 @@ def _check_header(gguf: Path, folder: Path) -> str:
 
 
 def _read(gguf: Path) -> tuple[Any, Any]:
-    """Model with dequantised float32 weights, and tokenizer, as transformers reads them."""
+    """Read model, with dequantised float32 weights, and tokenizer by transformers."""
     options: dict[str, Any] = {"gguf_file": gguf.name}
     packed = getattr(transformers, "GgufConfig", None)  # Else weights stay in 4 bits where a kernel is found.
     unpacked = {} if packed is None else {"quantization_config": packed(dequantize=True)}
@@ -138,7 +138,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
             delattr(config, name)
     if getattr(config, "rms_norm_eps", None):
         config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # 1e-05, not 9.999999747378752e-06
-    # transformers refuses to save the model that it read from GGUF.
+    # transformers refuses to save a model that was read from GGUF.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(read.state_dict(), assign=True)
@@ -154,7 +154,7 @@ def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
     """Restore the splitting of numbers into digits, which transformers drops.
 
     Args:
-        pre_tokenizer: As the file names it.
+        pre_tokenizer: Its name in the file.
     """
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
@@ -164,13 +164,13 @@ def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
     elif pre_tokenizer not in ("gpt-2", "default"):
         logger.warning(
-            f"tokenizer.ggml.pre {pre_tokenizer!r} is unknown: text is split as by GPT-2, so that the model "
-            f"may read other tokens than it was trained on ({gguf})"
+            f"tokenizer.ggml.pre {pre_tokenizer!r} is unknown: text is split as by GPT-2, which may give the "
+            f"model other tokens than it was trained on ({gguf})"
         )
 
 
 def _check_written(folder: Path, model: Any, tokenizer: Any, gguf: Path) -> None:
-    """Refuse a folder whose weights, token ids or chat template differ from what was read.
+    """Refuse a folder whose weights, token ids or chat template differ from the GGUF file's.
 
     Raises:
         ModelError: They differ.

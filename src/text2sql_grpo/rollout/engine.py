@@ -1,8 +1,8 @@
-"""Many sessions at once against one policy: tokens in, tokens out, observations masked.
+"""Rollout of many sessions at once against one policy: tokens in, tokens out, observations masked.
 
-One `run`, two engines. `generation` is the loop in it: it plays anything that continues token ids, such as
-TRL's own generation, and vLLM through it. `slots` plays a `SlotPolicy`, a transformers model with full
-attention: it keeps keys and values across turns and computes nothing twice.
+One `run`, two engines. `generation` is the loop in it, for anything that continues token ids, such as TRL's
+generation, and vLLM through it. `slots` is for a `SlotPolicy`, a transformers model with full attention: it
+keeps keys and values across turns and computes nothing twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +42,8 @@ def run(
     that leaves no room for an answer is not appended.
 
     Args:
-        first_turns: One first assistant turn per session that is given, not sampled; the rest is the
-            policy's own. None to let the policy begin.
+        first_turns: One given first assistant turn per session; the policy samples the rest. None to sample
+            all turns.
         on_end: Called with each episode as soon as it is over, in this thread.
 
     Returns:
@@ -52,7 +52,7 @@ def run(
     start_all(sessions, chat, budgets)
     episodes = [session.episode for session in sessions]
     for episode in episodes:
-        if episode.stop_reason is not None:  # its prompt leaves no room for an answer
+        if episode.stop_reason is not None:  # its prompt left no room for an answer
             on_end(episode)
     if isinstance(policy, SlotPolicy):
         slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)

@@ -1,4 +1,4 @@
-"""A transformers model as the engines play it, and which engine that is."""
+"""Policies of a transformers model for the engines, and the choice of the engine."""
 
 import logging
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "slots", "generation"]
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma", "mistral")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others turn by the length of the whole batch
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others depend on the length of the whole batch
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
 _CPU_CACHE_BYTES = 2 << 30
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
-    """Why the engine `slots` cannot play this model; None if it can."""
+    """Reason why the engine `slots` cannot run this model; None if it can."""
     if isinstance(model, PeftModel) and (reason := _adapter_obstacle(model)):
         return reason
     config = model.config.get_text_config()
@@ -45,7 +45,7 @@ def obstacle(model: PreTrainedModel) -> str | None:
 
 
 def _adapter_obstacle(model: PeftModel) -> str | None:
-    """Why an adapter needs the rows of a batch apart; None for one that changes layers alone."""
+    """Reason why an adapter needs separate rows of a batch; None for one that changes layers alone."""
     for name in model.active_adapters:
         config = model.peft_config[name]
         if config.is_prompt_learning:
@@ -58,29 +58,29 @@ def _adapter_obstacle(model: PeftModel) -> str | None:
 
 
 def attention_of(config: PreTrainedConfig) -> str:
-    """Name of a model's attention, as `set_attn_implementation` takes it; there is no public getter."""
+    """Name of a model's attention for `set_attn_implementation`; there is no public getter."""
     return str(config._attn_implementation)
 
 
 def plays_by_slots(engine: Engine, reason: str | None) -> bool:
-    """Whether the engine is `slots`; `auto` falls back to `generation`, and says so once.
+    """True if the engine is `slots`; `auto` falls back to `generation`, with one warning.
 
     Args:
-        engine: As configured.
-        reason: What stands in the way of `slots`, such as `obstacle`'s; None for nothing.
+        engine: The configured engine.
+        reason: Reason against `slots`, such as `obstacle`'s; None for none.
 
     Raises:
-        ModelError: `slots` is wanted, but something stands in the way.
+        ModelError: The engine is `slots`, and there is a reason against it.
     """
     if engine == "slots" and reason is not None:
-        raise ModelError(f"expected a model that the engine slots can play, got one it cannot: {reason}")
+        raise ModelError(f"the engine slots cannot play this model: {reason}; set rollout.engine: auto")
     if engine == "auto" and reason is not None:
-        _say_once(f"Rollouts by the slower engine, generation. slots cannot play this model: {reason}")
+        _warn_once(f"Rollouts by the slower engine, generation. slots cannot play this model: {reason}")
     return engine != "generation" and reason is None
 
 
 @cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
@@ -92,12 +92,12 @@ def model_policy(
     batch_size: int = 64,
     engine: Engine = "auto",
 ) -> "ModelPolicy | SlotPolicy":
-    """A model outside a trainer, in evaluation mode on its device.
+    """Policy of a model outside a trainer, in evaluation mode on its device.
 
     Args:
         temperature: 0 is greedy.
-        batch_size: Episodes side by side.
-        engine: Which plays it; see `plays_by_slots`.
+        batch_size: Concurrent episodes.
+        engine: See `plays_by_slots`.
     """
     if plays_by_slots(engine, obstacle(model)):
         return SlotPolicy(model, Sampling(temperature), max_slots=batch_size)
@@ -109,9 +109,9 @@ class SlotPolicy:
     """A transformers model for the engine `slots`, on its device and in its mode.
 
     Attributes:
-        model: One without an `obstacle`; wrapped by PEFT or accelerate or not.
-        sampling: How tokens are drawn.
-        max_slots: Episodes side by side; None for as many as memory allows.
+        model: Model without an `obstacle`; may be wrapped by PEFT or accelerate.
+        sampling: Sampling distribution.
+        max_slots: Concurrent episodes; None for as many as memory allows.
     """
 
     model: PreTrainedModel
@@ -123,17 +123,17 @@ class SlotPolicy:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """The model with the attention of `slot_cache`, without gradients."""
+        """Switch the model to the attention of `slot_cache`, without gradients."""
         before = attention_of(self.model.config)
         self.model.set_attn_implementation(ATTENTION)
         try:
-            with torch.no_grad():  # autocast keeps no cast weights in inference mode
+            with torch.no_grad():  # autocast does not cache cast weights in inference mode
                 yield
         finally:
             self.model.set_attn_implementation(before)
 
     def new_cache(self, num_sessions: int, tokens: int) -> SlotCache:
-        """An empty cache for so many sessions of at most so many tokens, as far as memory allows."""
+        """Empty cache for `num_sessions` of at most `tokens` each, as far as memory allows."""
         config, device = self.model.config.get_text_config(), self.model.device
         dtype = self.model.dtype
         if torch.is_autocast_enabled(device.type):
@@ -168,11 +168,11 @@ class SlotPolicy:
 
 
 class ModelPolicy:
-    """A transformers model for the engine `generation`: it answers in batches, greedy or sampled.
+    """A transformers model for the engine `generation`, in batches, greedy or sampled.
 
     Args:
         model: In evaluation mode on its device.
-        chat: Its tokenizer and end-of-turn tokens.
+        chat: Source of the padding and end-of-turn tokens.
         temperature: 0 is greedy.
         batch_size: Rows of one `generate` call.
     """
@@ -214,7 +214,7 @@ class ModelPolicy:
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             attention[row, width - len(prompt) :] = 1
         device = self._model.device
-        # What `config` leaves open would come from the model's own: its repetition penalty, its top_k.
+        # Fields not set in `config` would come from the model's: its repetition penalty, its top_k.
         own, self._model.generation_config = self._model.generation_config, GenerationConfig()
         try:
             with torch.inference_mode():
@@ -234,6 +234,6 @@ def _until_eos(ids: list[int], eos: set[int]) -> list[int]:
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Longest sequence that the model was made for, in tokens; a million where it does not say."""
+    """Maximum sequence length of the model in tokens; a million if its config has none."""
     config = model.config.get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 1_000_000)

@@ -1,4 +1,4 @@
-"""How the next token is drawn: temperature, top-k, top-p and min-p as transformers defines them."""
+"""Sampling of the next token: temperature, top-k, top-p and min-p as transformers defines them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ _BLOCK = 256  # tokens
 
 @dataclass(frozen=True)
 class Sampling:
-    """A sampling distribution over the vocabulary; TRL's fields and defaults.
+    """Sampling distribution over the vocabulary; TRL's fields and defaults.
 
     Attributes:
         temperature: 0 is greedy.
@@ -45,22 +45,21 @@ class Sampling:
             warpers.append(MinPLogitsWarper(self.min_p))
         return warpers
 
-    def marks(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
-        """What decides each token of each session, for `draw`: uniform numbers in [0, 1).
+    def uniforms(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
+        """Uniform random numbers in [0, 1) for `draw`, shape (num_sessions, num_tokens).
 
-        With a number of its own for each token, what is drawn depends on the seed and not on which rows
-        happen to stand side by side.
+        With one number for each token of each session, samples depend on the seed and not on the batch.
         """
         return torch.rand(num_sessions, num_tokens if self.temperature > 0 else 1)
 
-    def draw(self, logits: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token per row, and the log-probability that it was drawn with.
+    def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample one token per row, with its log-probability.
 
         A greedy token's is that of the distribution at temperature 1.
 
         Args:
             logits: Shape (N, vocabulary).
-            marks: Of `marks`, shape (N,).
+            uniforms: From `uniforms`, shape (N,).
 
         Returns:
             Token ids and float32 log-probabilities, both of shape (N,).
@@ -70,12 +69,12 @@ class Sampling:
             tokens = logits.argmax(-1)
         else:
             logits = self._warpers(torch.empty(0), logits)
-            tokens = _drawn(logits.softmax(-1), marks)
+            tokens = _drawn(logits.softmax(-1), uniforms)
         return tokens, logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
-def _drawn(probabilities: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-    """Of each row, the first token whose cumulative probability is above its mark; shape (N,).
+def _drawn(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """First token of each row whose cumulative probability is above its uniform number; shape (N,).
 
     First its block of tokens is found, then the token: a float64 sum over the whole vocabulary takes as long
     as a fifth of a decode step of a small model. A token of probability 0 is never drawn.
@@ -83,7 +82,7 @@ def _drawn(probabilities: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
     rest = -probabilities.shape[-1] % _BLOCK
     blocks = (functional.pad(probabilities, (0, rest)) if rest else probabilities).unflatten(-1, (-1, _BLOCK))
     mass = blocks.sum(-1).double().cumsum(-1)
-    heights = marks.double()[:, None] * mass[:, -1:]
+    heights = uniforms.double()[:, None] * mass[:, -1:]
     block = torch.searchsorted(mass, heights, right=True)
     before = functional.pad(mass, (1, 0)).gather(-1, block)
     own = before + blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)

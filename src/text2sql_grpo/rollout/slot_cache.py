@@ -1,4 +1,4 @@
-"""Keys and values of many sequences at once, each a prefix it shares and a suffix of its own.
+"""KV cache of many sequences, each with a shared prefix and a suffix of its own.
 
 A forward pass takes a flat list of tokens, without padding: new tokens of any number of sequences, one or
 many of each. Attention over the prefix is one matrix product for all its sequences together, so that its
@@ -18,11 +18,11 @@ from transformers import AttentionInterface
 
 ATTENTION = "slots"
 _FAR = -1e30  # finite, so that a row without any key gives no NaN
-_STEP = 32  # capacity grows by so many tokens
+_STEP = 32  # tokens by which the capacity grows
 
 
 class Pass(Protocol):
-    """One forward pass: where its keys and values go, and what its queries see."""
+    """One forward pass: the place of its keys and values, and the keys of its queries."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -48,13 +48,13 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 class SlotCache:
-    """The keys and values; rows and prefixes stand side by side without holes.
+    """KV cache; rows and prefixes in use are contiguous.
 
     Attributes:
         num_rows: Rows in use.
-        prefix: Of each row, the number of its prefix; shape (max_rows,).
-        length: Of each row, suffix tokens stored; shape (max_rows,).
-        prefix_lengths: Of each prefix in use, its tokens.
+        prefix: Index of each row's prefix; shape (max_rows,).
+        length: Stored suffix tokens of each row; shape (max_rows,).
+        prefix_lengths: Tokens of each prefix in use.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class SlotCache:
         self.suffixes = torch.zeros(shape, dtype=dtype, device=device)
         self.prefixes = torch.zeros(shape, dtype=dtype, device=device)
         self._line: _Line | None = None
-        self._longest: int | None = None  # at least the longest suffix; None where rows came or went
+        self._longest: int | None = None  # at least the longest suffix; None if rows came or went
 
     def add_prefixes(self, lengths: Sequence[int]) -> list[int]:
-        """Numbers of new prefixes, still to be filled by a `PrefillPass`."""
+        """Add prefixes, to be filled by a `PrefillPass`; returns their indices."""
         numbers = list(range(len(self.prefix_lengths), len(self.prefix_lengths) + len(lengths)))
         self.prefix_lengths += lengths
         rows, tokens = max(self.prefixes.shape[2], len(self.prefix_lengths)), max(self.prefix_lengths)
@@ -88,7 +88,7 @@ class SlotCache:
         return numbers
 
     def drop_prefix(self, number: int) -> int:
-        """Takes out a prefix that no row uses; returns the old number of the one that takes its place."""
+        """Remove an unused prefix; returns the old index of the one that takes its place."""
         last = len(self.prefix_lengths) - 1
         self.prefixes[:, :, number] = self.prefixes[:, :, last]
         self.prefix[self.prefix == last] = number
@@ -98,7 +98,7 @@ class SlotCache:
         return last
 
     def add_row(self, prefix: int) -> int:
-        """The number of a new row without a suffix."""
+        """Add a row without a suffix; returns its index."""
         row = self.num_rows
         self.num_rows += 1
         self.prefix[row] = prefix
@@ -107,7 +107,7 @@ class SlotCache:
         return row
 
     def drop_row(self, row: int) -> int:
-        """Takes out a row; returns the old number of the one that takes its place."""
+        """Remove a row; returns the old index of the one that takes its place."""
         self.num_rows -= 1
         last = self.num_rows
         if row != last:
@@ -119,9 +119,9 @@ class SlotCache:
         return last
 
     def make_room(self, positions: torch.Tensor, *, is_one_each: bool) -> None:
-        """Lets every row in use hold tokens at these positions too; takes back room that is not needed.
+        """Resize the suffixes so that every row in use can hold tokens at these positions.
 
-        Only where more has changed than one token a row does this wait for the device.
+        Synchronises with the device only if more has changed than one token per row.
         """
         if self._longest is None or not is_one_each:
             self._longest = int(torch.cat([positions + 1, self.length[: self.num_rows]]).max())
@@ -134,7 +134,7 @@ class SlotCache:
         self.suffixes = _resized(self.suffixes, max(rows, self.num_rows), capacity)
 
     def line(self, rows: torch.Tensor | None) -> "_Line":
-        """How these rows stand in line by prefix; None for all in use."""
+        """Layout of these rows by prefix; None for all in use."""
         if rows is not None:
             return _line(self, rows)
         if self._line is None:
@@ -147,13 +147,13 @@ def _rounded(tokens: int) -> int:
 
 
 def _resized(stored: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
-    """The same keys and values with room for so many rows and tokens."""
+    """Copy keys and values into a tensor for `rows` and `tokens`."""
     if stored.shape[2] == rows and stored.shape[4] == tokens:
         return stored
     kept = stored[:, :, :rows, :, :tokens]
     resized = stored.new_empty((*stored.shape[:2], rows, stored.shape[3], tokens, stored.shape[5]))
     resized[:, :, : kept.shape[2], :, : kept.shape[4]] = kept
-    # What is not yet written is read too, with weight 0: it must be finite.
+    # Unwritten entries are read too, with weight 0: they must be finite.
     resized[:, :, kept.shape[2] :] = 0
     resized[:, :, : kept.shape[2], :, kept.shape[4] :] = 0
     return resized
@@ -161,14 +161,14 @@ def _resized(stored: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Line:
-    """Rows in line by their prefix, as many places for each prefix.
+    """Layout of rows by their prefix, with the same number of places for each prefix.
 
     Attributes:
-        prefixes: Numbers of the prefixes; None for all in use.
-        per_prefix: Places of each.
-        places: Of each row, its place.
-        rows: Of each place, its row; any where the place is free.
-        mask: Added to the scores of the prefixes' tokens; shape (F, 1, 1, P).
+        prefixes: Indices of the prefixes; None for all in use.
+        per_prefix: Places per prefix.
+        places: Place of each row.
+        rows: Row of each place; any row if the place is free.
+        mask: Mask added to the scores of the prefixes' tokens; shape (F, 1, 1, P).
     """
 
     prefixes: torch.Tensor | None
@@ -201,17 +201,17 @@ def _line(cache: SlotCache, rows: torch.Tensor | None) -> _Line:
 
 
 def _inverse(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Of each of `size` places, who stands there; 0 where nobody does."""
+    """Inverse of `places`: the index at each of `size` places; 0 if the place is free."""
     inverse = places.new_zeros(size)
     inverse[places] = torch.arange(len(places), device=places.device)
     return inverse
 
 
 class PrefillPass:
-    """Fills prefixes: their tokens one after another, each prefix causal in itself.
+    """Prefill of prefixes: their tokens one after another, each prefix causal in itself.
 
     Args:
-        numbers: Which prefixes, in the order of their tokens.
+        numbers: Indices of the prefixes, in the order of their tokens.
     """
 
     def __init__(self, cache: SlotCache, numbers: Sequence[int]) -> None:
@@ -246,16 +246,16 @@ class PrefillPass:
 
 
 class StepPass:
-    """Appends tokens to suffixes: one to each of some rows, then several to each of some others.
+    """Pass that appends tokens to suffixes: one to each of some rows, then several to each of some others.
 
     Args:
         singles: Rows that get one token, in order; shape (n,).
         chunk_rows: Rows that get several.
-        chunk_sizes: How many each.
+        chunk_sizes: Number of tokens of each.
 
     Attributes:
-        rows: Of each token, its row; shape (N,).
-        positions: Of each token, its place in the suffix; shape (N,).
+        rows: Row of each token; shape (N,).
+        positions: Position of each token in its suffix; shape (N,).
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class StepPass:
         device = singles.device
         rows = torch.tensor(chunk_rows, dtype=torch.long, device=device)
         sizes = torch.tensor(chunk_sizes, dtype=torch.long, device=device)
-        count = sum(chunk_sizes)  # given, so that nothing waits for the device
+        count = sum(chunk_sizes)  # given, to avoid a synchronisation with the device
         index = torch.arange(len(rows), device=device).repeat_interleave(sizes, output_size=count)
         columns = torch.arange(count, device=device) - (sizes.cumsum(0) - sizes)[index]
         firsts = torch.zeros_like(singles)
@@ -295,12 +295,12 @@ class StepPass:
 
 
 class _Block:
-    """Queries of some rows, up to C of each, against what those rows have stored.
+    """Queries of some rows, up to C of each, against the stored keys of those rows.
 
     Args:
-        rows: Numbers of the rows; None for all in use.
-        index: Of each token, its row's place among `rows`.
-        columns: Of each token, its number among its row's tokens.
+        rows: Indices of the rows; None for all in use.
+        index: Index in `rows` of each token's row.
+        columns: Index of each token among its row's tokens.
         width: C.
     """
 
@@ -315,7 +315,7 @@ class _Block:
         self.num_tokens = len(index)
         self._cache, self._rows, self._width = cache, rows, width
         self._num_rows = cache.num_rows if rows is None else len(rows)
-        self._spots = index * width + columns  # of each token, among all queries with padding
+        self._spots = index * width + columns  # index of each token among all queries with padding
         self._tokens = _inverse(self._spots, self._num_rows * width)
         device = index.device
         lengths = cache.length[: cache.num_rows] if rows is None else cache.length[rows]

@@ -1,9 +1,9 @@
-"""The `slots` engine: the loop of `engine.run`, with keys and values kept from the prompt to the answer.
+"""Engine `slots`: continuous batching, with keys and values kept from the prompt to the answer.
 
-It computes the same episodes from the same draws, and takes each turn as soon as its row can go on.
-Each distinct prompt (or beginning that prompts have in common) is read once. Every forward pass then takes
-one token of each episode that is speaking, and the whole reply of each that was answered, without padding.
-Tools run in threads meanwhile, and a row whose episode is over is given to the next one at once.
+It computes the same episodes as `engine.run` from the same draws, and starts each turn as soon as its row is
+ready. Each distinct prompt (or common prefix of prompts) is prefilled once. Every forward pass then decodes
+one token of each decoding row, and prefills the whole reply of each row whose tool call returned, without
+padding. Tools run in threads meanwhile, and a finished row is given to the next session at once.
 """
 
 from collections import defaultdict, deque
@@ -19,16 +19,16 @@ from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, StepPass
 from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 
-_PASS_TOKENS = 4_096  # of prompts or replies read in one forward pass, unless one alone is longer
+_PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
 
 
 @dataclass
 class _Family:
-    """Sessions whose prompts begin with the same tokens, of which at least one token is not among them.
+    """Sessions whose prompts share a prefix; at least one token of each prompt is not in it.
 
     Attributes:
-        number: Of the prefix in the cache; None before the first member is let in.
+        number: Index of the prefix in the cache; None before the first member is admitted.
         active: Members that have a row.
     """
 
@@ -39,7 +39,7 @@ class _Family:
 
 
 def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
-    """Equal prompts share all but their last token; others what they begin with, if it is half or more."""
+    """Group sessions: equal prompts share all but their last token, others a prefix of half or more."""
     by_prompt = defaultdict(list)
     for session in sessions:
         by_prompt[tuple(session.episode.prompt_ids)].append(session)
@@ -62,21 +62,21 @@ def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of tokens that two sequences begin with alike."""
+    """Length of the common prefix of two sequences."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 @dataclass
 class _Row:
-    """One session in play.
+    """One session with a row of the cache.
 
     Attributes:
-        number: Of its row in the cache; other rows' ends may change it.
-        stored: Tokens of prompt and completion whose keys and values are in the cache.
-        unread: Tokens that the policy has yet to read before it speaks; several or none.
-        speaks: Whether it gets one token in each pass.
-        reply: The environment at work on its turn; None while the policy reads or speaks.
+        number: Index of its row in the cache; eviction of other rows may change it.
+        stored: Number of tokens of prompt and completion whose keys and values are in the cache.
+        unread: Tokens to prefill before it decodes; several or none.
+        is_decoding: whether the row takes part in the next decode step.
+        reply: Running tool call of its turn; None during prefill and decoding.
     """
 
     session: Session[Any]
@@ -84,7 +84,7 @@ class _Row:
     number: int
     stored: int
     unread: list[int] = field(default_factory=list)
-    speaks: bool = False
+    is_decoding: bool = False
     reply: Future[None] | None = None
 
 
@@ -97,7 +97,7 @@ def play(
     first_turns: Sequence[str] | None = None,
     on_end: Callable[[R], None] = lambda episode: None,
 ) -> None:
-    """Plays sessions that were started to their end; see `engine.run`."""
+    """Play started sessions to their end; see `engine.run`."""
     given = dict(zip(map(id, sessions), first_turns or [], strict=first_turns is not None))
     waiting = [session for session in sessions if session.episode.stop_reason is None]
     if not waiting:
@@ -105,16 +105,16 @@ def play(
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Table(waiting, policy, chat, budgets, given, tools, on_end).play()
+            _Scheduler(waiting, policy, chat, budgets, given, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
 
-class _Table:
-    """All rows, and what the next forward pass of each is.
+class _Scheduler:
+    """Scheduler of rows.
 
-    Tensors of shape (rows,) hold, by the number of the row: the `session`, the token to read next (`last`),
-    tokens `left` in the turn, tokens `said` in it, and tokens `drawn` in the episode.
+    Tensors of shape (rows,) hold, by the index of the row: the `session`, the next input token (`last`),
+    tokens `left` in the turn, tokens `sampled` in it, and tokens `drawn` in the episode.
     """
 
     def __init__(
@@ -137,25 +137,25 @@ class _Table:
         self._numbered: list[_Family] = []
         self._rows: list[_Row] = []
         self._order = {id(session): i for i, session in enumerate(sessions)}
-        self._marks = policy.sampling.marks(len(sessions), budgets.max_episode_tokens).to(device)
+        self._uniforms = policy.sampling.uniforms(len(sessions), budgets.max_episode_tokens).to(device)
         self._eos = torch.tensor(sorted(chat.eos_token_ids), device=device)
         zeros = torch.zeros(self._max_rows, dtype=torch.long, device=device)
         self._session, self._last, self._left = zeros, zeros.clone(), zeros.clone()
-        self._said, self._drawn, self._prompt = zeros.clone(), zeros.clone(), zeros.clone()
+        self._sampled, self._drawn, self._prompt = zeros.clone(), zeros.clone(), zeros.clone()
         self._tokens = zeros.new_zeros(self._max_rows, budgets.max_turn_tokens)
         self._log_probs = torch.zeros(self._tokens.shape, device=device)
-        self._speakers: torch.Tensor | None = None
+        self._decoding: torch.Tensor | None = None
 
     def play(self) -> None:
         while True:
-            self._let_in()
+            self._admit()
             self._take_replies()
             if not self._rows and not self._families:
                 return
             self._step()
 
-    def _let_in(self) -> None:
-        """Gives free rows to the sessions that wait."""
+    def _admit(self) -> None:
+        """Give free rows to waiting sessions."""
         new: list[_Family] = []
         while self._families and len(self._rows) < self._max_rows:
             family = self._families[0]
@@ -168,12 +168,12 @@ class _Table:
             family.active += 1
             if not family.waiting:
                 self._families.popleft()
-            self._seat(session, family)
+            self._add_row(session, family)
         if new:
-            self._read_prefixes(new)
-            self._speakers = None
+            self._prefill_prefixes(new)
+            self._decoding = None
 
-    def _seat(self, session: Session[Any], family: _Family) -> None:
+    def _add_row(self, session: Session[Any], family: _Family) -> None:
         assert family.number is not None
         row = _Row(session, family, self._cache.add_row(family.number), len(family.prefix))
         self._rows.append(row)
@@ -182,16 +182,16 @@ class _Table:
         self._drawn[row.number] = 0
         if id(session) in self._given:
             turn = self._chat.turn_ids(self._given[id(session)])
-            row.reply = self._answer(row, turn, [0.0] * len(turn))
+            row.reply = self._submit(row, turn, [0.0] * len(turn))
         else:
-            self._hand_over(row)
+            self._start_turn(row)
 
-    def _answer(self, row: _Row, turn: list[int], log_probs: list[float]) -> Future[None]:
+    def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> Future[None]:
         return self._tools.submit(
             take_turn, row.session, turn, self._chat, self._budgets, log_probs=log_probs
         )
 
-    def _read_prefixes(self, families: Sequence[_Family]) -> None:
+    def _prefill_prefixes(self, families: Sequence[_Family]) -> None:
         batch: list[_Family] = []
         for family in [*families, None]:
             tokens = sum(len(one.prefix) for one in batch)
@@ -209,44 +209,44 @@ class _Table:
         self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
 
     def _take_replies(self) -> None:
-        """Hands the word to every row that was answered; waits where there is nothing else to do."""
-        at_work = [row.reply for row in self._rows if row.reply is not None]
-        if at_work and not any(row.speaks or row.unread for row in self._rows):
-            wait(at_work, return_when=FIRST_COMPLETED)
+        """Start the next turn of each row whose tool call returned; block only if no row can decode."""
+        running = [row.reply for row in self._rows if row.reply is not None]
+        if running and not any(row.is_decoding or row.unread for row in self._rows):
+            wait(running, return_when=FIRST_COMPLETED)
         for row in [row for row in self._rows if row.reply is not None and row.reply.done()]:
             assert row.reply is not None
             row.reply.result()
             row.reply = None
             if row.session.episode.stop_reason is None:
-                self._hand_over(row)
+                self._start_turn(row)
             else:
-                self._leave(row)
+                self._evict(row)
                 self._on_end(row.session.episode)
 
-    def _hand_over(self, row: _Row) -> None:
-        """The policy's next turn: it reads what it has not read, then speaks."""
+    def _start_turn(self, row: _Row) -> None:
+        """Schedule the prefill of new tokens, or decoding if there is only one."""
         episode = row.session.episode
         unread = (episode.prompt_ids + episode.completion_ids)[row.stored :]
         self._left[row.number] = self._budgets.turn(episode)
-        self._said[row.number] = 0
+        self._sampled[row.number] = 0
         if len(unread) > 1:
             row.unread = unread
         else:
             self._last[row.number] = unread[0]
-            row.speaks = True
-            self._speakers = None
+            row.is_decoding = True
+            self._decoding = None
 
-    def _leave(self, row: _Row) -> None:
-        """Frees a row, and its prefix with the last row that shares it."""
+    def _evict(self, row: _Row) -> None:
+        """Free a row, and its prefix with the last row that shares it."""
         last = self._cache.drop_row(row.number)
-        for state in (self._session, self._last, self._left, self._said, self._drawn, self._prompt):
+        for state in (self._session, self._last, self._left, self._sampled, self._drawn, self._prompt):
             state[row.number] = state[last].clone()
         for written in (self._tokens, self._log_probs):
             written[row.number] = written[last]
         self._rows[last].number = row.number
         self._rows[row.number] = self._rows[last]
         self._rows.pop()
-        self._speakers = None
+        self._decoding = None
         family = row.family
         family.active -= 1
         if family.active == 0 and not family.waiting:
@@ -257,52 +257,52 @@ class _Table:
             self._numbered.pop()
 
     def _step(self) -> None:
-        """One forward pass: a token of every row that speaks, and whole replies."""
-        readers = self._readers()
-        if self._speakers is None:
-            speaking = [row.number for row in self._rows if row.speaks]
-            self._speakers = torch.tensor(speaking, dtype=torch.long, device=self._last.device)
-        speakers = self._speakers
-        if not readers and not len(speakers):
+        """Run one forward pass: decode a token of every decoding row, prefill whole replies."""
+        prefilling = self._next_prefill()
+        if self._decoding is None:
+            numbers = [row.number for row in self._rows if row.is_decoding]
+            self._decoding = torch.tensor(numbers, dtype=torch.long, device=self._last.device)
+        decoding = self._decoding
+        if not prefilling and not len(decoding):
             return
-        numbers, sizes = [row.number for row in readers], [len(row.unread) for row in readers]
-        rows = speakers
-        ids, keep = self._last[speakers], torch.arange(len(speakers), device=speakers.device)
+        numbers, sizes = [row.number for row in prefilling], [len(row.unread) for row in prefilling]
+        rows = decoding
+        ids, keep = self._last[decoding], torch.arange(len(decoding), device=decoding.device)
         cache = self._cache
-        if readers:
-            rows = torch.cat([speakers, torch.tensor(numbers, device=speakers.device)])
-            unread = [token for row in readers for token in row.unread]
+        if prefilling:
+            rows = torch.cat([decoding, torch.tensor(numbers, device=decoding.device)])
+            unread = [token for row in prefilling for token in row.unread]
             ids = torch.cat([ids, torch.tensor(unread, device=ids.device)])
-            ends = torch.tensor(sizes, device=keep.device).cumsum(0) + len(speakers) - 1
+            ends = torch.tensor(sizes, device=keep.device).cumsum(0) + len(decoding) - 1
             keep = torch.cat([keep, ends])
-        step = StepPass(cache, speakers, numbers, sizes)
+        step = StepPass(cache, decoding, numbers, sizes)
         logits = self._policy.logits(ids, self._prompt[step.rows] + step.positions, keep, step)
-        cache.length[speakers] += 1
-        for row, size in zip(readers, sizes, strict=True):
+        cache.length[decoding] += 1
+        for row, size in zip(prefilling, sizes, strict=True):
             cache.length[row.number] += size
-            row.unread, row.speaks = [], True
-            self._speakers = None
+            row.unread, row.is_decoding = [], True
+            self._decoding = None
         self._draw(rows, logits)
 
-    def _readers(self) -> list[_Row]:
-        readers: list[_Row] = []
+    def _next_prefill(self) -> list[_Row]:
+        chosen: list[_Row] = []
         tokens = 0
         for row in self._rows:
-            if row.unread and (not readers or tokens + len(row.unread) <= _PASS_TOKENS):
-                readers.append(row)
+            if row.unread and (not chosen or tokens + len(row.unread) <= _PASS_TOKENS):
+                chosen.append(row)
                 tokens += len(row.unread)
-        return readers
+        return chosen
 
     def _draw(self, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Draws one token for each of these rows and ends the turns that it ends."""
+        """Sample one token for each of these rows, and end turns at their last token."""
         drawn = self._drawn[rows]
-        marks = self._marks[self._session[rows], drawn.clamp(max=self._marks.shape[1] - 1)]
-        tokens, log_probs = self._policy.sampling.draw(logits, marks)
-        said = self._said[rows]
-        self._tokens[rows, said] = tokens
-        self._log_probs[rows, said] = log_probs
+        uniforms = self._uniforms[self._session[rows], drawn.clamp(max=self._uniforms.shape[1] - 1)]
+        tokens, log_probs = self._policy.sampling.draw(logits, uniforms)
+        sampled = self._sampled[rows]
+        self._tokens[rows, sampled] = tokens
+        self._log_probs[rows, sampled] = log_probs
         self._last[rows] = tokens
-        self._said[rows] = said + 1
+        self._sampled[rows] = sampled + 1
         self._drawn[rows] = drawn + 1
         left = self._left[rows] - 1
         self._left[rows] = left
@@ -311,14 +311,14 @@ class _Table:
             self._end_turns(over)
 
     def _end_turns(self, over: torch.Tensor) -> None:
-        said = self._said[over].tolist()
-        width = max(said)
+        counts = self._sampled[over].tolist()
+        width = max(counts)
         turns, log_probs = self._tokens[over, :width].tolist(), self._log_probs[over, :width].tolist()
-        for number, count, turn, probs in zip(over.tolist(), said, turns, log_probs, strict=True):
+        for number, count, turn, probs in zip(over.tolist(), counts, turns, log_probs, strict=True):
             row = self._rows[number]
-            row.speaks = False
-            # The last token of a turn is read only with the reply.
+            row.is_decoding = False
+            # The last token of a turn is prefilled with the reply.
             episode = row.session.episode
             row.stored = len(episode.prompt_ids) + len(episode.completion_ids) + count - 1
-            row.reply = self._answer(row, turn[:count], probs[:count])
-        self._speakers = None
+            row.reply = self._submit(row, turn[:count], probs[:count])
+        self._decoding = None

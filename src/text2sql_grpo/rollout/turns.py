@@ -1,4 +1,4 @@
-"""What a turn may cost and what it does to an episode, the same for every engine."""
+"""Budget and effect of a turn, the same for every engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ R_co = TypeVar("R_co", bound=Rollout, covariant=True)
 
 
 class Session(Protocol[R_co]):
-    """What engines play: `SQLSession`, or anything else that answers a policy's turns.
+    """Interface of `SQLSession`, or of anything else that answers a policy's turns.
 
     Attributes:
-        episode: The record; engines fill in its tokens.
+        episode: Its record; engines fill in the tokens.
     """
 
     @property
     def episode(self) -> R_co: ...
 
     def start(self) -> list[Message]:
-        """The prompt."""
+        """Build the prompt."""
 
     def step(self, assistant_text: str) -> Message | None:
-        """The reply to one assistant turn; None if the episode is over, its stop reason set."""
+        """Reply to one assistant turn; None if the episode is over, its stop reason set."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Budgets:
     """Token limits of an episode.
 
     Attributes:
-        max_turn_tokens: Sampled in one turn.
-        max_episode_tokens: After the prompt, observations included.
-        max_context: Prompt and episode together: the model's longest context.
+        max_turn_tokens: Maximum sampled tokens of one turn.
+        max_episode_tokens: Maximum tokens after the prompt, observations included.
+        max_context: Maximum tokens of prompt and episode together: the model's context length.
     """
 
     max_turn_tokens: int
@@ -43,7 +43,7 @@ class Budgets:
     max_context: int
 
     def left(self, episode: Rollout) -> int:
-        """Tokens that the episode may still grow by."""
+        """Tokens left to the episode."""
         written = len(episode.completion_ids)
         return min(
             self.max_episode_tokens - written,
@@ -51,18 +51,17 @@ class Budgets:
         )
 
     def turn(self, episode: Rollout) -> int:
-        """Tokens that its next turn may take."""
+        """Maximum tokens of its next turn."""
         return min(self.max_turn_tokens, self.left(episode))
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """What a policy wrote behind some prompts.
+    """Continuations of some prompts.
 
     Attributes:
-        ids: Of each prompt, 1 or more token ids, an end-of-turn token included.
-        log_probs: Of each token the log-probability that it was drawn with, NaN where one is unknown;
-            None where the policy gives none.
+        ids: Token ids of each continuation, 1 or more, an end-of-turn token included.
+        log_probs: Log-probability of each token at sampling, NaN if unknown; None if the policy has none.
     """
 
     ids: list[list[int]]
@@ -70,7 +69,7 @@ class Continuations:
 
 
 def start_all(sessions: Sequence[Session[Rollout]], chat: ChatFormat, budgets: Budgets) -> None:
-    """Starts every session; a prompt that leaves no room for an answer ends its episode at once."""
+    """Start every session; a prompt that leaves no room for an answer ends its episode at once."""
     encoded: dict[tuple[str, ...], list[int]] = {}
     for session in sessions:
         messages = session.start()
@@ -90,14 +89,14 @@ def take_turn(
     *,
     log_probs: Sequence[float] | None = None,
 ) -> None:
-    """Appends a turn to the episode, lets the environment answer, and appends the reply.
+    """Append a turn to the episode, step the session, and append the reply.
 
     Sets a stop reason if the episode ended with it. An observation that leaves no room for an answer
     is not appended.
 
     Args:
-        sampled: 1 or more token ids; what is over the budget is dropped.
-        log_probs: One per sampled token; None where the engine does not know them.
+        sampled: 1 or more token ids; those over the budget are dropped.
+        log_probs: One per sampled token; None if the engine has none.
     """
     episode = session.episode
     sampled = sampled[: budgets.turn(episode)]
