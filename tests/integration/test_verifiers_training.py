@@ -80,7 +80,7 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
         "save_steps": 1,
     }
     game_trainer(tmp_path, max_steps=2, **small).train()
-    with pytest.raises(RunError, match="got earlier traces"):
+    with pytest.raises(RunError, match="the output folder has earlier traces"):
         game_trainer(tmp_path, max_steps=2, **small).train()
     resumed = game_trainer(tmp_path, max_steps=3, **small)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
@@ -95,12 +95,12 @@ def test_what_is_no_traces_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(options) == 1
     assert "expected --keep with --traces, got none" in capsys.readouterr().err
     assert main([*options, "--keep", "correct"]) == 1
-    assert f"expected traces of verifiers, got [Errno 2] No such file or directory: '{tmp_path}" in (
+    assert f"cannot read traces of verifiers: [Errno 2] No such file or directory: '{tmp_path}" in (
         capsys.readouterr().err
     )
     (tmp_path / "traces.jsonl").write_text('{"example": 1}\n', "utf-8")
     assert main([*options, "--keep", "correct"]) == 1
-    assert "expected traces of verifiers, got" in capsys.readouterr().err
+    assert "cannot read traces of verifiers: " in capsys.readouterr().err
 
 
 def test_the_example_runs(tmp_path: Path, repo_root: Path) -> None:

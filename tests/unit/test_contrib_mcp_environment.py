@@ -175,9 +175,9 @@ def test_placeholders_and_tokens_reach_the_server(
     monkeypatch.setattr("text2sql_grpo.contrib.mcp.transport.BACK_OFF_S", ())
     monkeypatch.setenv("KEY", "secret")
     databases = Databases(folder)
-    with pytest.raises(Exception, match="expected an MCP server"):
+    with pytest.raises(Exception, match="cannot connect to the MCP server"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)
     assert seen.read_text().split() == ["secret", "shop", str(databases.path("shop"))]
     monkeypatch.delenv("KEY")
-    with pytest.raises(ConfigError, match="environment variable KEY, got none"):
+    with pytest.raises(ConfigError, match="no token in the environment variable KEY"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)

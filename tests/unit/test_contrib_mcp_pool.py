@@ -139,10 +139,13 @@ def test_a_server_that_starts_at_last_is_waited_for(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("no-such-program",), r"expected an MCP server, got: FileNotFoundError: .* \(no-such-program\)"),
+        (
+            ("no-such-program",),
+            r"cannot connect to the MCP server: FileNotFoundError: .* \(no-such-program\)",
+        ),
         (
             ("sh", "-c", "echo no licence >&2; exit 1"),
-            r"got: MCPError: Connection closed; its last words: no licence \(sh -c",
+            r"cannot connect to the MCP server: MCPError: Connection closed; its stderr: no licence \(sh -c",
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_tables_are_listed_and_described(database: Path, executor: SQLExecutor, 
     assert listed == (False, 'branch\n"big cities"')
     assert upper[1].startswith("CREATE TABLE branch (\n  code TEXT PRIMARY KEY,")
     assert view[1].startswith('-- VIEW "big cities" (')
-    assert unknown == (True, "Error: expected one of the names that list_tables shows, got 'nope'")
+    assert unknown == (True, "Error: unknown table 'nope': list_tables shows the names")
     assert audit_log.path.read_text() == ""
 
 
@@ -214,7 +214,7 @@ def test_http_serves_the_sdk_s_client_that_has_the_token_and_nobody_else(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1", "example.org", "::"])
 def test_other_machines_are_served_with_a_token_only(host: str) -> None:
-    with pytest.raises(ConfigError, match="expected a token for a server that other machines can reach"):
+    with pytest.raises(ConfigError, match="a server that other machines can reach needs a token"):
         listen(host, 0, token=None)
 
 
@@ -223,7 +223,7 @@ def test_this_machine_is_served_without(host: str) -> None:
     with closing(listen(host, 0, token=None)) as listener:
         assert url_of(listener).startswith("http://127.")
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"expected an address to listen on, got .*:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot listen: .*:{port}"):
             listen(host, port, token=None)
 
 
@@ -236,10 +236,13 @@ def test_all_addresses_with_a_token() -> None:
     ("options", "message"),
     [
         (["--db", "none.sqlite"], "none.sqlite"),
-        (["--db", "mysql://x"], "got a URL with the scheme 'mysql'"),
-        (["--db", "{db}", "--transport", "http", "--host", "0.0.0.0"], "expected a token for a server"),
+        (["--db", "mysql://x"], "unknown URL scheme 'mysql'"),
+        (
+            ["--db", "{db}", "--transport", "http", "--host", "0.0.0.0"],
+            "a server that other machines can reach needs a token",
+        ),
         (["--db", "{db}", "--transport", "http", "--token", ""], "the token is empty"),
-        (["--db", "{db}", "--audit_log", "{db}/log"], "expected an audit log that can be written"),
+        (["--db", "{db}", "--audit_log", "{db}/log"], "cannot write the audit log"),
         (["--db", "{db}", "--environment.max_turns", "3"], "expected --config FILE with settings"),
         (["--db", "{db}", "--config", "none.yaml"], "cannot read the config"),
     ],

@@ -97,7 +97,7 @@ def test_a_failure_of_ours_stops_the_run(
     monkeypatch.setattr(SQLExecutor, "execute", gone)
     with pytest.raises(sqlite3.OperationalError):
         tools.run_sql("SELECT 1")
-    with pytest.raises(RunError, match="a failure of ours") as caught:
+    with pytest.raises(RunError, match="internal error in a SQL tool") as caught:
         reward(tools)
     assert "disk gone" in str(caught.value.__cause__)
 
@@ -111,7 +111,7 @@ def test_tools_are_described_as_in_our_own_training() -> None:
 
 def test_what_trl_cannot_do_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(ConfigError, match="protocol native, got tags"):
+    with pytest.raises(ConfigError, match="protocol must be native, got tags"):
         spec(tmp_path / "a", EnvironmentSettings())
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="length_cost"):

@@ -283,7 +283,7 @@ def test_rewards_of_turns_are_one_a_turn(
     letters: Package, letter_chat: ChatFormat, loop: asyncio.AbstractEventLoop
 ) -> None:
     assert turn_rewards(play_letters(letters, letter_chat, loop, call("a"), "b")) == [0.5, 0.5]
-    with pytest.raises(RunError, match=r"one entry of trace.info.* a turn \(2\), got 1"):
+    with pytest.raises(RunError, match=r"trace.info.* must have one entry a turn \(2\), got 1"):
         turn_rewards(play_letters(letters, letter_chat, loop, call("a"), "few"))
 
 
@@ -341,7 +341,7 @@ def test_a_trace_with_other_tokens_than_were_played_is_refused(
     with pytest.raises(RunError, match="the tokens that were played"):
         session.finish()
     trace.nodes[2].parent = 0  # as if the second turn had answered another prompt
-    with pytest.raises(RunError, match="one branch per rollout, got 2"):
+    with pytest.raises(RunError, match="a rollout must have one branch, got 2"):
         session.finish()
 
 
@@ -360,7 +360,7 @@ def test_rollouts_that_are_not_ok_are_left_out_and_only_such_end_the_run(tmp_pat
     assert output["advantages"].tolist() == [0.0] * 4
     assert output["sampled"].sum(1).tolist() == [2, 2, 0, 2]
     assert trainer._metrics["train"]["trace/not_ok"] == [0.25]
-    with pytest.raises(RunError, match="got none of 4; the first: ValueError: no judge"):
+    with pytest.raises(RunError, match="all 4 traces failed; the first: ValueError: no judge"):
         scripted(trainer, ["0", "0", "0", "0", "5", "5", "5", "5"])
 
 
@@ -389,10 +389,10 @@ class WithResponseStop(Letters):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (InAContainer, "need no container"),
-        (WithRuntime, "WithRuntime.built, which would be left out"),
-        (WithIntercept, "without @intercept"),
-        (WithResponseStop, "@stop of a Trace, got WithResponseStop.late"),
+        (InAContainer, "cannot train on tasks that need a container: InAContainer"),
+        (WithRuntime, "WithRuntime.built needs one, and would be left out"),
+        (WithIntercept, "cannot train on tasks with @intercept: WithIntercept"),
+        (WithResponseStop, "@stop must take a Trace: WithResponseStop.late does not"),
     ],
 )
 def test_tasks_that_training_cannot_play_are_refused(kind: Any, message: str) -> None:
@@ -413,9 +413,9 @@ def test_wrong_tasksets_are_refused() -> None:
         INFINITE = True
 
     find_packages()
-    with pytest.raises(ConfigError, match="with tasks, got none"):
+    with pytest.raises(ConfigError, match="the taskset has no tasks"):
         open_package(Empty(vf.TasksetConfig()))
-    with pytest.raises(ConfigError, match="expected num_tasks"):
+    with pytest.raises(ConfigError, match="an infinite taskset needs num_tasks"):
         open_package(Endless(vf.TasksetConfig()))
     assert len(open_package(Endless(vf.TasksetConfig()), num_tasks=1).tasks) == 1
     with pytest.raises(ConfigError, match="harness of its own"):

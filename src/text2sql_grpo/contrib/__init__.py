@@ -1,1 +1,1 @@
-"""The same environment in other people's programs; each module needs a package of its own to be there."""
+"""The same environment in other packages; each module needs its package installed."""

@@ -12,21 +12,21 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import RunError
 
-# What no other request will mend.
+# Errors that a retry cannot fix.
 _REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 
 
 class EndpointFailure(Exception):
-    """The endpoint did not answer, or not as it should: nobody's episode."""
+    """The endpoint failed or returned an invalid answer: no episode was recorded."""
 
 
 class RequestRefused(EndpointFailure):
-    """It does not take this request, such as a chat that is longer than its context; it may take others."""
+    """The endpoint refused this request, such as a chat longer than its context; others may succeed."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a request asks for; `seed` is a hint that not every server takes."""
+    """Sampling parameters of a request; not every server supports `seed`."""
 
     model: str
     temperature: float
@@ -40,15 +40,15 @@ def play(
     settings: EnvironmentSettings,
     tools: Sequence[dict[str, Any]],
 ) -> Episode:
-    """Plays a session to its end; token limits hold as far as the endpoint counts tokens.
+    """Play a session to its end; token limits hold as far as the endpoint counts tokens.
 
     Args:
-        client: It asks again after failures of connections and servers, as often as it is told to.
+        client: Client with its own retries after failures of connections and servers.
         tools: JSON schemas, sent with the native protocol.
 
     Raises:
-        EndpointFailure: It failed for good, so that there is no episode.
-        RunError: It refuses the key, the model or the address.
+        EndpointFailure: The endpoint failed for good; there is no episode.
+        RunError: The endpoint refused the key, the model or the address.
     """
     episode = session.episode
     messages: list[Any] = list(session.start())
@@ -66,12 +66,12 @@ def play(
                 tools=offered,
             )
         except _REFUSALS as error:
-            raise RunError(f"expected an endpoint that serves {sampling.model}, got: {error}") from error
+            raise RunError(f"the endpoint refused {sampling.model}: {error}") from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise RequestRefused(f"{type(error).__name__}: {error}") from error
         except (openai.OpenAIError, json.JSONDecodeError) as error:
             raise EndpointFailure(f"{type(error).__name__}: {error}") from error
-        if not getattr(completion, "choices", None):  # openai hands over what is no JSON as text
+        if not getattr(completion, "choices", None):  # openai returns invalid JSON as text
             raise EndpointFailure(f"an answer without choices: {str(completion)[:200]}")
         choice, usage = completion.choices[0], completion.usage
         if usage is not None:

@@ -1,7 +1,7 @@
-"""The environment for TRL's own `GRPOTrainer`: its data, its tools and its rewards, by its own arguments.
+"""Dataset, tools and rewards for TRL's unmodified `GRPOTrainer`.
 
-What our trainer does better is left to TRL there: a turn without a readable call ends the episode, nothing
-stops after a submission, and tools run one after another.
+Limits compared with this package's trainer: a turn without a readable call ends the episode, nothing stops
+after a submission, and tools run one after another.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ _OVER = "Error: the conversation is over, nothing more is run"
 
 @dataclass(frozen=True)
 class StockTRL:
-    """Arguments of TRL's trainer, by its names: `GRPOTrainer(model, args=args, **vars(spec))`.
+    """Keyword arguments of TRL's trainer: `GRPOTrainer(model, args=args, **vars(spec))`.
 
     Attributes:
-        train_dataset: A row per question: its prompt, and its place in the list of examples.
+        train_dataset: A row per question: its prompt, and its index in the list of examples.
         environment_factory: Makes a `SQLTools`, one per episode; its reward is the whole reward.
-        reward_funcs: One that logs each named score and adds nothing.
+        reward_funcs: One function that logs each named score and adds nothing.
     """
 
     train_dataset: Dataset
@@ -40,27 +40,27 @@ class StockTRL:
 def stock_trl(
     examples: Sequence[Example], environment: SQLEnvironment, rewards: RewardMix, grader: Grader
 ) -> StockTRL:
-    """What TRL's `GRPOTrainer` needs to train on these questions.
+    """Arguments for TRL's `GRPOTrainer` to train on these questions.
 
     Set `max_tool_calling_iterations` of `GRPOConfig` to the environment's `max_turns`: the session
     answers no more calls than that.
 
     Args:
-        examples: Questions; golds are expected to have been checked by `load_examples`.
+        examples: Questions; golds should have been checked by `load_examples`.
         environment: Makes their sessions; its protocol must be `native`.
-        rewards: Named scores and their weights; `length_cost` needs tokens, which TRL does not show.
-        grader: Judges submitted queries.
+        rewards: Named scores and their weights; `length_cost` needs tokens, which TRL does not provide.
+        grader: Grades submitted queries.
 
     Raises:
         ConfigError: Another protocol, other tools (of an MCP server), or `length_cost`.
     """
     if environment.settings.protocol != "native":
-        raise ConfigError(f"expected environment.protocol native, got {environment.settings.protocol}")
+        raise ConfigError(f"environment.protocol must be native, got {environment.settings.protocol}")
     if environment.tools != TOOLS:
         names = ", ".join(tool["function"]["name"] for tool in environment.tools)
-        raise ConfigError(f"expected an environment with the tools run_sql and submit_sql, got {names}")
+        raise ConfigError(f"the tools must be run_sql and submit_sql, got {names}")
     if "length_cost" in rewards.weights:
-        raise ConfigError("expected rewards that need no token counts, got length_cost")
+        raise ConfigError("the reward length_cost needs token counts, which TRL does not provide: remove it")
     rows = [
         {"prompt": environment.session(example).start(), "example": i} for i, example in enumerate(examples)
     ]
@@ -73,7 +73,7 @@ def stock_trl(
 
 
 class SQLTools:
-    """One episode as TRL's trainer drives it: each public method but `reset` and `get_reward` is a tool."""
+    """One episode for TRL's trainer: each public method but `reset` and `get_reward` is a tool."""
 
     def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples = examples
@@ -84,7 +84,7 @@ class SQLTools:
         self._answer: Answer | None = None
 
     def reset(self, example: int, **row: Any) -> None:
-        """Begins an episode about this row of the dataset."""
+        """Start an episode on this row of the dataset."""
         self._session = self._environment.session(self._examples[example])
         self._session.start()
         self._failure = None
@@ -107,10 +107,10 @@ class SQLTools:
         return self._step("submit_sql", sql)
 
     def get_reward(self) -> float | None:
-        """The weighted sum of the episode's scores; None for one that must not be trained on.
+        """Weighted sum of the episode's scores; None for one that must not be trained on.
 
         Raises:
-            RunError: A tool failed on our side during the episode.
+            RunError: Internal error of a tool during the episode.
         """
         return self._judged().reward
 
@@ -131,9 +131,7 @@ class SQLTools:
         """Judge the episode, once."""
         episode = self._started().episode
         if self._failure is not None:
-            raise RunError(
-                f"expected tools that run, got a failure of ours (question {episode.example.id})"
-            ) from self._failure
+            raise RunError(f"internal error in a SQL tool (question {episode.example.id})") from self._failure
         if self._answer is None:
             database = self._environment.databases.path(episode.example.database)
             self._answer = self._judge.judge(episode, database)
@@ -141,20 +139,20 @@ class SQLTools:
 
     def _started(self) -> SQLSession:
         if self._session is None:
-            raise RunError("expected reset before an episode, got none")
+            raise RunError("no episode: call reset first")
         return self._session
 
 
 def log_scores(
     environments: Sequence[SQLTools], log_metric: Callable[[str, float], None], **_: Any
 ) -> list[float | None]:
-    """A TRL reward function that logs the mean of each named score and adds nothing to the reward.
+    """TRL reward function that logs the mean of each named score and adds nothing to the reward.
 
     Returns:
-        For each episode 0.0, or None where it must not be trained on.
+        0.0 per episode, or None if it must not be trained on.
 
     Raises:
-        RunError: A tool failed on our side during an episode.
+        RunError: Internal error of a tool during an episode.
     """
     scores = [environment._judged().scores for environment in environments]
     known = [score for score in scores if score is not None]

@@ -1,4 +1,4 @@
-"""Tools, calls and their answers between the chat format of OpenAI and the text of the native protocol."""
+"""Conversion of tools, calls and replies between OpenAI's chat format and the native protocol's text."""
 
 import json
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[str, str]]) -> str:
-    """An assistant message as the protocols read it.
+    """Text of an assistant message for the protocols.
 
     Args:
-        thinking: What the server took out of the text.
-        calls: Those that the server parsed: names, and arguments as it wrote them.
+        thinking: Reasoning that the server split off the text.
+        calls: Tool calls that the server parsed: names, and arguments as text.
     """
     return "".join(
         [
@@ -22,19 +22,19 @@ def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[s
 
 
 def tool_schema(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
-    """A tool as chat templates and endpoints take it."""
+    """JSON schema of a tool for chat templates and endpoints."""
     function = {"name": name, "description": description or "", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
 def reply_messages(calls: Iterable[Any] | None, text: str) -> list[dict[str, str]]:
-    """A session's reply: every structured call must be answered, text is answered by the user."""
+    """Messages of a session's reply: one per structured call, or a user message."""
     answers = [{"role": "tool", "tool_call_id": call.id, "content": text} for call in calls or ()]
     return answers or [{"role": "user", "content": text}]
 
 
 def call_text(name: str, arguments: Any) -> str:
-    """One call as Qwen's template writes it; what is wrong with it is left for the protocol to say.
+    """Text of one call in the form of Qwen's template, malformed ones too.
 
     >>> print(call_text("run_sql", {"sql": "SELECT 'é'"}))
     <tool_call>
@@ -46,7 +46,7 @@ def call_text(name: str, arguments: Any) -> str:
 
 
 def _read(arguments: str) -> object:
-    """Arguments as a server wrote them, which may be no JSON: then the protocol says so."""
+    """Parse arguments; text that is no JSON is kept for the protocol to refuse."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Where a run is followed: W&B, Trackio and TensorBoard for its figures, Weave for its episodes.
+"""Trackers: W&B, Trackio and TensorBoard for metrics, Weave for episodes.
 
-Figures of training are written by transformers' own callbacks, what they leave out is written here, and names
-are the same everywhere: `NAME` of `metrics.jsonl` is `train/NAME`, one of a held-out set is `eval/SET/NAME`.
+Training metrics are logged by transformers' callbacks, all others here, under the same names everywhere:
+`NAME` of `metrics.jsonl` is `train/NAME`, one of a held-out set is `eval/SET/NAME`.
 """
 
 import json
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def trackers(report_to: Any) -> list[str]:
-    """Names of the trackers that `grpo.report_to` asks for; W&B if it is silent.
+    """Names of the trackers in `grpo.report_to`; W&B if it is not set.
 
     Raises:
-        ConfigError: It is no name and no list of names, or nobody knows one of them.
+        ConfigError: It is no name and no list of names, or one of them is unknown.
 
     >>> trackers(None), trackers("none"), trackers(["tensorboard", "weave"])
     (['wandb'], [], ['tensorboard', 'weave'])
@@ -47,20 +47,20 @@ def trackers(report_to: Any) -> list[str]:
 
 
 def reported_by_transformers(names: Sequence[str]) -> list[str]:
-    """What is left of them for `TrainingArguments.report_to`."""
+    """Names for `TrainingArguments.report_to`."""
     return [name for name in names if name != "weave"] or ["none"]
 
 
 def not_installed(names: Sequence[str]) -> list[str]:
-    """Which of these trackers lack their package."""
+    """Names of trackers whose package is not installed."""
     return [name for name in names if name in TRACKERS and find_spec(name) is None]
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Return if each tracker can be used.
+    """Check that each tracker's package is installed.
 
     Raises:
-        ConfigError: A package is missing; the text says how to install it.
+        ConfigError: A package is missing; the text names the installation command.
     """
     missing = not_installed(names)
     if missing:
@@ -71,10 +71,10 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Tracking:
-    """The trackers of one run, open.
+    """Open trackers of one run.
 
     Attributes:
-        callbacks: For the trainer, beside those that it makes of `report_to`.
+        callbacks: Callbacks for the trainer, in addition to those of `report_to`.
     """
 
     def __init__(self, names: Sequence[str], arguments: TrainingArguments) -> None:
@@ -83,11 +83,11 @@ class Tracking:
         self._arguments = arguments
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
-        """Writes accuracy and looks of held-out sets.
+        """Log accuracy and looks of held-out sets.
 
         Args:
-            sets: Of `evaluation.json`.
-            step: Training steps done.
+            sets: `sets` of `evaluation.json`.
+            step: Number of finished training steps.
         """
         figures: dict[str, float] = {}
         for name, scores in sets.items():
@@ -138,14 +138,14 @@ _WRITERS = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tenso
 
 @contextmanager
 def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tracking]:
-    """Opens the trackers of a run in its folder, offline where there is no key, and closes them.
+    """Open the trackers of a run in its folder, offline without a key, and close them.
 
     Args:
         names: See `trackers`.
-        arguments: Of training: `output_dir`, `run_name` and `project` count.
+        arguments: Training arguments: `output_dir`, `run_name` and `project` are used.
 
     Raises:
-        ConfigError: Weave cannot be reached with the key that there is.
+        ConfigError: Weave cannot be reached with the given key.
     """
     folder = Path(str(arguments.output_dir))
     defaults = {
@@ -154,7 +154,7 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
         "WANDB_SILENT": "true",
         "WANDB_MODE": "online" if os.environ.get("WANDB_API_KEY") else "offline",
         "WANDB_DISABLE_WEAVE": "true",  # or it would open Weave a second time
-        "WANDB_ERROR_REPORTING": "false",  # to a third party, which nobody asked for
+        "WANDB_ERROR_REPORTING": "false",  # it would go to a third party
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }
     added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
@@ -169,8 +169,8 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
             import wandb
 
             if wandb.run is not None:
-                wandb.finish(exit_code=int(sys.exc_info()[0] is not None))  # a run that failed says so
-            wandb.teardown()  # else the next run of this process would be kept in this one's folder
+                wandb.finish(exit_code=int(sys.exc_info()[0] is not None))
+            wandb.teardown()  # else the next run of this process would use this run's folder
         if opened.callbacks:
             import weave
 
@@ -180,10 +180,10 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
 
 
 class EpisodeTraces(TrainerCallback):
-    """Sends what a step adds to `rollouts.jsonl` to Weave: a trace an episode, in it a call for each turn.
+    """Callback that sends a step's episodes to Weave: a trace per episode, with a call per turn.
 
     Args:
-        client: Of Weave; it sends in the background and never stops training.
+        client: Client of Weave; it sends in the background and never stops training.
     """
 
     def __init__(self, client: Any, rollouts: Path, run_name: str) -> None:
@@ -195,13 +195,13 @@ class EpisodeTraces(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What an interrupted run wrote was sent by it."""
+        """Skip episodes of an interrupted run, which sent them itself."""
         self._sent_bytes = self._rollouts.stat().st_size if self._rollouts.exists() else 0
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Sends the step's episodes."""
+        """Send the step's episodes."""
         if not state.is_world_process_zero or not self._rollouts.exists():
             return
         with self._rollouts.open("rb") as file:
@@ -229,7 +229,7 @@ class EpisodeTraces(TrainerCallback):
 
 
 def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[TrainerCallback]:
-    """None without a key: Weave has no offline mode."""
+    """Callback for Weave; none without a key, because Weave has no offline mode."""
     if not os.environ.get("WANDB_API_KEY"):
         logger.warning(f"Weave needs WANDB_API_KEY: no episode is sent to it; all of them are in {rollouts}")
         return []
@@ -243,6 +243,6 @@ def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[Traine
         client = weave.init(os.environ["WANDB_PROJECT"], settings=settings | {"log_level": "WARNING"})
     except (OSError, RuntimeError, ValueError, TransportError, WeaveWandbAuthenticationException) as error:
         raise ConfigError(
-            f"expected Weave to take the traces, got {error}: take weave out of grpo.report_to to run without"
+            f"cannot send traces to Weave: {error}; take weave out of grpo.report_to to run without"
         ) from error
     return [EpisodeTraces(client, rollouts, str(arguments.run_name))]

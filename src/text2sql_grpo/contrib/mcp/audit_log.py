@@ -1,4 +1,4 @@
-"""One line for every query that an MCP server was asked to run."""
+"""Audit log: one line for every query of an MCP server."""
 
 import json
 import os
@@ -11,7 +11,7 @@ MAX_SQL_CHARS = 100_000
 
 
 class AuditLog:
-    """Appends to a JSONL file that several servers may share; only its owner can read it.
+    """Append-only JSONL file that several servers may share; only its owner can read it.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -23,17 +23,15 @@ class AuditLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"expected an audit log that can be written, got {error} (at {path})"
-            ) from error
+            raise ConfigError(f"cannot write the audit log: {error} (at {path})") from error
 
     def write(self, *, session: str, sql: str, status: str, rows: int, elapsed_s: float) -> None:
-        """Adds a line, whole and at once.
+        """Append a line in one write.
 
         Args:
             sql: Cut after `MAX_SQL_CHARS`; no text longer than the executor's limit is run.
-            status: As the executor says it; `failed` if the database could not be asked, `cancelled` if
-                nobody waited for the end.
+            status: The outcome's status; `failed` if the database could not be read, `cancelled` if the
+                request was.
 
         Raises:
             OSError: The disk is full: a query that cannot be logged gets no answer.
@@ -51,5 +49,5 @@ class AuditLog:
             raise OSError(f"disk full while writing the audit log {self.path}")
 
     def close(self) -> None:
-        """Nothing is written afterwards."""
+        """Close the file."""
         os.close(self._file)

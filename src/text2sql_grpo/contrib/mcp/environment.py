@@ -1,4 +1,4 @@
-"""Training against MCP servers: what a server offers is what the model may do, beside submitting."""
+"""Training against MCP servers: a server's tools and `submit_sql` are the model's tools."""
 
 import json
 import os
@@ -24,20 +24,20 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
 
 _SUBMIT = TOOLS[-1]
-_NOTE_CHARS = 200  # of a note below the rows, which a server adds to what it cut itself
+_NOTE_CHARS = 200  # of a server's note below rows that it cut
 
 
 class MCPEnvironment(SQLEnvironment):
-    """Makes sessions whose calls are answered by MCP servers. Golds and submissions run in this process.
+    """Factory of sessions with MCP servers as tool backends. Golds and submissions run in this process.
 
-    Sessions share connections, so a tool must not rely on what an earlier call left behind.
+    Sessions share connections, so a tool must not rely on state of an earlier call.
 
     Args:
-        server: What answers; connected to at once, to learn its tools.
+        server: The server; connected to at once, to list its tools.
 
     Raises:
-        ConfigError: The server offers nothing that the protocol can call.
-        RunError: It cannot be reached.
+        ConfigError: The server has no tool that the protocol can call.
+        RunError: The server cannot be reached.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MCPEnvironment(SQLEnvironment):
         return MCPBackend(self.tools, self._pool, server, self._config.timeout_s, self.settings.observation)
 
     def close(self) -> None:
-        """Ends the connections, and the servers that were started for them."""
+        """Close the connections, and end the servers that were started for them."""
         self._pool.close()
 
     def _server(self, database: str) -> Server:
@@ -76,11 +76,11 @@ class MCPEnvironment(SQLEnvironment):
 
 @dataclass(frozen=True)
 class MCPBackend:
-    """Runs calls by one MCP server.
+    """Tool backend of one MCP server.
 
     Attributes:
         tools: JSON schemas of the server's tools and of `submit_sql`.
-        timeout_s: Time limit of a call, which the model is told.
+        timeout_s: Time limit of a call, named in the error for the model.
         observation: Caps on what is shown of a result.
     """
 
@@ -110,26 +110,23 @@ class MCPBackend:
 def _token(variable: str | None) -> str:
     token = os.environ.get(variable, "") if variable else ""
     if variable and not token:
-        raise ConfigError(
-            f"expected a token in the environment variable {variable}, got none "
-            "(environment.mcp.token_variable)"
-        )
+        raise ConfigError(f"no token in the environment variable {variable} (environment.mcp.token_variable)")
     return token
 
 
 def _schemas(offered: list[Tool], protocol: Protocol) -> list[dict[str, Any]]:
-    """The tools as chat templates take them."""
+    """JSON schemas of the tools for chat templates."""
     by_name = {tool.name: tool for tool in offered}
     names = ", ".join(by_name) or "none"
     if "submit_sql" in by_name:
-        raise ConfigError("expected an MCP server without a tool submit_sql, which is our own, got one")
+        raise ConfigError("the MCP server has a tool submit_sql, a name that this package adds: rename it")
     if protocol == "tags" and not ("run_sql" in by_name and _takes_a_query(by_name["run_sql"])):
         raise ConfigError(
-            f"expected an MCP server with a tool run_sql(sql), which the tags protocol calls, got the tools "
+            "the tags protocol needs a tool run_sql(sql) of the MCP server, got the tools "
             f"{names}: set environment.protocol: native to offer them all"
         )
     if not by_name:
-        raise ConfigError("expected an MCP server with tools, got none")
+        raise ConfigError("the MCP server has no tools")
     return [tool_schema(tool.name, tool.description, tool.input_schema) for tool in offered]
 
 

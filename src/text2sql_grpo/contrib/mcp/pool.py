@@ -1,9 +1,9 @@
-"""Connections to MCP servers, shared by all sessions of a process.
+"""Connection pool to MCP servers, shared by all sessions of a process.
 
-A thread with an event loop owns them. A connection is opened when it is first needed, used by many calls at
-the same time, and opened anew after its server died. Only what cannot have reached a tool is tried again:
-opening, and HTTP requests that found nobody or were turned away. A call that was under way may have done
-anything, killed its server for one, so it is not repeated.
+A thread with an event loop owns the connections. A connection is opened on demand, used by many calls at the
+same time, and reopened after its server died. Only requests that cannot have reached a tool are retried:
+opening, and HTTP requests without a connection or with a refusal. A call under way may have had any effect,
+such as killing its server, so it is not retried.
 """
 
 import asyncio
@@ -28,32 +28,32 @@ from text2sql_grpo.errors import RunError
 
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
-_LAST_WORDS_CHARS = 500
-_PROTOCOL_CODES = range(-32768, -31999)  # JSON-RPC keeps these for itself; others are the tool's
+_STDERR_CHARS = 500
+_PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
     *(anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream),
 )
-# HTTP requests were repeated already.
-_NOT_WORTH_ANOTHER_TRY = (FileNotFoundError, PermissionError, httpx2.ConnectError, httpx2.HTTPStatusError)
+# HTTP requests were retried already.
+_NO_RETRY = (FileNotFoundError, PermissionError, httpx2.ConnectError, httpx2.HTTPStatusError)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
 class ServerDied(Exception):
-    """A server was lost with the call that it had; what the call did is not known."""
+    """A server died during a call, whose effect is unknown."""
 
 
 class CallTimedOut(Exception):
-    """A call took too long, and its server is well."""
+    """A call timed out, and its server still responds."""
 
 
 class ConnectionPool:
-    """Calls tools from any thread. Nothing is opened before the first call.
+    """Thread-safe pool; opens nothing before the first call.
 
     Args:
-        connections: Open at the same time, at most, over all servers.
-        timeout_s: Until a call is given up.
+        connections: Maximum number open at the same time, over all servers.
+        timeout_s: Time limit of a call in seconds.
     """
 
     def __init__(self, *, connections: int, timeout_s: float) -> None:
@@ -62,7 +62,7 @@ class ConnectionPool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def list_tools(self, server: Server) -> list[Tool]:
-        """What a server offers.
+        """List the tools of a server.
 
         Raises:
             RunError: It cannot be reached, or died.
@@ -70,21 +70,21 @@ class ConnectionPool:
         try:
             return self._run(self._connections.list_tools(server))
         except (ServerDied, CallTimedOut, MCPError) as error:
-            raise RunError(f"expected the tools of an MCP server, got: {error} ({server})") from error
+            raise RunError(f"cannot list the tools of the MCP server: {error} ({server})") from error
 
     def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """What a tool answers, errors of its own included.
+        """Call a tool; its result may be an error of the tool.
 
         Raises:
-            ServerDied: With this call or before it; the next call opens a new connection.
-            CallTimedOut: The server answers others.
-            MCPError: The server says what is wrong with the call.
-            RunError: No connection could be opened, whatever was tried.
+            ServerDied: During this call or before it; the next call opens a new connection.
+            CallTimedOut: The server still answers other calls.
+            MCPError: The server refused the call.
+            RunError: No connection could be opened, after all retries.
         """
         return self._run(self._connections.call(server, name, arguments))
 
     def close(self) -> None:
-        """Ends the servers that it started; a later call raises."""
+        """End the started servers; a later call raises."""
         if self._loop is not None:
             self._finalizer()
 
@@ -112,7 +112,7 @@ class _Connection:
     """One open client.
 
     Attributes:
-        calls: That it is answering now.
+        calls: Number of running calls.
     """
 
     server: Server
@@ -122,7 +122,7 @@ class _Connection:
 
 
 class _Connections:
-    """The pool, as its event loop sees it."""
+    """State of the pool, in its event loop."""
 
     def __init__(self, most: int, timeout_s: float) -> None:
         self._most = most
@@ -155,7 +155,7 @@ class _Connections:
 
     @asynccontextmanager
     async def _taken(self, server: Server) -> AsyncIterator[_Connection]:
-        """A connection for one call, dropped if it fails for a reason that is not the call's own."""
+        """Connection for one call, dropped unless a failure is the call's own."""
         connection = await self._take(server)
         try:
             yield connection
@@ -171,18 +171,18 @@ class _Connections:
             raise ServerDied(str(error)) from error
         finally:
             connection.calls -= 1
-            await self._tell_waiting()
+            await self._notify_waiting()
 
     async def _take(self, server: Server) -> _Connection:
-        """An idle connection, a new one, or the least busy one, in this order."""
+        """Choose an idle connection, a new one, or the least busy one, in this order."""
         async with self._changed:
             while True:
                 if server in self._unreachable:
                     raise self._unreachable[server]
-                ours = [connection for connection in self._open if connection.server == server]
+                own = [connection for connection in self._open if connection.server == server]
                 n_open = len(self._open) + self._opening.total()
-                if any(connection.calls == 0 for connection in ours) or (ours and n_open >= self._most):
-                    chosen = min(ours, key=lambda connection: connection.calls)
+                if any(connection.calls == 0 for connection in own) or (own and n_open >= self._most):
+                    chosen = min(own, key=lambda connection: connection.calls)
                     self._open.remove(chosen)
                     self._open.append(chosen)
                     chosen.calls += 1
@@ -196,7 +196,7 @@ class _Connections:
                     await self._changed.wait()
             self._opening[server] += 1
         try:
-            chosen = await self._open_patiently(server)
+            chosen = await self._open_with_retries(server)
             chosen.calls += 1
             self._open.append(chosen)
             return chosen
@@ -205,24 +205,24 @@ class _Connections:
             raise
         finally:
             self._opening[server] -= 1
-            await self._tell_waiting()
+            await self._notify_waiting()
 
-    async def _tell_waiting(self) -> None:
+    async def _notify_waiting(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _open_patiently(self, server: Server) -> _Connection:
+    async def _open_with_retries(self, server: Server) -> _Connection:
         for pause_s in (*transport.BACK_OFF_S, None):
             try:
                 return await self._open_once(server)
             except _FAILURES as error:
                 cause = _first(error)
                 is_slow = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT
-                is_final = is_slow or isinstance(cause, _NOT_WORTH_ANOTHER_TRY)
+                is_final = is_slow or isinstance(cause, _NO_RETRY)
                 if pause_s is None or is_final:
                     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
                     raise RunError(
-                        f"expected an MCP server, got: {type(cause).__name__}: {cause}{notes} ({server})"
+                        f"cannot connect to the MCP server: {type(cause).__name__}: {cause}{notes} ({server})"
                     ) from error
             await asyncio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
@@ -239,12 +239,12 @@ class _Connections:
         return ready.result()
 
     async def _own(self, server: Server, ready: "asyncio.Future[_Connection]") -> None:
-        """Opens a connection, waits for its end and closes it: one task must do all of it."""
+        """Open a connection, wait for its end and close it: one task must do all of it."""
         connection: _Connection | None = None
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as last_words:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
             try:
                 async with AsyncExitStack() as stack:
-                    streams = await open_transport(server, stack, last_words)
+                    streams = await open_transport(server, stack, stderr)
                     client = await stack.enter_async_context(
                         Client(streams, read_timeout_seconds=OPEN_TIMEOUT_S)
                     )
@@ -253,9 +253,9 @@ class _Connections:
                     await connection.closing.wait()
             except _FAILURES as error:
                 if connection is None:
-                    last_words.seek(0)
-                    if said := last_words.read().strip():
-                        error.add_note(f"its last words: {said[-_LAST_WORDS_CHARS:]}")
+                    stderr.seek(0)
+                    if text := stderr.read().strip():
+                        error.add_note(f"its stderr: {text[-_STDERR_CHARS:]}")
                     raise
                 self._drop(connection, error)
 
@@ -268,7 +268,7 @@ class _Connections:
         return True
 
     def _drop(self, connection: _Connection, error: BaseException) -> None:
-        if connection in self._open:  # the first of its calls to fail says so
+        if connection in self._open:  # log only the first of its failed calls
             _logger.warning("Lost an MCP server: %s (%s)", _first(error), connection.server)
             self._end(connection)
 
@@ -278,7 +278,7 @@ class _Connections:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong, out of the groups that task groups wrap it in."""
+    """First error inside the exception groups of task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""An MCP server over one database: it lists tables, describes them and runs queries, and writes nothing.
+"""Read-only MCP server over one database: lists tables, describes them and runs queries.
 
 Queries run in the executor's workers, under its limits; each leaves a line in the audit log.
 """
@@ -38,15 +38,15 @@ def make_server(
     observation: ObservationLimits,
     token: str | None = None,
 ) -> MCPServer:
-    """A server with the tools `list_tables`, `describe_table` and `run_sql`.
+    """Make a server with the tools `list_tables`, `describe_table` and `run_sql`.
 
     Args:
-        database: A path or a URL, as the executor takes it.
-        observation: Caps on what is shown of a result.
-        token: What HTTP requests must carry as their bearer token; None to ask for none.
+        database: A path or a URL; see `parse_address`.
+        observation: Caps on the shown part of a result.
+        token: Required bearer token of HTTP requests; None for none.
 
     Raises:
-        DataError: The database is missing, or is none.
+        DataError: The database is missing or unreadable.
     """
     read_schema(database)
     server = MCPServer(
@@ -54,7 +54,7 @@ def make_server(
         instructions="One SQL database, for reading only.",
         log_level="WARNING",
         token_verifier=_OneToken(token) if token else None,
-        # There is no issuer: the token is agreed upon beforehand, and no metadata is served.
+        # There is no issuer: the token is shared beforehand, and no metadata is served.
         auth=AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
         if token
         else None,
@@ -94,22 +94,22 @@ def make_server(
 
 
 def listen(host: str, port: int, *, token: str | None) -> socket.socket:
-    """What an HTTP server takes its connections from.
+    """Open the listening socket of an HTTP server.
 
     Args:
         port: 0 for any free one.
-        token: That requests must carry; None for none.
+        token: Required bearer token; None for none.
 
     Raises:
-        ConfigError: Other machines could reach it and there is no token, or nobody can listen there.
+        ConfigError: Other machines could reach it and there is no token, or the address is not free.
     """
     if token is None and not _is_local(host):
         raise ConfigError(
-            f"expected a token for a server that other machines can reach, got none (--host {host}): "
-            "without one, whoever finds the port reads the database; add --token, or take --host 127.0.0.1"
+            f"a server that other machines can reach needs a token (--host {host}): "
+            "without one, its port gives access to the database; add --token, or take --host 127.0.0.1"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers at once only where the protocol is named.
+    # asyncio sends small answers at once only if the protocol is named.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -117,29 +117,29 @@ def listen(host: str, port: int, *, token: str | None) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise ConfigError(f"expected an address to listen on, got {error} (at {host}:{port})") from error
+        raise ConfigError(f"cannot listen: {error} (at {host}:{port})") from error
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client finds the server behind it."""
+    """URL of the server behind a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
 
 
 def http_server(server: MCPServer, host: str) -> uvicorn.Server:
-    """What serves streamable HTTP: `run(sockets=[listen(..)])`.
+    """Server of streamable HTTP: `run(sockets=[listen(..)])`.
 
     Args:
-        host: The one that is listened on; a local one is served under local names only, so that no web page
-            can reach it by a name of its own (DNS rebinding).
+        host: The host of `listen`; a local one is served under local names only, so that no web page can
+            reach it by another name (DNS rebinding).
     """
     app = server.streamable_http_app(streamable_http_path=PATH, json_response=True, host=host)
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
 
 
 def _is_local(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """True if only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -147,20 +147,20 @@ def _is_local(host: str) -> bool:
 
 
 class _OneToken:
-    """Knows a single bearer token."""
+    """Verifier of a single bearer token."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Who may pass; None for a wrong token. The time that it takes tells nothing of the right one."""
+        """Access of a token, or None for a wrong one, compared in constant time."""
         if not hmac.compare_digest(token.encode(errors="replace"), self._token):
             return None
         return AccessToken(token=token, client_id="bearer", scopes=[])
 
 
 def _session(context: Context) -> str:
-    """Who asks: the process behind standard input, the MCP session, or the network connection."""
+    """Name of the client: the process behind standard input, the MCP session, or the network address."""
     request = context.request_context.request
     if request is None:
         return f"stdio:{os.getpid()}"
@@ -185,10 +185,10 @@ def _table_list(schema: Schema) -> str:
 
 
 def _described(schema: Schema, table: str) -> str:
-    """The DDL of what has this name, in whatever case, written as a query writes it or bare.
+    """DDL of the tables and views with this name, in any case, quoted as in a query or bare.
 
     Raises:
-        DataError: Nothing has this name.
+        DataError: There is none.
     """
     wanted = table.strip().lower()
     found = [
@@ -197,7 +197,7 @@ def _described(schema: Schema, table: str) -> str:
         if wanted in (relation.name.lower(), relation_sql(relation, schema.dialect).lower())
     ]
     if not found:
-        raise DataError(f"expected one of the names that list_tables shows, got {table[:100]!r}")
+        raise DataError(f"unknown table {table[:100]!r}: list_tables shows the names")
     tables = tuple(relation for relation in found if isinstance(relation, Table))
     views = tuple(relation for relation in found if isinstance(relation, View))
     return ddl_text(replace(schema, tables=tables, views=views))

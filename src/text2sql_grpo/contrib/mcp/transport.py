@@ -1,4 +1,4 @@
-"""How a server is reached: a command's standard input and output, or streamable HTTP."""
+"""Transports to a server: a command's standard input and output, or streamable HTTP."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -11,17 +11,17 @@ from mcp.client.streamable_http import streamable_http_client
 
 OPEN_TIMEOUT_S = 60.0
 BACK_OFF_S = (0.2, 1.0, 3.0)
-_TURNED_AWAY = (429, 503)
-_NOT_LET_IN = (401, 403)
+_BUSY = (429, 503)
+_UNAUTHORIZED = (401, 403)
 
 
 @dataclass(frozen=True)
 class Server:
-    """What to connect to: the words of a command, or a URL.
+    """Address of a server: the words of a command, or a URL.
 
     Attributes:
-        token: Sent to the URL; empty for none.
-        environment: Variables of the command's own, by name.
+        token: Bearer token for the URL; empty for none.
+        environment: Additional environment variables of the command.
     """
 
     command: tuple[str, ...] = ()
@@ -33,29 +33,29 @@ class Server:
         return self.url or " ".join(self.command)
 
 
-async def open_transport(server: Server, stack: AsyncExitStack, last_words: TextIO) -> Any:
-    """What the SDK's client speaks through.
+async def open_transport(server: Server, stack: AsyncExitStack, stderr: TextIO) -> Any:
+    """Open the transport for the SDK's client.
 
     Args:
-        stack: Closes what the transport itself does not.
-        last_words: Takes what a command writes to its standard error.
+        stack: Closes resources that the transport itself does not.
+        stderr: Receives the stderr of a command.
     """
     if server.url:
         client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
             timeout=httpx2.Timeout(OPEN_TIMEOUT_S, read=None),  # each call has its own limit
-            transport=_Patient(),
+            transport=_RetryingTransport(),
             follow_redirects=True,
         )
         await stack.enter_async_context(client)
         return streamable_http_client(server.url, http_client=client)
     program, *arguments = server.command
     parameters = StdioServerParameters(command=program, args=arguments, env=dict(server.environment))
-    return stdio_client(parameters, errlog=last_words)
+    return stdio_client(parameters, errlog=stderr)
 
 
-class _Patient(httpx2.AsyncHTTPTransport):
-    """Asks again, later, where nobody can have handled the request."""
+class _RetryingTransport(httpx2.AsyncHTTPTransport):
+    """Transport that retries requests which no server can have handled."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         for pause_s in (*BACK_OFF_S, None):
@@ -65,11 +65,11 @@ class _Patient(httpx2.AsyncHTTPTransport):
                 if pause_s is None:
                     raise
             else:
-                is_turned_away = response.status_code in _TURNED_AWAY
-                if response.status_code not in _NOT_LET_IN and not (is_turned_away and pause_s):
+                is_busy = response.status_code in _BUSY
+                if response.status_code not in _UNAUTHORIZED and not (is_busy and pause_s):
                     return response
                 await response.aclose()
-                if not is_turned_away:
+                if not is_busy:
                     status = f"{response.status_code} {response.reason_phrase}"
                     raise httpx2.HTTPStatusError(status, request=request, response=response)
             assert pause_s is not None

@@ -1,4 +1,4 @@
-"""What tasks are played and graded with, opened once per process for each config."""
+"""Environment and judge of tasks, opened once per process for each config."""
 
 import json
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from text2sql_grpo.sql import SQLExecutor
 
 @dataclass(frozen=True)
 class Bench:
-    """The parts that a run of training has too, by the same config."""
+    """Environment and judge of one config."""
 
     environment: SQLEnvironment
     judge: Judge
 
 
 def read_settings(settings: str) -> Config:
-    """A whole config, so that every check of it holds; its model and questions are named elsewhere.
+    """Parse settings into a whole config, with all its checks; model and questions are placeholders.
 
     Args:
         settings: JSON: the folder `databases`, and the sections `environment`, `rewards` and `grading`.
@@ -35,7 +35,7 @@ def read_settings(settings: str) -> Config:
 
 @lru_cache(maxsize=8)
 def open_bench(settings: str) -> Bench:
-    """The bench of these settings; see `read_settings`.
+    """Open the bench of these settings; see `read_settings`.
 
     Raises:
         DataError: The folder of databases is missing.

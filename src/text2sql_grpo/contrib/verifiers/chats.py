@@ -1,4 +1,4 @@
-"""Traces that `vf-eval` or a training left, as the records that filters choose chats from."""
+"""Traces of `vf-eval` or a training run as records for filters of chats."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ FULL_REWARD = 1.0
 
 
 def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """A record of each trace: its task, messages, tools, reward, and whether it counts as right.
+    """Record of each trace: its task, messages, tools, reward, and `strict`.
 
-    Tasksets say how good a trace is, not whether it is right: right is one with a reward of 1 or more. What
-    is not ok, was cut short, went several ways, or has more than one reply to a turn is marked as masked.
+    A trace is right (`strict`) if its reward is 1 or more. It is masked if it is not ok, was truncated, has
+    several branches, or more than one reply to a turn.
 
     Args:
-        folder: With `traces.jsonl`.
+        folder: Folder with `traces.jsonl`.
 
     Raises:
         DataError: No such file, or it holds something else.
@@ -32,7 +32,7 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         episodes = read_episodes(folder, vf.WireTrace)
     except (OSError, ValueError, KeyError, ValidationError) as error:
-        raise DataError(f"expected traces of verifiers, got {error} ({folder / TRACES_FILE})") from error
+        raise DataError(f"cannot read traces of verifiers: {error} ({folder / TRACES_FILE})") from error
     seen: Counter[str] = Counter()
     for trace in (trace for episode in episodes for trace in episode.traces):
         name = str(trace.task.key)

@@ -1,10 +1,10 @@
-"""The package's environment: one agent, on this machine unless told otherwise."""
+"""The package's environment: one agent, by default on this machine."""
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 
 class SQLEnvConfig(vf.SingleAgentEnvConfig):
-    """`SingleAgentEnv`'s, without a sandbox: what the model writes runs in the executor's workers alone."""
+    """Config of `SingleAgentEnv` without a sandbox: the model's SQL runs only in the executor's workers."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 

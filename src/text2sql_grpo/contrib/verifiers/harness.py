@@ -12,11 +12,11 @@ from text2sql_grpo.errors import RunError
 
 
 class SQLHarnessConfig(vf.HarnessConfig):
-    """Nothing of its own: the task's config says how long an episode may be."""
+    """Config without fields: the task's config holds the limits of an episode."""
 
 
 class SQLHarness(vf.Harness[SQLHarnessConfig]):
-    """Plays a `SQLTask`: what the model may see and do is the session's to say, as in training."""
+    """Harness of a `SQLTask`; the session decides what the model may see and do, as in training."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -32,7 +32,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Turn by turn until the session or the token budget ends it; the stop condition says which.
+        """Play turns until the session or the token budget ends the episode; sets the stop condition.
 
         Raises:
             RunError: An MCP server died; verifiers then marks the trace as not ok.
@@ -44,7 +44,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
         messages: list[Any] = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
         tools = environment.tools if settings.protocol == "native" else omit
-        # The endpoint is verifiers' own server on this machine; reading certificates for it takes 25 ms.
+        # The endpoint is verifiers' server on this machine; loading certificates for it takes 25 ms.
         http = DefaultAsyncHttpxClient(verify=endpoint.startswith("https:"))
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, http_client=http) as client:
             while trace.stop_condition is None:
@@ -61,7 +61,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
                 turn = trace.assistant_messages[-1]
                 reply = await asyncio.to_thread(session.step, turn_text(turn))
                 if session.episode.stop_reason == "error":
-                    raise RunError(f"expected an answer of the MCP server, got none: it died ({data.name})")
+                    raise RunError(f"the MCP server died ({data.name})")
                 if reply is None:
                     trace.stop(session.episode.stop_reason)
                     break
@@ -71,7 +71,7 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
 
 
 def _written(trace: vf.Trace) -> int:
-    """Tokens after the prompt, observations included; 0 where the endpoint does not count them."""
+    """Tokens after the prompt, observations included; 0 if the endpoint does not count them."""
     usages = [call.usage for call in trace.calls if call.error is None]
     if not usages or None in usages:
         return 0

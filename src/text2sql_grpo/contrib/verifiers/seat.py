@@ -1,7 +1,7 @@
-"""The agent's seat in a package's environment, taken by the policy in training.
+"""Adapter that lets the training policy act as a verifiers `Agent`.
 
 `Seat` has the methods of verifiers' `Agent` that an `Env` uses. Its loop is verifiers' chat loop: calls are
-answered until a turn calls nothing; limits and `@stop` are asked before each turn.
+answered until a turn has none; limits and `@stop` are checked before each turn.
 """
 
 import time
@@ -23,13 +23,13 @@ from text2sql_grpo.errors import RunError
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy wrote.
+    """One sampled turn.
 
     Attributes:
-        before: Token ids since its last turn: the prompt, or a reply and what stands around it.
-        sampled: Its own token ids.
-        log_probs: Of these; empty where the engine does not know them.
-        context: Tokens that it had read, `before` included.
+        before: Token ids since the last turn: the prompt, or the bridge with a reply.
+        sampled: Sampled token ids.
+        log_probs: Log-probabilities of these; empty if the engine has none.
+        context: Number of tokens before the turn, `before` included.
         is_cut: True if it ran out of tokens.
     """
 
@@ -45,15 +45,15 @@ Ask = Callable[[list[vf.Message]], Awaitable[Turn | None]]
 
 
 class Seat:
-    """One agent for one rollout.
+    """Agent for one rollout.
 
     Args:
-        ask: Hands the policy new messages and returns its turn; None if it can go on no further.
+        ask: Returns the policy's turn after new messages; None if it is out of tokens.
         tools: Opens the tools of a task.
 
     Attributes:
-        trace: Of its run; None before it.
-        trainable: As an `Env` may set it.
+        trace: Trace of its run; None before it.
+        trainable: Flag that an `Env` may set.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Seat:
         self._tools = tools
 
     async def run(self, task: vf.Task, **options: Any) -> vf.Trace:
-        """Plays a task from its prompt to the first turn that calls nothing."""
+        """Play a task from its prompt to the first turn without a tool call."""
         async with self._exchange(task, options) as exchange:
             await exchange.segment(None)
             if exchange.trace.stop_condition is None:
@@ -75,17 +75,17 @@ class Seat:
 
     @asynccontextmanager
     async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator["Exchange"]:
-        """A rollout in which the caller is the user, turn by turn."""
+        """Rollout in which the caller is the user, turn by turn."""
         async with self._exchange(task, options) as exchange:
             yield exchange
 
     @asynccontextmanager
     async def _exchange(self, task: vf.Task, options: dict[str, Any]) -> AsyncIterator["Exchange"]:
         if self.trace is not None:
-            raise RunError("expected an environment that plays one rollout an episode, got a second one")
+            raise RunError("the environment started a second rollout: it must play one per episode")
         given = [name for name, value in options.items() if name != "on_trace" and value is not None]
         if given:
-            raise RunError(f"expected an agent that is given a task alone, got {', '.join(given)} too")
+            raise RunError(f"an agent takes only a task, it was given {', '.join(given)} too")
         self.trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             state=state_cls(type(task))(),
@@ -112,7 +112,7 @@ def _limits(config: vf.AgentConfig) -> RolloutLimits:
 
 @dataclass
 class Exchange:
-    """A rollout under way; `turn` is that of verifiers' `Interaction`."""
+    """Running rollout; `turn` is that of verifiers' `Interaction`."""
 
     trace: vf.Trace
     _task: vf.Task
@@ -122,13 +122,13 @@ class Exchange:
     _is_over: bool = field(default=False, init=False)
 
     async def turn(self, message: str | list[Any] | None = None) -> vf.Segment:
-        """The policy's answer to one user turn; a task with a prompt speaks first, to a bare `turn()`."""
-        speaks_first = not self.trace.nodes and self._task.data.prompt is not None
+        """Answer of the policy to one user turn; a task's prompt needs a first, bare `turn()`."""
+        has_prompt = not self.trace.nodes and self._task.data.prompt is not None
         if self._is_over:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
-        if (message is None) != speaks_first:
-            expected = "a bare turn() for the task's prompt" if speaks_first else "a user message"
-            raise ValueError(f"expected {expected}, got {message!r}")
+        if (message is None) != has_prompt:
+            needed = "bare, for the task's prompt" if has_prompt else "a user message"
+            raise ValueError(f"turn() must be {needed}, got {message!r}")
         messages = None
         if isinstance(message, str):
             messages = [vf.UserMessage(content=message)]
@@ -144,10 +144,10 @@ class Exchange:
         return vf.Segment(messages=[node.message for node in nodes[first:]])
 
     async def segment(self, messages: list[vf.Message] | None) -> None:
-        """Asks until a turn calls nothing, or nothing more may be asked; the trace says which."""
+        """Play turns until one has no tool call, or a limit is reached, which is set in the trace."""
         pending = [] if self.trace.nodes else _opening(self._task.data, has_user=messages is not None)
         pending += messages or []
-        while not await self._is_refused():
+        while not await self._is_stopped():
             turn = await self._ask(pending)
             if turn is None:
                 self.trace.stop(OUT_OF_TOKENS)
@@ -158,7 +158,7 @@ class Exchange:
                 return
             pending = [answer]
 
-    async def _is_refused(self) -> bool:
+    async def _is_stopped(self) -> bool:
         reached = self._limits.reached(self.trace)
         if reached is not None:
             self.trace.stop(reached)
@@ -172,7 +172,7 @@ class Exchange:
         return False
 
     def _commit(self, pending: list[vf.Message], said: vf.AssistantMessage, turn: Turn) -> None:
-        """Adds a turn and what it answers; the prompt's tokens stand with its last message."""
+        """Add pending messages and the turn to the trace; the prompt's tokens go to its last message."""
         trace = self.trace
         for message in pending:
             parent = len(trace.nodes) - 1 if trace.nodes else None
@@ -200,7 +200,7 @@ class Exchange:
 def _opening(data: vf.TaskData, *, has_user: bool) -> list[vf.Message]:
     messages = [] if data.system_prompt is None else [vf.SystemMessage(content=data.system_prompt)]
     if data.prompt is None and not has_user:
-        raise RunError(f"expected a task with a prompt or an environment that opens, got none ({data.name})")
+        raise RunError(f"the task has no prompt, and the environment sent no message ({data.name})")
     if isinstance(data.prompt, str):
         return [*messages, vf.UserMessage(content=data.prompt)]
     return [*messages, *(data.prompt or [])]

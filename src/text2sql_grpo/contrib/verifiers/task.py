@@ -1,4 +1,4 @@
-"""`SQLTask`: one question, and what an answer to it earns."""
+"""`SQLTask`: one question, and the rewards of its answers."""
 
 # mypy: disallow-untyped-decorators=False
 
@@ -20,13 +20,13 @@ from text2sql_grpo.rewards import Answer
 
 
 class SQLTaskConfig(vf.TaskConfig):
-    """Where the databases are, and the sections of our own config that playing and grading need.
+    """Databases, and the sections of this package's config for playing and grading.
 
     Attributes:
         databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
-        environment: As in our config; with `mcp`, calls are answered by a server that all tasks share.
-        reward_mix: The section `rewards` of our config.
-        grading: As in our config.
+        environment: Section `environment`; with `mcp`, all tasks share a server.
+        reward_mix: Section `rewards`.
+        grading: Section `grading`.
     """
 
     databases: Path = Path("data/databases")
@@ -43,7 +43,7 @@ class SQLTaskConfig(vf.TaskConfig):
         return self
 
     def bench(self) -> Bench:
-        """What its tasks are played and graded with."""
+        """Environment and judge of its tasks."""
         return open_bench(self._settings())
 
     def _settings(self) -> str:
@@ -56,7 +56,7 @@ class SQLTaskData(vf.TaskData):
 
     Attributes:
         example: The question; its gold is in every saved trace.
-        gold_may_be_empty: False if its file says that the gold returns rows.
+        gold_may_be_empty: False if its file states that the gold returns rows.
     """
 
     example: Example
@@ -64,11 +64,11 @@ class SQLTaskData(vf.TaskData):
 
 
 class SQLState(vf.State):
-    """What lives for one rollout.
+    """State of one rollout.
 
     Attributes:
-        session: Of the rollout; None until the task is set up, as the next.
-        environment: That made it.
+        session: Session of the rollout; None until the task is set up.
+        environment: Environment of the session; None until the task is set up.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -82,27 +82,27 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     @property
     def key(self) -> str:
-        """Database and id: the same wherever the files lie."""
+        """Database and id, independent of paths."""
         return f"{self.data.example.database}/{self.data.example.id}"
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Opens the session that the harness drives."""
+        """Open the session for the harness."""
         environment = self.config.bench().environment
         trace.state.environment = environment
         trace.state.session = environment.session(self.data.example)
 
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Runs every accepted gold.
+        """Run every accepted gold.
 
         Raises:
-            DataError: One fails, is cut at a limit, or is empty although its file says it is not.
+            DataError: One fails, is cut at a limit, or is empty against its file.
         """
         await asyncio.to_thread(self._check_golds)
         return True
 
     @vf.reward
     async def mix(self, trace: vf.Trace) -> dict[str, float]:
-        """Each named reward of `reward_mix`, times its weight; their sum is the reward of training."""
+        """Weighted rewards of `reward_mix` by name; their sum is the reward of training."""
         scores = (await asyncio.to_thread(self._judged, trace)).scores
         assert scores is not None  # neither is the episode masked nor did the gold fail
         weights = self.config.bench().judge.rewards.weights
@@ -110,7 +110,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
-        """The verdicts of our evaluation, each 0 or 1 but `bird_f1`, and the number of looks."""
+        """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
         answer = await asyncio.to_thread(self._judged, trace, runs_published=True)
         looks = sum(action.kind == "run_sql" for action in answer.episode.actions)
         own = {"strict": answer.verdict.strict, "official": answer.verdict.official, "looks": looks}
@@ -125,7 +125,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
             if not fault and not outcome.rows and not self.data.gold_may_be_empty:
                 fault = "no rows and not marked gold_is_empty"
             if fault:
-                raise DataError(f"expected a gold that runs and returns rows, got {fault} ({sql!r})")
+                raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
 
     def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
         example, bench = self.data.example, self.config.bench()
@@ -134,5 +134,5 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
         # verifiers marks the trace of an error as not ok: neither paid nor punished
         if answer.verdict.reason == "gold_failed":
-            raise DataError(f"expected a gold that runs, got one that fails (question {example.id})")
+            raise DataError(f"the gold fails (question {example.id})")
         return answer

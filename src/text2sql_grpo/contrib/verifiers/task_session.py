@@ -1,4 +1,4 @@
-"""One rollout of a task, driven from two sides: the package asks, the engine answers."""
+"""Bridge between a package's event loop, which requests turns, and the engine, which samples them."""
 
 import asyncio
 import queue
@@ -17,12 +17,12 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 
 
 class TaskSession:
-    """The engine's side is `start` and `step`; `finish` ends what the engine cut, and returns the trace.
+    """Session of one task: `start` and `step` for the engine, `finish` returns the trace.
 
-    The package's own code runs on an event loop in another thread. It waits wherever it asks for a turn.
+    The package's code runs on an event loop in another thread, and blocks on each turn.
 
     Args:
-        toolsets: That all tasks share, set up.
+        toolsets: Toolsets shared by all tasks, set up.
         model: Name of the policy, for the trace.
     """
 
@@ -43,11 +43,11 @@ class TaskSession:
         self._asked: queue.SimpleQueue[list[vf.Message] | None] = queue.SimpleQueue()
         self._answer: asyncio.Future[Turn | None] | None = None
         self._played: Future[None] | None = None
-        self._handed_over = 0  # tokens of the completion
+        self._num_passed = 0  # tokens of the completion
         self._is_cut = False
 
     def start(self) -> list[Message]:
-        """The prompt."""
+        """Start the rollout and return its prompt."""
         self._played = asyncio.run_coroutine_threadsafe(self._play(), self._loop)
         messages = self._next()
         if messages is None:
@@ -56,42 +56,40 @@ class TaskSession:
         return list(self.episode.messages)
 
     def step(self, assistant_text: str) -> Message | None:
-        """What the package says to a turn; None if it asks for no more.
+        """Reply of the package to a turn; None if the rollout is over.
 
         Raises:
-            RunError: It says several things at once, or speaks as a user although there are tools.
+            RunError: The reply has several messages, or is a user's although there are tools.
         """
-        self._hand_over(assistant_text)
+        self._pass_turn(assistant_text)
         messages = self._next()
         if messages is None:
             return None
         if len(messages) != 1:
-            raise RunError(f"expected one message between two turns, got {len(messages)} ({self._name})")
+            raise RunError(f"only one message may follow a turn, got {len(messages)} ({self._name})")
         if self._chat.tools and messages[0].role != "tool":
-            raise RunError(f"expected only tools to answer where there are any, got a user ({self._name})")
+            raise RunError(f"with tools, only a tool may reply to a turn, got a user ({self._name})")
         self.episode.messages.append(plain(messages[0]))
         return self.episode.messages[-1]
 
     def finish(self) -> vf.Trace:
-        """The scored trace of a rollout that the engine has ended.
+        """Return the scored trace of a rollout that the engine has ended.
 
         Raises:
-            RunError: It has several branches, or none: its tokens are not those that were played.
+            RunError: It has several branches, or none: its tokens are not those of the engine.
         """
         assert self._played is not None
         self._is_cut = True
         if not self._played.done():
-            unread = self.episode.completion_mask[self._handed_over :]
+            unread = self.episode.completion_mask[self._num_passed :]
             if 1 in unread:
-                self._hand_over(self._chat.text(self._sampled()), is_cut=True)
+                self._pass_turn(self._chat.text(self._sampled()), is_cut=True)
             else:
                 self._set_answer(None)
         self._played.result()
         trace = self._seat.trace
         if trace is None:
-            raise RunError(
-                f"expected an environment that plays its agent, got one that does not ({self._name})"
-            )
+            raise RunError(f"the environment ended without playing its agent ({self._name})")
         if trace.ok and self.episode.completion_ids:
             _check_branch(trace, self.episode)
         return trace
@@ -101,7 +99,7 @@ class TaskSession:
         return f"task {self._task.data.name or self._task.data.idx} of {self._package.id or 'a taskset'}"
 
     async def _play(self) -> None:
-        """The package's control flow; what it raises is recorded, as verifiers does."""
+        """Run the package's control flow; its exceptions are recorded, like in verifiers."""
         package, seat, task = self._package, self._seat, self._task
         try:
             if package.environment is None:
@@ -138,20 +136,20 @@ class TaskSession:
 
     def _sampled(self) -> list[int]:
         ids, mask = self.episode.completion_ids, self.episode.completion_mask
-        start = mask.index(1, self._handed_over)
+        start = mask.index(1, self._num_passed)
         return ids[start:]
 
-    def _hand_over(self, text: str, *, is_cut: bool = False) -> None:
+    def _pass_turn(self, text: str, *, is_cut: bool = False) -> None:
         episode, sampled = self.episode, self._sampled()
         end = len(episode.completion_ids)
-        before = episode.completion_ids[self._handed_over : end - len(sampled)]
-        if not self._handed_over:
+        before = episode.completion_ids[self._num_passed : end - len(sampled)]
+        if not self._num_passed:
             before = episode.prompt_ids + before
         log_probs = episode.log_probs[end - len(sampled) :]
         if any(value != value for value in log_probs):  # NaN: not known
             log_probs = []
         episode.messages.append({"role": "assistant", "content": text})
-        self._handed_over = end
+        self._num_passed = end
         context = len(episode.prompt_ids) + end - len(sampled)
         self._set_answer(Turn(text, before, sampled, log_probs, context, is_cut))
 
@@ -166,7 +164,7 @@ def _episode(package: Package, trace: vf.Trace) -> vf.Episode:
 
 
 def plain(message: Any) -> Message:
-    """A message as chat templates read it.
+    """Message for chat templates.
 
     Raises:
         RunError: It holds more than text.
@@ -174,7 +172,7 @@ def plain(message: Any) -> Message:
     content = message.content or ""
     if not isinstance(content, str):
         if any(part.type != "text" for part in content):
-            raise RunError(f"expected messages of text alone, got {content[0].type} ({message.role})")
+            raise RunError(f"messages must be text only, got {content[0].type} ({message.role})")
         content = "\n".join(part.text for part in content)
     return {"role": message.role, "content": content}
 
@@ -182,10 +180,10 @@ def plain(message: Any) -> Message:
 def _check_branch(trace: vf.Trace, episode: Rollout) -> None:
     branches = trace.branches
     if len(branches) != 1:
-        raise RunError(f"expected one branch per rollout, got {len(branches)} (trace {trace.id})")
+        raise RunError(f"a rollout must have one branch, got {len(branches)} (trace {trace.id})")
     (branch,) = branches
     played = episode.prompt_ids + episode.completion_ids
     if branch.token_ids != played or branch.sampled_mask[-len(episode.completion_mask) :] != [
         bool(flag) for flag in episode.completion_mask
     ]:
-        raise RunError(f"expected the trace to hold the tokens that were played, got others ({trace.id})")
+        raise RunError(f"the tokens of trace {trace.id} are not the tokens that were played")

@@ -1,4 +1,4 @@
-"""Tools of a taskset, called in this process instead of through servers of their own."""
+"""Tools of a taskset, called in this process instead of through servers."""
 
 import json
 from collections.abc import Sequence
@@ -17,45 +17,45 @@ from text2sql_grpo.errors import ConfigError
 
 @dataclass
 class Toolbox:
-    """The tools that a rollout may call.
+    """Tools of a rollout.
 
     Attributes:
-        schemas: As chat templates show them; named as verifiers' own chat loop names them.
+        schemas: JSON schemas for chat templates, with the names of verifiers' chat loop.
     """
 
     schemas: list[dict[str, Any]] = field(default_factory=list)
     _places: dict[str, tuple[MCPServer[Any], str]] = field(default_factory=dict)
 
     async def add(self, toolset: vf.Toolset) -> None:
-        """Adds the tools of a toolset.
+        """Add the tools of a toolset.
 
         Raises:
-            ConfigError: It lives elsewhere, keeps state of verifiers', or has a name that is taken.
+            ConfigError: It runs elsewhere, has a State of its own, or a name that is taken.
         """
         kind = type(toolset).__name__
         if toolset.config.url is not None:
-            raise ConfigError(f"expected a toolset that runs in this process, got a url ({kind})")
+            raise ConfigError(f"a toolset must run in this process, got a url ({kind})")
         if state_cls(type(toolset)) is not vf.State:
-            raise ConfigError(f"expected a toolset without a State of its own, got {kind}")
+            raise ConfigError(f"cannot train with a toolset that has a State of its own: {kind}")
         server: MCPServer[Any] = MCPServer(toolset.server_name or kind)
         toolset.register(server)
         for tool in await server.list_tools():
             name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
             if name in self._places:
-                raise ConfigError(f"expected tools with different names, got two of {name} ({kind})")
+                raise ConfigError(f"tools must have different names, got two of {name} ({kind})")
             self._places[name] = (server, tool.name)
             self.schemas.append(tool_schema(name, tool.description, tool.input_schema))
 
     async def answer(self, text: str, number: int) -> tuple[vf.AssistantMessage, vf.ToolMessage | None]:
-        """A turn as a message, and the answer to its call; None if it calls nothing.
+        """Convert a turn to a message, and run its tool call; None without a call.
 
-        What cannot be read, and what a tool raises, is answered by an error.
+        A malformed call, and an exception of a tool, is answered by an error.
 
         Args:
-            number: Of the turn; names the call.
+            number: Index of the turn, for the call's id.
         """
-        said_before = before_call(text)
-        if not self.schemas or said_before is None:
+        content = before_call(text)
+        if not self.schemas or content is None:
             return vf.AssistantMessage(content=text), None
         call_id = f"call_{number}"
         try:
@@ -65,7 +65,7 @@ class Toolbox:
             return vf.AssistantMessage(content=text), error
         call = vf.ToolCall(id=call_id, name=parsed.name, arguments=json.dumps(parsed.arguments))
         result = await self._call(parsed.name, parsed.arguments)
-        said = vf.AssistantMessage(content=said_before, tool_calls=[call])
+        said = vf.AssistantMessage(content=content, tool_calls=[call])
         return said, vf.ToolMessage(tool_call_id=call_id, name=parsed.name, content=result)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ class Toolbox:
 
 
 async def open_toolbox(toolsets: Sequence[vf.Toolset], task: vf.Task) -> Toolbox:
-    """The tools of a rollout: those that all tasks share, which are set up, and the task's own.
+    """Open the tools of a rollout: the shared ones, already set up, and the task's.
 
     Raises:
         ConfigError: See `Toolbox.add`.

@@ -1,4 +1,4 @@
-"""`VerifiersGRPOTrainer`: our trainer on any verifiers taskset."""
+"""`VerifiersGRPOTrainer`: this package's trainer on any verifiers taskset."""
 
 import asyncio
 import json
@@ -28,22 +28,22 @@ logger = logging.getLogger(__name__)
 
 
 class VerifiersGRPOTrainer(RolloutGRPOTrainer):
-    """Trains on the tasks of a `vf.Taskset`: the policy sits where verifiers would put an agent.
+    """Trainer on the tasks of a `vf.Taskset`, with the policy in place of a verifiers agent.
 
-    The package's own code prompts, answers, stops and scores (`Task.score`); turns are played by our engine,
-    so tokens are never encoded again. A trace that is not ok is left out of the loss and of the baselines.
-    Where a task leaves `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of
-    their own (`turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
-    `vf-replay` reads where the taskset is a package.
+    The package's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
+    tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. If a
+    task sets `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of their own
+    (`turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which `vf-replay`
+    reads if the taskset is a package.
 
     Args:
         model: The policy, or its folder or Hub id.
         args: Training arguments; `max_turn_tokens` and `max_completion_length` are the budgets of a turn and
-            of a rollout. Rollouts that ran out of them are scored as they are, or left out with
+            of a rollout. Truncated rollouts are scored as they are, or left out with
             `mask_truncated_completions`.
         taskset: An object, or the id of an installed package.
-        taskset_config: Of the taskset, with an id.
-        num_tasks: The first so many; None for all.
+        taskset_config: Config of the taskset, with an id.
+        num_tasks: Only the first n; None for all.
 
     Raises:
         ConfigError: See `open_package`.
@@ -89,11 +89,11 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """As TRL's; refuses to mix its traces with those of an earlier run."""
+        """Train like TRL's trainer; refuses to mix its traces with those of an earlier run."""
         traces = self._run_log.folder / TRACES_FILE
         if not resume_from_checkpoint and traces.exists() and traces.stat().st_size:
             raise RunError(
-                f"expected a new output folder or resume_from_checkpoint, got earlier traces ({traces})"
+                f"the output folder has earlier traces ({traces}): use another or resume_from_checkpoint"
             )
         return super().train(resume_from_checkpoint, **options)
 
@@ -155,7 +155,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
 
 
 def turn_rewards(trace: vf.Trace) -> list[float]:
-    """What each turn earned besides the trace's reward, by `trace.info["turn_rewards"]`; 0 for None.
+    """Additional reward of each turn, from `trace.info["turn_rewards"]`; 0 for None.
 
     Raises:
         RunError: There is not one for each turn.
@@ -165,14 +165,14 @@ def turn_rewards(trace: vf.Trace) -> list[float]:
         return [0.0] * trace.num_turns
     if len(given) != trace.num_turns:
         raise RunError(
-            f'expected one entry of trace.info["turn_rewards"] a turn ({trace.num_turns}), got {len(given)} '
+            f'trace.info["turn_rewards"] must have one entry a turn ({trace.num_turns}), got {len(given)} '
             f"(task {trace.task.key})"
         )
     return [0.0 if reward is None else float(reward) for reward in given]
 
 
 def _metrics(traces: Sequence[vf.Trace]) -> list[dict[str, float]]:
-    """Facts of each trace; scores and metrics that only some have count in the mean over these alone."""
+    """Metrics of each trace; a score that only some have is averaged over these."""
     rows = [
         {
             "trace/not_ok": float(not trace.ok),
@@ -196,21 +196,21 @@ def _named(trace: vf.Trace) -> dict[str, float]:
 
 
 def _check_some_ok(traces: Sequence[vf.Trace]) -> None:
-    """A package that fails always is a mistake, not bad luck."""
+    """Warn of failed traces; raise if all failed, which is a bug of the package."""
     failed = [trace for trace in traces if not trace.ok]
     if not failed:
         return
     error = failed[0].last_error
     message = "no error" if error is None else f"{error.type}: {error.message}"
     if len(failed) == len(traces):
-        raise RunError(f"expected some traces to be ok, got none of {len(traces)}; the first: {message}")
+        raise RunError(f"all {len(traces)} traces failed; the first: {message}")
     logger.warning(
         "%d of %d traces are not ok and left out; the first: %s", len(failed), len(traces), message
     )
 
 
 def _write_config(folder: Path, taskset: vf.Taskset) -> None:
-    """Lets `vf-replay` find the taskset again."""
+    """Write the taskset's config for `vf-replay`."""
     resolved = folder / "configs" / "resolved"
     resolved.mkdir(parents=True, exist_ok=True)
     config = {"taskset": taskset.config.model_dump(mode="json")}
@@ -219,7 +219,7 @@ def _write_config(folder: Path, taskset: vf.Taskset) -> None:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs until it is stopped, and then ends the rollouts that a failure left waiting for their turn."""
+    """Run the loop until it is stopped, then cancel rollouts that still wait for a turn."""
     loop.run_forever()
     if waiting := asyncio.all_tasks(loop):
         for task in waiting:

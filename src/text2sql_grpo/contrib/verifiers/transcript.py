@@ -1,4 +1,4 @@
-"""From the messages of a trace to the episode that they tell of."""
+"""Episode rebuilt from the messages of a trace."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,24 +12,24 @@ from text2sql_grpo.environment.tools import ToolResult
 if TYPE_CHECKING:
     import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-OUT_OF_TOKENS = "max_total_tokens"  # a stop condition of verifiers' own
+OUT_OF_TOKENS = "max_total_tokens"  # a stop condition of verifiers
 
 
 def turn_text(message: "vf.AssistantMessage") -> str:
-    """An assistant message as the protocols read it."""
+    """Text of an assistant message for the protocols."""
     calls = [(call.name, call.arguments) for call in message.tool_calls or []]
     return tool_calls.turn_text(message.reasoning_content, message.content, calls)
 
 
 def is_cut(trace: "vf.Trace") -> bool:
-    """True if the last turn ran out of tokens, so that it is no action."""
+    """True if the last turn was truncated, so that it is no action."""
     answered = [call for call in trace.calls if call.error is None]
     return trace.stop_condition == OUT_OF_TOKENS or bool(answered and answered[-1].finish_reason == "length")
 
 
 @dataclass(frozen=True)
 class _Replay:
-    """Tool backend that runs nothing: only what the model did is wanted."""
+    """Tool backend that runs nothing, to rebuild actions without outcomes."""
 
     tools: list[dict[str, Any]]
 
@@ -38,10 +38,10 @@ class _Replay:
 
 
 def played_episode(trace: "vf.Trace", example: Example, environment: SQLEnvironment) -> Episode:
-    """The episode with its actions (without outcomes) and its final SQL, as the session saw them.
+    """Rebuild the episode with its actions (without outcomes) and its final SQL.
 
-    Turns after the submission or the turn limit do not count. An episode that ran out of tokens is one
-    that submitted nothing: that it was cut, `trace.is_truncated` says.
+    Turns after the submission or the turn limit do not count. A truncated episode has no submission; see
+    `trace.is_truncated`.
     """
     backend = _Replay(environment.tools)
     session = SQLSession(example, schema_text="", backend=backend, settings=environment.settings)
