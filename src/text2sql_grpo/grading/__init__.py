@@ -1,4 +1,4 @@
-"""Is this result right? Official and strict verdicts."""
+"""Official and strict verdicts on a query's result."""
 
 from text2sql_grpo.grading.bird import bird_execution_accuracy
 from text2sql_grpo.grading.official import OfficialVerdicts, official_verdicts

@@ -26,7 +26,7 @@ def bird_execution_accuracy(gold: ExecutionOutcome, predicted: ExecutionOutcome)
 
 
 def bird_soft_f1(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> float:
-    """BIRD's soft F1, in [0, 1]: how many cells agree, row by row.
+    """BIRD's soft F1, in [0, 1]: share of cells that agree, row by row.
 
     Source: `evaluation_f1.py` of BIRD mini-dev (github.com/bird-bench/mini_dev).
 
@@ -65,7 +65,7 @@ def _row_scores(gold: Row, predicted: Row) -> tuple[float, float, float]:
 def bird_time_ratio(
     time_gold: Callable[[], float], time_predicted: Callable[[], float], *, repeats: int = VES_REPEATS
 ) -> float:
-    """How many times as fast the prediction is: the mean ratio of gold to predicted time.
+    """Speed-up of the prediction: mean ratio of gold to predicted time.
 
     Source: `evaluation_ves.py` of BIRD mini-dev. The two run in turn, the prediction first, `repeats`
     times; ratios outside the mean ± 3 standard deviations are dropped before the mean is taken.
@@ -88,7 +88,7 @@ def bird_time_ratio(
 
 
 def bird_ves_reward(time_ratio: float) -> float:
-    """The reward for a right prediction that is `time_ratio` times as fast as the gold.
+    """Reward of a right prediction that is `time_ratio` times as fast as the gold.
 
     >>> [bird_ves_reward(ratio) for ratio in (2.0, 1.0, 0.5, 0.25, 0.1)]
     [1.25, 1.0, 0.75, 0.5, 0.25]
@@ -100,10 +100,10 @@ def bird_ves_reward(time_ratio: float) -> float:
 
 
 def bird_r_ves(rewards: Sequence[float]) -> float:
-    """The reward-based valid efficiency score (R-VES), in [0, 111.8]: mean square root, times 100.
+    """Reward-based valid efficiency score (R-VES), in [0, 111.8]: mean square root, times 100.
 
     Args:
-        rewards: Of every question: `bird_ves_reward`, or 0 where the prediction is not right by EX.
+        rewards: `bird_ves_reward` of every question, or 0 if the prediction is wrong by EX.
 
     >>> bird_r_ves([1.0, 0.25, 0.0, 1.0])
     62.5

@@ -1,4 +1,4 @@
-"""Marks of a submitted query that deserve a look, for an episode's record; none of them is a verdict."""
+"""Suspicious traits of a submitted query, for an episode's record; none of them is a verdict."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from sqlglot import exp
 from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Row
 
-_COMMON_NUMBERS = frozenset((0.0, 1.0))  # in queries for reasons of their own
+_COMMON_NUMBERS = frozenset((0.0, 1.0))  # too frequent in queries to mean anything
 
 
 def reads_no_table(sql: str) -> bool:
-    """True if the query reads no table or view: its answer was known before it ran.
+    """True if the query reads no table or view: a hard-coded answer.
 
     Table-valued functions and SQLite's own tables do not count; text that sqlglot cannot read does not
     read a table if the word FROM is not in it.
@@ -36,15 +36,15 @@ def reads_no_table(sql: str) -> bool:
 def literals_copied_from_observations(
     sql: str, *, question: str, observed: Iterable[Row]
 ) -> tuple[str | float, ...]:
-    """The query's literals that are cells of observed rows and not words of the question.
+    """Literals of the query that are cells of observed rows and not words of the question.
 
-    Looking a value's spelling up is sound, and is flagged as well; so is an answer written down. 0, 1
-    and the numbers of LIMIT and OFFSET are never flagged.
+    Flags sound look-ups of a value's spelling and hard-coded answers alike. 0, 1 and the numbers of LIMIT
+    and OFFSET are never flagged.
 
     Args:
         sql: The submitted query.
-        question: What the model was asked, with any evidence it was given.
-        observed: All rows that it was shown.
+        question: The question, with its evidence.
+        observed: All rows that the model saw.
 
     >>> literals_copied_from_observations(
     ...     "SELECT name FROM t WHERE id = 17", question="Who is the eldest?", observed=[(17, "Ann")]

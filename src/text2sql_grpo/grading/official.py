@@ -31,11 +31,11 @@ from text2sql_grpo.sql.outcome import Limits
 
 @dataclass(frozen=True)
 class OfficialVerdicts:
-    """What the published evaluators say of one prediction.
+    """Verdicts of the published evaluators on one prediction.
 
     Attributes:
         spider_exec: Spider's test-suite comparison on this one database, DISTINCT kept.
-        spider_exec_default: The same as the leaderboard runs it: DISTINCT removed from both queries.
+        spider_exec_default: The same in the leaderboard's mode: DISTINCT removed from both queries.
         bird_ex: BIRD's execution accuracy.
         bird_f1: BIRD's soft F1, in [0, 1].
     """
@@ -49,7 +49,7 @@ class OfficialVerdicts:
 def official_verdicts(
     executor: SQLExecutor, database: Path, gold_sql: str, predicted_sql: str, *, limits: Limits | None = None
 ) -> OfficialVerdicts:
-    """The published verdicts; texts that the evaluators rewrite alike run once."""
+    """Verdicts of the published evaluators; texts that they rewrite alike run once."""
     kept = spider_text(gold_sql, keep_distinct=True), spider_text(predicted_sql, keep_distinct=True)
     default = spider_text(gold_sql, keep_distinct=False), spider_text(predicted_sql, keep_distinct=False)
     texts = list(dict.fromkeys((gold_sql, predicted_sql, *kept, *default)))
@@ -79,31 +79,31 @@ def measure_ves_reward(
     repeats: int = VES_REPEATS,
     limits: Limits | None = None,
 ) -> float:
-    """One question's reward for BIRD's R-VES, by running both queries `repeats` times in turn.
+    """Measure one question's reward for BIRD's R-VES by running both queries `repeats` times in turn.
 
     Times are the executor's `elapsed_s`, on an open connection; the official code opens one each time.
 
     Args:
-        executor: One that remembers no results (`cache_entries=0`), and best has nothing else to run.
-        database: Where both run.
+        executor: Executor without a cache (`cache_entries=0`), best an idle one.
+        database: Database of both queries.
         gold_sql: The accepted query.
         predicted_sql: The query in question.
         repeats: Runs of each, >= 1.
-        limits: Bounds of each run; None for the executor's own.
+        limits: Bounds of each run; None for the executor's.
 
     Returns:
-        0 where execution accuracy does not hold; else see `bird_ves_reward`.
+        0 if the prediction is wrong by execution accuracy; else see `bird_ves_reward`.
 
     Raises:
-        RunError: The executor remembers results.
+        RunError: The executor caches results.
     """
 
     def time(sql: str) -> float:
         outcome = executor.execute(database, sql, limits=limits)
         if outcome.from_cache:
             raise RunError(
-                f"expected an executor that runs every query (cache_entries=0), got a result from its cache "
-                f"(timing {sql!r} on {database})"
+                f"cannot time {sql!r} on {database}: its result came from the cache;"
+                " use an executor with cache_entries=0"
             )
         return outcome.elapsed_s
 

@@ -1,4 +1,4 @@
-"""Whether rows are those of a result, as bags under a numeric tolerance, in groups that keep an order."""
+"""Comparison of rows as bags under a numeric tolerance, in ordered groups."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -20,11 +20,11 @@ MAX_PAIRS_TRIED = 4_000_000  # about two seconds
 
 @dataclass(frozen=True)
 class TieGroup:
-    """Rows that may stand in any order among themselves.
+    """Rows in any order among themselves.
 
     Attributes:
-        rows: All of them.
-        n_taken: How many of them the result shows, any choice, in 0..len(rows).
+        rows: All rows of the group.
+        n_taken: Number of them in the result, any choice, in 0..len(rows).
     """
 
     rows: tuple[Row, ...]
@@ -35,13 +35,13 @@ def rows_agree(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
     """True if `rows` are, group after group, `n_taken` rows of each group, paired one to one.
 
     None equals only None, text only text, bytes only bytes, a number only a number; a Boolean is the
-    integer 0 or 1, and NaN equals NaN. Where all numbers of a column are integers, on both sides, they
-    must be the same (ids of eight digits are not close to each other); where a float occurs among them,
+    integer 0 or 1, and NaN equals NaN. If all numbers of a column are integers, on both sides, they
+    must be the same (ids of eight digits are not close to each other); if a float occurs among them,
     they are equal within a relative 1e-6 or an absolute 1e-9.
 
     Args:
         groups: Rows of one width.
-        rows: As many as the groups take, of the same width.
+        rows: Rows of the same width, as many as the groups take.
     """
     known = list(chain.from_iterable(group.rows for group in groups))
     labels = [_cluster_labels(column) for column in zip(*known, *rows, strict=True)]
@@ -65,10 +65,10 @@ def is_close(left: Number, right: Number) -> bool:
 
 
 def _cluster_labels(cells: Iterable[Cell]) -> dict[Cell, int]:
-    """A label per number of one column (of both sides) such that close numbers share it.
+    """Label of each number of one column (of both sides) such that close numbers share it.
 
     Numbers that share a label are linked by steps that are each close, so two of them need not be
-    close. Empty for a column without floats, where numbers are compared as they are.
+    close. Empty for a column without floats, whose numbers are compared exactly.
     """
     numbers = [cell for cell in cells if isinstance(cell, int | float)]
     if not any(isinstance(number, float) for number in numbers):
@@ -81,7 +81,7 @@ def _cluster_labels(cells: Iterable[Cell]) -> dict[Cell, int]:
 
 
 def _split(row: Row, labels: Sequence[dict[Cell, int]]) -> SplitRow:
-    """The part of a row that must be the same (labels instead of labelled numbers), and those numbers."""
+    """Split a row into the part that must be the same (labels for labelled numbers), and those numbers."""
     key: list[Cell] = []
     numbers: list[Number] = []
     for label, cell in zip(labels, row, strict=True):
@@ -96,7 +96,7 @@ def _split(row: Row, labels: Sequence[dict[Cell, int]]) -> SplitRow:
 
 
 def _is_sub_bag(part: Iterable[SplitRow], whole: Iterable[SplitRow]) -> bool:
-    """True if each row of `part` can have a row of `whole` to itself that is equal."""
+    """True if each row of `part` can be paired with an equal row of `whole`, one to one."""
     buckets: defaultdict[Row, tuple[list[Numbers], list[Numbers]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((part, whole)):
         for key, numbers in rows:
@@ -105,10 +105,10 @@ def _is_sub_bag(part: Iterable[SplitRow], whole: Iterable[SplitRow]) -> bool:
 
 
 def _pairing_exists(few: list[Numbers], many: list[Numbers]) -> bool:
-    """True if each of some sorted number tuples can have a close one of `many` to itself.
+    """True if each of some sorted number tuples can be paired with a close one of `many`, one to one.
 
-    Thousands of rows that are all close to each other in every column, and not equal in sorted order, are
-    taken for different without trying all pairs.
+    Thousands of rows that are all close to each other in every column, and not equal in sorted order, count
+    as different without trying all pairs.
     """
     if len(few) > len(many):
         return False
@@ -131,7 +131,7 @@ def _pairing_exists(few: list[Numbers], many: list[Numbers]) -> bool:
 
 
 def _perfect_matching_exists(candidates: Sequence[Sequence[int]]) -> bool:
-    """True if each row can have one of its candidates to itself (augmenting paths, breadth first)."""
+    """True if each row can be paired with a candidate, one to one (augmenting paths, breadth first)."""
     if not all(candidates):
         return False
     owner: dict[int, int] = {}

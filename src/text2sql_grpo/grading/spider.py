@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
-# As sqlparse cuts text, which the official code uses: comments, quoted text and names, words, the rest.
+# Tokens as in sqlparse, which the official code uses: comments, quoted text and names, words, the rest.
 _TOKEN = re.compile(
     r"""(?:--|\#\ )[^\r\n]* | /\*.*?\*/
       | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | `(?:``|[^`])*` | (?<![\w\])])\[[^\]\[]+\]
@@ -17,7 +17,7 @@ _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECA
 
 
 def spider_text(sql: str, *, keep_distinct: bool) -> str:
-    """The text that the official evaluator runs in place of `sql`.
+    """Text that the official evaluator runs in place of `sql`.
 
     Source: `postprocess`, `remove_distinct` and `replace_cur_year` of the test-suite evaluation
     (arXiv:2010.02840, github.com/taoyds/test-suite-sql-eval).
@@ -25,7 +25,7 @@ def spider_text(sql: str, *, keep_distinct: bool) -> str:
     Quirks, kept on purpose: `> =`, `< =` and `! =` are joined, inside quoted text too;
     `YEAR(CURDATE())` becomes 2020. Without `keep_distinct`, the leaderboard's default, every DISTINCT
     outside quotes and comments is removed, as in COUNT(DISTINCT x); and as only the first statement is
-    read for this, what follows its `;` is dropped, so `SELECT 1; SELECT 2` runs as `SELECT 1;`.
+    read for this, text after its `;` is dropped, so `SELECT 1; SELECT 2` runs as `SELECT 1;`.
 
     >>> spider_text("SELECT count(DISTINCT a) FROM t WHERE a > = 1", keep_distinct=False)
     'SELECT count( a) FROM t WHERE a >= 1'
@@ -55,19 +55,19 @@ def spider_order_matters(gold_sql: str) -> bool:
 def spider_execution_accuracy(
     gold: ExecutionOutcome, predicted: ExecutionOutcome, *, order_matters: bool
 ) -> bool:
-    """The results are equal as lists or bags of rows under some order of the predicted columns.
+    """True if the results are equal as lists or bags of rows under some order of the predicted columns.
 
     Source: `result_eq` of the test-suite evaluation (see `spider_text`), for one database.
 
     Quirks, kept on purpose: two empty results are equal whatever their columns; columns may stand in
-    any order, even if their names say otherwise; Python equality, so 1 equals 1.0 and '1' does not,
+    any order, even against their names; Python equality, so 1 equals 1.0 and '1' does not,
     NULL equals NULL, and 0.1 + 0.2 differs from 0.3. Before all that each row's cells are sorted by
-    their text and type and compared, which tells (1, 1.5) from (1.0, 1.5), but not (1,) from (1.0,).
+    their text and type and compared, which separates (1, 1.5) from (1.0, 1.5), but not (1,) from (1.0,).
 
     Args:
-        gold: Of the text that `spider_text` gives for the gold; the prediction likewise.
-        predicted: See `gold`.
-        order_matters: What `spider_order_matters` says of the gold's text.
+        gold: Outcome of the gold's `spider_text`.
+        predicted: Outcome of the prediction's `spider_text`.
+        order_matters: `spider_order_matters` of the gold.
 
     Returns:
         False if either query failed, or if rows were cut (the official code has no row limit, stops
@@ -96,10 +96,10 @@ def _unordered(row: Row) -> Row:
 def _equal_under_some_column_order(
     gold: Sequence[Row], predicted: Sequence[Row], *, order_matters: bool
 ) -> bool:
-    """Chooses a predicted column for each gold column in turn; the rows so far must agree.
+    """Choose a predicted column for each gold column in turn; the rows so far must agree.
 
-    The official code tries every order and so does this one, without the choices that cannot lead to
-    equal rows and those that differ only in which of several identical columns stands where.
+    Like the official code it tries every order, except choices that cannot lead to equal rows and
+    permutations of identical columns.
     """
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))

@@ -1,4 +1,4 @@
-"""The strict comparison of two results: bags of rows, order where asked for, a reason when unequal."""
+"""Strict comparison of two results: bags of rows, order if the gold has one, a reason when unequal."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ Difference = Literal["equal", "row_count", "columns", "order", "values", "trunca
 
 
 def parse_query(sql: str, dialect: str = "sqlite") -> exp.Expr | None:
-    """The tree of one statement; None if sqlglot cannot read it, or only beyond Python's recursion limit.
+    """Parse one statement; None if sqlglot cannot, or only beyond Python's recursion limit.
 
     >>> parse_query("SELECT " + "(" * 1000) is None
     True
@@ -32,8 +32,8 @@ def has_top_level_order(sql: str, dialect: str = "sqlite") -> bool:
     """True if the outermost query, or the set operation it is, has an ORDER BY.
 
     An ORDER BY in a subquery, a CTE or a window does not count: it promises nothing about the result.
-    For text that sqlglot cannot read as one query, True if `order by` stands anywhere in it: asking
-    for an order too often refuses a right answer, which is cheaper than paying for a wrong one.
+    For text that sqlglot cannot parse as one query, True if `order by` stands anywhere in it: refusing a
+    right answer is cheaper than rewarding a wrong one.
 
     >>> has_top_level_order("SELECT a FROM t UNION SELECT b FROM t ORDER BY 1")
     True
@@ -56,17 +56,17 @@ def compare_strict(
     """`equal`, or the first difference between the results of two successful executions.
 
     Results are equal if they have as many columns and rows, and a one-to-one pairing of the rows (with
-    `ordered`: first with first, and so on) in which all cells are equal, as `rows_agree` says. The
+    `ordered`: first with first, and so on) in which all cells are equal by `rows_agree`. The
     columns must stand in the gold's order, or in the one other order that `column_order` finds.
 
-    A result need not hold its sort key, so which rows tie cannot be seen in it: `ties` says so.
+    A result need not hold its sort key, so its rows do not show which of them tie: `ties` returns them.
 
     Args:
         gold: The accepted result.
         predicted: The result in question.
         ordered: True if the gold's order counts.
-        ties: Gives the rows that the gold may return, in groups that tie, or None if unknown. Called
-            only where the rows are not the gold's own. Without it the order must be exactly the gold's.
+        ties: Returns the rows that the gold may return, in groups that tie, or None if unknown. Called
+            only if the rows differ from the gold's. Without it the order must be exactly the gold's.
 
     Returns:
         `truncated` if rows of either were cut; `columns` if there are more or fewer; `row_count`;
@@ -76,7 +76,7 @@ def compare_strict(
         ValueError: If either execution failed.
     """
     if not (gold.is_ok and predicted.is_ok):
-        raise ValueError(f"expected two outcomes `ok`, got `{gold.status}` and `{predicted.status}`")
+        raise ValueError(f"both outcomes must be `ok`, got `{gold.status}` and `{predicted.status}`")
     if gold.is_truncated or predicted.is_truncated:
         return "truncated"
     if len(gold.columns) != len(predicted.columns):
@@ -102,11 +102,11 @@ def compare_strict(
 
 
 def column_order(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> tuple[int, ...] | None:
-    """For each gold column the predicted column that stands for it, where names or values tell.
+    """Index of the predicted column for each gold column, paired by names or values.
 
     A name found once on either side (case and blanks aside) pairs two columns. The others are paired
-    by the kinds of their values (text, number, blob, NULL), and in their order where several have the
-    same kind: a minimum and a maximum under other names cannot be told apart.
+    by the kinds of their values (text, number, blob, NULL), and in their order if several have the
+    same kind: a minimum and a maximum under other names are indistinguishable.
 
     Returns:
         None if the columns stand in order already, or if they cannot be paired.

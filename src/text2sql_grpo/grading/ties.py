@@ -1,4 +1,4 @@
-"""Which rows a gold query may return, and in which order: its sort keys decide, by a widened query.
+"""Rows and orders that a gold query may return, read from its sort keys by a widened query.
 
 A gold's result need not hold what it is sorted by, and LIMIT may cut through rows that tie. So the gold
 is run once more without LIMIT, with its sort keys as extra columns and each row's rank under them.
@@ -42,12 +42,12 @@ class WidenedQuery:
 
 
 def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite") -> WidenedQuery | None:
-    """The widened form of a gold; None if it has neither order nor limit, or none can be made.
+    """Widened form of a gold; None if it has neither order nor limit, or cannot be widened.
 
     Args:
         gold_sql: The gold.
         columns: Names of the gold's columns, as executed.
-        dialect: Of the gold, in sqlglot's terms.
+        dialect: Name of the gold's dialect in sqlglot.
 
     >>> widened_query("SELECT name FROM t ORDER BY age DESC LIMIT 3", ["name"]).sql
     'WITH _gold(c0, k0) AS MATERIALIZED (SELECT name, age AS k0 FROM t) SELECT * FROM (SELECT *, rank() OVER (ORDER BY k0 DESC) AS _rank FROM _gold) WHERE _rank <= 13 ORDER BY _rank'
@@ -97,7 +97,7 @@ def _number_of_rows(clause: exp.Expr) -> int | None:
 
 
 def _output_column(term: exp.Expr, query: exp.Query, columns: Sequence[str]) -> int | None:
-    """Index of the gold's column that an ORDER BY term means; None if it is an expression of its own."""
+    """Index of the gold's column that an ORDER BY term names; None for another expression."""
     if isinstance(term, exp.Literal) and term.is_int:
         return int(term.this) - 1 if 1 <= int(term.this) <= len(columns) else None
     projections = query.selects
@@ -118,15 +118,15 @@ def _output_column(term: exp.Expr, query: exp.Query, columns: Sequence[str]) -> 
 def tie_groups(
     widened: WidenedQuery, gold: ExecutionOutcome, outcome: ExecutionOutcome
 ) -> tuple[TieGroup, ...] | None:
-    """The groups of rows that the gold may show, in order.
+    """Groups of rows that the gold may return, in order.
 
     Args:
-        widened: What was run.
-        gold: The gold's own outcome.
-        outcome: The widened query's outcome.
+        widened: The widened query.
+        gold: Outcome of the gold.
+        outcome: Outcome of the widened query.
 
     Returns:
-        None if the widened query failed, was cut, or does not explain the gold's own rows.
+        None if the widened query failed, was cut, or does not explain the gold's rows.
     """
     if not outcome.is_ok or outcome.is_truncated:
         return None

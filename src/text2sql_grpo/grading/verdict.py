@@ -1,4 +1,4 @@
-"""From a gold and a predicted query to a verdict."""
+"""Verdict on a predicted query, by the gold's result."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ Reason = Difference | Literal["neighbour", "not_submitted", "query_failed", "gol
 
 @dataclass(frozen=True)
 class Verdict:
-    """Is the submitted query's result right, and if not, why.
+    """Verdict on a submitted query's result, with its reason.
 
     Attributes:
         official: BIRD's execution accuracy.
-        strict: The strict comparison, which training pays for; on neighbour databases too where the
-            grader has them.
-        reason: `equal` where `strict`; else what was wrong. With `neighbour` the result is right on the
-            database itself and wrong on a neighbour. With `gold_failed` nothing is known about the
-            prediction: mask the sample, neither pay nor punish it.
+        strict: Strict comparison, which training rewards; on neighbour databases too if the grader has
+            them.
+        reason: `equal` if `strict`; else the fault. With `neighbour` the result is right on the database
+            itself and wrong on a neighbour. With `gold_failed` the prediction is unknown: mask the sample,
+            neither pay nor punish it.
         executes: True if the submitted query ran to its end (its rows may have been cut).
     """
 
@@ -40,10 +40,10 @@ class Verdict:
 
 
 class GoldResult:
-    """A gold's outcome on one database, and which other results it allows.
+    """Outcome of a gold on one database, and the other results it allows.
 
     Attributes:
-        outcome: Of the gold as written.
+        outcome: Outcome of the gold as written.
         is_usable: False if it failed or its rows were cut, so that nothing can be compared to it.
     """
 
@@ -57,7 +57,7 @@ class GoldResult:
         self._is_ordered = has_top_level_order(sql)
 
     def difference(self, predicted: ExecutionOutcome) -> Difference:
-        """What `compare_strict` says of a prediction that ran; only for a gold that is usable."""
+        """Compare a prediction that ran by `compare_strict`; only for a usable gold."""
         return compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
 
     @cached_property
@@ -70,10 +70,10 @@ class GoldResult:
 
 
 class Grader:
-    """Grades predictions by execution, and remembers the results of golds, at most `max_cached_golds`.
+    """Grader by execution, with a cache of at most `max_cached_golds` results of golds.
 
-    With `neighbours`, a prediction that is right on the database must give the gold's result on each of
-    the gold's neighbours too; a wrong one costs nothing more. Databases must not change while it lives.
+    With `neighbours`, a prediction that is right on the database must also have the gold's result on each
+    of the gold's neighbours; a wrong one costs nothing more. Databases must not change while it lives.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Grader:
     def grade(
         self, database: Path, gold_sql: str, predicted_sql: str | None, *, other_golds: Sequence[str] = ()
     ) -> Verdict:
-        """The verdict on one submitted query; None means that nothing was submitted.
+        """Grade one submitted query; None if nothing was submitted.
 
         A gold that fails, or whose rows are cut, gives `gold_failed`. With several accepted golds a
         prediction is right if it agrees with one of them, on that gold's neighbours too; else the reason
-        is the first gold's, or `gold_failed` if one of them is not usable. The official verdict asks the
+        is the first gold's, or `gold_failed` if one of them is not usable. The official verdict uses the
         first gold alone.
         """
         gold = self.gold_result(database, gold_sql)
@@ -122,7 +122,7 @@ class Grader:
     def _reason(
         self, database: Path, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
     ) -> Reason:
-        """What is wrong with a prediction that ran on the database, by one gold."""
+        """Reason of the verdict by one gold, on a prediction that ran on the database."""
         gold = self.gold_result(database, gold_sql)
         if not gold.is_usable:
             return "gold_failed"
@@ -134,21 +134,21 @@ class Grader:
         outcomes = self._executor.execute_many(asked, limits=self._limits)
         for neighbour, outcome in zip(neighbours, outcomes, strict=True):
             gold = self.gold_result(neighbour, gold_sql)
-            if not gold.is_usable:  # it was usable when the neighbour was made: says nothing now
+            if not gold.is_usable:  # it was when the neighbour was made: skip
                 continue
             if not outcome.is_ok or gold.difference(outcome) != "equal":
                 return "neighbour"
         return "equal"
 
     def gold_result(self, database: Path, gold_sql: str) -> GoldResult:
-        """A gold's result on one database, run the first time it is asked for."""
+        """Result of a gold on one database, run at the first call."""
         key = (database, gold_sql)
         with self._lock:
             if key in self._golds:
                 self._golds.move_to_end(key)
                 return self._golds[key]
         gold = GoldResult(self._executor, database, gold_sql, limits=self._limits)
-        if gold.outcome.is_ok:  # a failure is not remembered: a time-out under load may not happen again
+        if gold.outcome.is_ok:  # failures are not cached: a time-out under load may not happen again
             with self._lock:
                 self._golds[key] = gold
                 while len(self._golds) > self._max_cached_golds:
