@@ -107,7 +107,7 @@ def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path, capsys: pytest.
     assert main(["push", "--folder", str(merged), "--repo_id", "me/sql"]) == 1
 
     message = capsys.readouterr().err
-    assert message.startswith("error: expected a Hub token in HF_TOKEN or HF_KEY")
+    assert message.startswith("error: no Hub token: set HF_TOKEN or HF_KEY")
     assert "nothing was sent" in message
     assert hub.requests == []
 
@@ -176,7 +176,7 @@ def test_public_repository_is_not_filled_by_a_private_push(hub: Hub, merged: Pat
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "with config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "safetensors weights"),
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "safetensors weights"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "config and tokenizer"),
@@ -207,7 +207,7 @@ def test_interrupted_upload_goes_on_where_it_was(hub: Hub, merged: Path, tmp_pat
     assert len(shards) > 3
     hub.space = 2
 
-    with pytest.raises(HubError, match=r"(?s)the same command goes on from there: .*413"):
+    with pytest.raises(HubError, match=r"(?s)the same command resumes from there: .*413"):
         push_to_hub(merged, "me/sql", token=TOKEN)
 
     assert len(hub.stored) == 2 and "model.safetensors.index.json" not in hub.repositories["me/sql"].files
@@ -321,9 +321,9 @@ def test_more_of_a_run_folder_goes_out_where_it_is_asked_for_but_never_keys(hub:
         *("checkpoint-1/model.safetensors", "checkpoint-1/trainer_state.json", "wandb/offline-run/run.wandb"),
     }
     for name in ("checkpont-*", "../*", str(run / "wandb"), "."):
-        with pytest.raises(DataError, match="expected --include of names in the run folder, got '"):
+        with pytest.raises(DataError, match="--include must name files in the run folder, got '"):
             push_run_folder(run, "me/run", include=[name], token=TOKEN)
-    with pytest.raises(DataError, match=r"expected a run folder with config\.yaml"):
+    with pytest.raises(DataError, match=r"no run folder: config\.yaml is missing"):
         push_run_folder(run / "merged", "me/run", token=TOKEN)
 
 

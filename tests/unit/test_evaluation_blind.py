@@ -89,7 +89,7 @@ def test_questions_without_a_guess_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_guess_that_is_not_the_gold_with_other_values(tmp_path: Path, guess: str) -> None:
-    with pytest.raises(DataError, match=r"expected a guess_sql that is the gold .*\(question zoe\)"):
+    with pytest.raises(DataError, match=r"a guess_sql must be the gold .*\(question zoe\)"):
         cap(tmp_path, replace(ZOE, guess_sql=guess))
 
 

@@ -131,7 +131,7 @@ def test_a_comparison_by_set_and_kind_with_what_changed() -> None:
 @pytest.mark.parametrize(
     ("gained", "lost", "said"),
     [
-        (0, 0, "Both are right and wrong on the same of 10 questions: nothing tells them apart."),
+        (0, 0, "Both are right and wrong on the same of 10 questions: no difference."),
         (3, 1, "gains 3 and loses 1: better, +20.0 points ("),
         (3, 1, "This could be chance: two equally good models would differ as much or more with"),
         (3, 1, " or more with probability 0.62."),
@@ -172,9 +172,9 @@ def test_questions_that_share_databases_prove_less() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     one = judged("a", strict=True)
-    with pytest.raises(DataError, match="got none in common"):
+    with pytest.raises(DataError, match="cannot compare: no question in common"):
         compare([one], [judged("b", strict=True)])
-    with pytest.raises(DataError, match=r"another text or gold of one \(a in dev\)"):
+    with pytest.raises(DataError, match=r"another text or gold of one question \(a in dev\)"):
         compare([one], [replace(one, gold_sql="SELECT 3")])
-    with pytest.raises(DataError, match="each question once, got 1 of them again"):
+    with pytest.raises(DataError, match="each question must occur once, got 1 of them again"):
         compare([one, one], [one])

@@ -136,7 +136,7 @@ def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert main(["compare", "base", "run/merged", "--num_samples", "2"]) == 0
 
-    assert "nothing tells them apart" in capsys.readouterr().out
+    assert "questions: no difference." in capsys.readouterr().out
     assert record("run/comparison.json")["overall"]["strict"]["neither"] == 2
     for role in ("base", "trained"):
         assert len(read_answers(tmp_path / "run" / f"comparison-{role}.jsonl")) == 2

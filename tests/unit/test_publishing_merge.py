@@ -174,7 +174,7 @@ def test_base_with_missing_weights_is_refused(llama: Path, tmp_path: Path) -> No
 
 
 def test_folder_that_is_neither_adapter_nor_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"adapter_config\.json .* got neither"):
+    with pytest.raises(ModelError, match=r"neither adapter_config\.json nor"):
         merge_adapter(tmp_path, tmp_path / "merged")
 
 
@@ -185,14 +185,14 @@ def test_adapter_with_nan_is_refused(llama: Path, tmp_path: Path) -> None:
     weights[name][0, 0] = torch.nan
     save_file(weights, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelError, match="finite adapter weights"):
+    with pytest.raises(ModelError, match="cannot merge the adapter weights"):
         merge_adapter(adapter, tmp_path / "merged")
 
 
 def test_difference_over_the_tolerance_is_refused(llama: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", llama)
 
-    with pytest.raises(ModelError, match="expected equal logits within"):
+    with pytest.raises(ModelError, match=r"logits differ by .*, more than"):
         merge_adapter(adapter, tmp_path / "merged", tolerance=1e-12)
     assert names_in(tmp_path) == {"base", "adapter"}
 
@@ -240,7 +240,7 @@ def test_weights_spoiled_on_the_way_to_disk_are_noticed(
         save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 0.01}, file, **options)
 
     monkeypatch.setattr(WRITE, spoil)
-    with pytest.raises(ModelError, match=r"expected lm_head\.weight as it was written"):
+    with pytest.raises(ModelError, match=r"lm_head\.weight differs when read back"):
         merge_adapter(llama, tmp_path / "merged")
     assert names_in(tmp_path) == {"base"}
 
@@ -309,8 +309,8 @@ def test_folder_with_other_files_is_never_replaced(llama: Path, tmp_path: Path) 
     run.mkdir()
     (run / "metrics.jsonl").write_text("{}\n")
 
-    with pytest.raises(ModelError, match="found other files"):
+    with pytest.raises(ModelError, match="the folder holds other files than a merged model"):
         merge_adapter(llama, run)
-    with pytest.raises(ModelError, match="another folder"):
+    with pytest.raises(ModelError, match="cannot write to the folder that is read"):
         merge_adapter(llama, llama)
     assert names_in(run) == {"metrics.jsonl"}

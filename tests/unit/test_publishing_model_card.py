@@ -97,7 +97,7 @@ def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_p
     assert "| duplicated | 3 | the question was asked before |" in card
     assert "Audit of `dev.jsonl`: 70 questions, 4 for quarantine. Nothing was found." in card
     assert "preset `strict_neighbours`" in card and "- `execution" in card
-    assert "of 32 questions 3 were answered by another query after it; 20 right before, 19 after." in card
+    assert "of 32 questions 3 were answered with different SQL after it; 20 right before, 19 after." in card
     assert "Against `Qwen/base` on the same questions: Of 80 questions, ..." in card
 
 
@@ -176,14 +176,14 @@ def test_card_written_by_hand_is_known_from_ours(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("evaluation.json", "{", "expected JSON"),
-        ("evaluation.json", "[]", "expected a JSON object, got list"),
+        ("evaluation.json", "{", "cannot read JSON: "),
+        ("evaluation.json", "[]", "the JSON value must be an object, got list"),
         ("evaluation.json", '{"sets": {"test": {"overall": {"strict": {}}}}}', "KeyError"),
         ("metrics.jsonl", "{}\nnope\n", "one JSON object a line"),
-        ("comparison.json", '{"base": "a"}', "expected a comparison"),
-        ("audit.json", '{"counts": {"odd": 1}}', "expected the JSON of `audit data`"),
-        ("config.yaml", "a: [", "expected YAML"),
-        ("config.yaml", "- 1", "expected a YAML mapping, got list"),
+        ("comparison.json", '{"base": "a"}', "cannot read the comparison"),
+        ("audit.json", '{"counts": {"odd": 1}}', "cannot read the JSON of `audit data`"),
+        ("config.yaml", "a: [", "cannot parse the YAML"),
+        ("config.yaml", "- 1", "a config must be a YAML mapping, got list"),
     ],
 )
 def test_broken_file_is_named(run: Path, name: str, content: str, reason: str) -> None:

@@ -40,7 +40,7 @@ def test_values_of_variables_that_hold_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "correct-horse")
-    with pytest.raises(HubError, match=f"got the value of {variable}: nothing was sent") as refused:
+    with pytest.raises(HubError, match=f"a file holds the value of {variable}: nothing was sent") as refused:
         check(tmp_path, "password: correct-horse")
     assert "correct-horse" not in str(refused.value)
 

@@ -115,7 +115,7 @@ def test_a_summary_line_takes_nothing_from_its_step_and_a_step_done_twice_counts
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (None, "metrics.jsonl, got none"),
+        (None, "metrics.jsonl is missing"),
         ("", "training steps"),
         ('{"loss": 1.0}\n', "training steps"),
         ('{"step": 1}\n', "training steps"),

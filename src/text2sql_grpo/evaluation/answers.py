@@ -1,4 +1,4 @@
-"""Every answer of an evaluation, one a line, so that it can be read, compared and graded again."""
+"""Answers of an evaluation, one a line, to be read, compared and graded again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,12 +11,12 @@ from text2sql_grpo.rewards import Answer
 
 @dataclass(frozen=True)
 class Judged:
-    """One question and what became of it.
+    """Verdicts on one answer.
 
     Attributes:
         set: Name of its held-out set.
         example: Id of the question.
-        final_sql: None if nothing was submitted.
+        final_sql: The submitted query; None if nothing was submitted.
         strict: The strict verdict; `reason` is its reason.
         official: The official verdict.
     """
@@ -35,25 +35,25 @@ class Judged:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Set and id, by which answers of two models are matched."""
+        """Set and id, to match answers of two models."""
         return self.set, self.example
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """From one line of a file of answers."""
+        """Read one line of a file of answers."""
         return cls(**{field.name: record[field.name] for field in fields(cls)})
 
 
 def judged(sets: Mapping[str, Sequence[Answer]]) -> list[Judged]:
-    """The answers of an evaluation."""
+    """Verdicts on the answers of an evaluation."""
     return [Judged.of(record) for record in _records(sets)]
 
 
 def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
-    """Writes whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards.
+    """Write whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards.
 
     Raises:
-        RunError: The place cannot be written.
+        RunError: The file cannot be written.
     """
     write_jsonl(path, _records(sets))
 
@@ -63,7 +63,7 @@ def _records(sets: Mapping[str, Sequence[Answer]]) -> list[dict[str, Any]]:
 
 
 def read_answers(path: Path) -> list[Judged]:
-    """What `write_answers` wrote.
+    """Read a file of `write_answers`.
 
     Raises:
         DataError: No such file, or a line that is no answer.

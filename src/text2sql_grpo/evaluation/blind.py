@@ -1,7 +1,7 @@
-"""What a policy that cannot look can reach on look-up questions: a computed cap, not a trained one.
+"""Accuracy cap on look-up questions of a policy without exploratory queries; computed, not trained.
 
-A blind policy knows the question's words but not how the value is stored. Each strategy here is one
-predicate in place of the gold's; a blind policy may use any, but must pick without looking.
+A blind policy has the question's words but not the stored form of the value. Each strategy here is one
+predicate in place of the gold's; a blind policy may use any, but must pick without an exploratory query.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.grading import Grader
 
-# Pattern of a LIKE predicate, made of the words of the question; SQLite's LIKE ignores case.
+# Patterns of a LIKE predicate, from the words of the question; SQLite's LIKE ignores case.
 _PATTERNS: dict[str, Callable[[str], str]] = {
     "as said": lambda said: said,
     "begins as said": lambda said: f"{said}%",
@@ -34,10 +34,9 @@ class BlindCap:
     """Accuracy of blind strategies on look-up questions.
 
     Attributes:
-        by_strategy: Each strategy used for all questions.
-        best: The best of them: the cap of a policy that always guesses alike.
-        any: Questions that at least one strategy answers: the cap of a policy that knew, by
-            foresight, which guess to take each time.
+        by_strategy: Accuracy of each strategy on all questions.
+        best: Best of them: the cap of a policy with one strategy.
+        any: Questions that at least one strategy answers: the cap with the best strategy per question.
     """
 
     by_strategy: dict[str, Accuracy]
@@ -46,7 +45,7 @@ class BlindCap:
 
 
 def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader) -> BlindCap:
-    """The cap over the examples that have a `guess_sql`.
+    """Compute the cap over the examples with a `guess_sql`.
 
     Raises:
         DataError: A `guess_sql` that is not the gold with other values.
@@ -80,7 +79,7 @@ def _guesses(example: Example) -> dict[str, str]:
             raise ValueError("nothing changed")
     except (ParseError, ValueError) as error:
         raise DataError(
-            "expected a guess_sql that is the gold with other values, "
+            "a guess_sql must be the gold with other values, "
             f"got {example.guess_sql!r} for {example.gold_sql!r} (question {example.id})"
         ) from error
     return {

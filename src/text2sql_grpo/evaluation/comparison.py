@@ -1,4 +1,4 @@
-"""Two models on the same questions: what was gained and lost, and whether it could be chance."""
+"""Comparison of two models on the same questions: gained and lost ones, tests and intervals."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -26,11 +26,11 @@ class Paired:
     """Right and wrong answers of two models to the same questions.
 
     Attributes:
-        both: Questions that both answer.
-        gained: That the trained model alone answers.
-        lost: That the base alone answers.
-        neither: That none answers.
-        by_database: The same counts of each database; empty where not known.
+        both: Number of questions right in both.
+        gained: Number right in the trained model alone.
+        lost: Number right in the base alone.
+        neither: Number wrong in both.
+        by_database: The same counts of each database; empty if unknown.
     """
 
     both: int
@@ -41,7 +41,7 @@ class Paired:
 
     @property
     def total(self) -> int:
-        """All questions."""
+        """Number of questions."""
         return self.both + self.gained + self.lost + self.neither
 
     @property
@@ -63,20 +63,16 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """Chance of a difference at least as large if both were equally good, by database.
-
-        The naive one where there are not two databases.
-        """
+        """Two-sided p-value of the difference, by database; the naive one with fewer than two databases."""
         if len(self.by_database) < 2:
             return self.naive_p_value
         return sign_flip_p(one.gained - one.lost for one in self.by_database.values())
 
     @property
     def naive_p_value(self) -> float:
-        """The same chance by question; 1 where no answer changed.
+        """Two-sided p-value by question; 1 if no answer changed.
 
-        McNemar's test, exact: each changed question is a coin's toss (McNemar 1947, Psychometrika 12,
-        153-157).
+        Exact McNemar test: each changed question is a coin toss (McNemar 1947, Psychometrika 12, 153-157).
 
         >>> Paired(both=50, gained=9, lost=1, neither=20).naive_p_value
         0.021484375
@@ -94,7 +90,7 @@ class Paired:
 
     @property
     def naive_interval(self) -> Interval:
-        """The same by question; Newcombe 1998 (Stat. Med. 17, 2635-2650), method 10."""
+        """95% interval by question; Newcombe 1998 (Stat. Med. 17, 2635-2650), method 10."""
         if self.total == 0:
             return -1.0, 1.0
         after, before = self.trained, self.base
@@ -109,7 +105,7 @@ class Paired:
         return max(-1.0, self.difference - below), min(1.0, self.difference + above)
 
     def _correlation(self) -> float:
-        """Of the two models' answers, drawn towards 0."""
+        """Correlation of the two models' answers, shrunk towards 0."""
         product = self.base.correct * self.trained.correct
         product *= (self.total - self.base.correct) * (self.total - self.trained.correct)
         if product == 0:
@@ -120,7 +116,7 @@ class Paired:
         return excess / sqrt(product)
 
     def record(self) -> dict[str, Any]:
-        """As in `comparison.json`."""
+        """Fields in `comparison.json`."""
         return {
             "base": self.base.record(),
             "trained": self.trained.record(),
@@ -139,12 +135,12 @@ class Paired:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answers of two models to the same questions.
+    """Answers of two models to the same questions.
 
     Attributes:
-        pairs: Base and trained, a question each.
-        only_base: Questions that the base alone was asked, left out.
-        only_trained: Questions that the trained model alone was asked, left out.
+        pairs: Answers of base and trained model to each question.
+        only_base: Number of questions answered by the base alone, left out.
+        only_trained: Number of questions answered by the trained model alone, left out.
     """
 
     pairs: list[tuple[Judged, Judged]]
@@ -156,7 +152,7 @@ class Comparison:
         return list(dict.fromkeys(base.set for base, _ in self.pairs))
 
     def paired(self, grading: Grading = "strict", **where: str) -> Paired:
-        """Counts over the questions whose fields are these, such as `set="dev", family="lookup"`."""
+        """Counts over the questions with these fields, such as `set="dev", family="lookup"`."""
         found: dict[str, Counter[tuple[bool, bool]]] = defaultdict(Counter)
         for base, trained in self.pairs:
             if all(getattr(base, name) == value for name, value in where.items()):
@@ -170,7 +166,7 @@ class Comparison:
         return gained + [pair for pair in self.pairs if pair[0].strict and not pair[1].strict]
 
     def record(self) -> dict[str, Any]:
-        """As in `comparison.json`."""
+        """Fields in `comparison.json`."""
         return {
             "verdict": self.verdict(),
             "overall": self._both(),
@@ -181,11 +177,11 @@ class Comparison:
         }
 
     def values(self, name: str, kind: str) -> list[str]:
-        """The values of `family` or `difficulty` in a set."""
+        """Values of `family` or `difficulty` in a set."""
         return sorted({getattr(base, kind) for base, _ in self.pairs if base.set == name})
 
     def only(self, keys: Collection[tuple[str, str]]) -> Self:
-        """The comparison of these questions alone."""
+        """Comparison on these questions alone."""
         return replace(self, pairs=[pair for pair in self.pairs if pair[0].key in keys])
 
     def _set_record(self, name: str) -> dict[str, Any]:
@@ -200,12 +196,10 @@ class Comparison:
         return {grading: self.paired(grading, **where).record() for grading in GRADINGS}
 
     def verdict(self) -> str:
-        """One line in plain words: by how much the models differ, and whether that could be chance."""
+        """Summary in plain words: the difference of the models, and whether it could be chance."""
         paired = self.paired()
         if paired.gained + paired.lost == 0:
-            return (
-                f"Both are right and wrong on the same of {paired.total} questions: nothing tells them apart."
-            )
+            return f"Both are right and wrong on the same of {paired.total} questions: no difference."
         is_clustered = len(paired.by_database) > 1
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
         chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
@@ -231,7 +225,7 @@ def _odds(p_value: float) -> str:
 
 
 def _paired(counts: Counter[tuple[bool, bool]]) -> Paired:
-    """Counts of the verdicts on base and trained model."""
+    """`Paired` from counts of the verdicts on base and trained model."""
     return Paired(counts[True, True], counts[False, True], counts[True, False], counts[False, False])
 
 
@@ -252,7 +246,7 @@ def _change(base: Judged, trained: Judged) -> dict[str, Any]:
 
 
 def compare(base: Sequence[Judged], trained: Sequence[Judged]) -> Comparison:
-    """The questions that both were asked, in the base's order.
+    """Match the questions that both answered, in the base's order.
 
     Raises:
         DataError: A question twice, with different golds, or no question in common.
@@ -261,13 +255,13 @@ def compare(base: Sequence[Judged], trained: Sequence[Judged]) -> Comparison:
     pairs = [(one, second[key]) for key, one in first.items() if key in second]
     if not pairs:
         raise DataError(
-            "expected the same questions on both sides, got none in common "
+            "cannot compare: no question in common "
             f"({len(first)} of the base, {len(second)} of the trained model)"
         )
     for one, other in pairs:
         if (one.gold_sql, one.question) != (other.gold_sql, other.question):
             raise DataError(
-                "expected the same questions on both sides, got another text or gold of one "
+                "cannot compare: the sides have another text or gold of one question "
                 f"({one.example} in {one.set})"
             )
     return Comparison(pairs, len(first) - len(pairs), len(second) - len(pairs))
@@ -276,5 +270,5 @@ def compare(base: Sequence[Judged], trained: Sequence[Judged]) -> Comparison:
 def _by_question(answers: Sequence[Judged]) -> dict[tuple[str, str], Judged]:
     found = {one.key: one for one in answers}
     if len(found) != len(answers):
-        raise DataError(f"expected each question once, got {len(answers) - len(found)} of them again")
+        raise DataError(f"each question must occur once, got {len(answers) - len(found)} of them again")
     return found

@@ -1,4 +1,4 @@
-"""The same episodes as in training, greedy or sampled, and honest numbers about them."""
+"""Evaluation by the same episodes as in training, greedy or sampled."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,12 @@ def answer_questions(
     first_turns: Sequence[str] | None = None,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Each question answered once, by the sessions and the engine of training.
+    """Answer each question once, by the sessions and the engine of training.
 
-    One queue of all questions: as many side by side as the policy takes. Answers are judged while others
-    are still written.
+    Answers are judged while others are still sampled.
 
     Args:
-        first_turns: One forced first assistant turn per example; None to let the policy begin.
+        first_turns: One given first assistant turn per example; None to sample all turns.
         on_answer: Called when a question is answered.
     """
     sessions = [environment.session(example) for example in examples]
@@ -81,12 +80,12 @@ def r_ves(
 
 
 def accuracy(answers: Sequence[Answer]) -> Accuracy:
-    """By the strict verdict."""
+    """Accuracy by the strict verdict."""
     return Accuracy.of((answer.example.database, answer.verdict.strict) for answer in answers)
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Counts, accuracies and 95% intervals, strict and official, as in `evaluation.json`."""
+    """Fields of a set in `evaluation.json`: counts, accuracies and 95% intervals, strict and official."""
     return {
         "overall": _both(answers),
         "published": _published(answers),

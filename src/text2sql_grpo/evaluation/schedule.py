@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 
 class EvaluationSchedule(TrainerCallback):
-    """Evaluates a trainer's policy at step 0, every few optimiser steps, and at the last step.
+    """Callback that evaluates a policy at step 0, every few optimiser steps, and at the last step.
 
     Each evaluation is one line of `evaluation_schedule.jsonl`; a resumed run repeats none. A step that is
     better than all before it gets a checkpoint. Every rank takes part.
@@ -53,7 +53,7 @@ class EvaluationSchedule(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Read what is done, from rank 0's folder; evaluate step 0."""
+        """Read earlier evaluations from rank 0's folder; evaluate step 0."""
         known = [
             (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self._run_log.folder)
         ]
@@ -64,7 +64,7 @@ class EvaluationSchedule(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Evaluate if this step is due; ask for a checkpoint of a new best."""
+        """Evaluate if this step is due; request a checkpoint of a new best."""
         step = state.global_step
         is_due = step % self._every == 0 or step == state.max_steps
         if not is_due or step in self._done:
@@ -79,7 +79,7 @@ class EvaluationSchedule(TrainerCallback):
         record["seconds"] = round(time.monotonic() - started, 1)
         if state.is_world_process_zero:
             self._run_log.write_evaluation(record)
-        should_log = control.should_log  # `log` would take the step's own figures for logged
+        should_log = control.should_log  # `log` would mark the step's metrics as logged
         self._log(figures(record))
         control.should_log = should_log
         self._show(record)
@@ -88,7 +88,7 @@ class EvaluationSchedule(TrainerCallback):
 
 
 def schedule_record(answers: Sequence[Answer], step: int) -> dict[str, Any]:
-    """A line of `evaluation_schedule.jsonl`: strict accuracy and share of answers with a tool call."""
+    """Line of `evaluation_schedule.jsonl`: strict accuracy and share of answers with a tool call."""
     families = sorted({answer.example.family for answer in answers})
     groups = {name: [answer for answer in answers if answer.example.family == name] for name in families}
     by_family = {name: _measured(group) for name, group in groups.items()}
@@ -104,7 +104,7 @@ def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def figures(record: Record) -> dict[str, float]:
-    """Metrics of a record by the names that trackers show as `eval/dev/...`."""
+    """Metrics of a record; trackers show them as `eval/dev/...`."""
     found = {SCHEDULED_METRIC: record["accuracy"]["accuracy"], "eval_dev/look_share": record["look_share"]}
     for name, family in record["by_family"].items():
         found[f"{SCHEDULED_METRIC}/{name}"] = family["accuracy"]["accuracy"]

@@ -1,7 +1,7 @@
-"""The start of GRPO: how often a policy looks before it answers, and how often it is right.
+"""Start of GRPO: a policy's share of episodes with a tool call, and its accuracy.
 
-GRPO reinforces what is sampled: a policy that never looks cannot learn to look, one that looks at everything
-cannot learn where it pays.
+GRPO reinforces sampled behaviour: a policy that never makes an exploratory query cannot learn it, one that
+always does cannot learn where it pays.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ Advice = Literal["ok", "more looks", "fewer looks", "separate more"]
 
 
 def judge_start(lookups: float, others: float | None, *, band: tuple[float, float], margin: float) -> Advice:
-    """What a supervised start needs before GRPO can learn when to look.
+    """Advice for further SFT before GRPO can learn when a tool call pays.
 
     Args:
         lookups: Share of sampled episodes on look-up questions with a tool call, in [0, 1].
         others: The same on other questions; None without such questions.
         band: Lowest and highest share on look-ups.
-        margin: By how much the share on others must be lower, at least.
+        margin: Minimum by which the share on others must be lower.
 
     >>> judge_start(0.25, 0.1, band=(0.15, 0.4), margin=0.05)
     'ok'
@@ -48,7 +48,7 @@ class StartFigures:
         questions: Number of questions.
         samples: Episodes of each question.
         look_share: Share of episodes with a tool call, in [0, 1].
-        interval: Its 95% interval; episodes of one question are not taken for independent.
+        interval: Its 95% interval; episodes of one question are not assumed independent.
         pass_1: Mean share of right answers, by the strict verdict.
         pass_k: Share of questions with a right answer among their samples.
     """
@@ -76,7 +76,7 @@ def start_figures(answers: Mapping[str, Sequence[Answer]]) -> dict[str, StartFig
     """Figures of look-ups, of others, and of each family of these.
 
     Args:
-        answers: Under `LOOKUPS` and `OTHERS`, as many sampled episodes of each question.
+        answers: Sampled episodes under `LOOKUPS` and `OTHERS`, the same number of each question.
     """
     groups: dict[str, list[Answer]] = {name: list(group) for name, group in answers.items() if group}
     for answer in answers.get(OTHERS, ()):
@@ -106,7 +106,7 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
     """95% interval of a mean: Wilson's, for the number of independent episodes (Kish 1965, design effect).
 
     Args:
-        shares: Of each question, over `samples` episodes.
+        shares: Share of each question, over `samples` episodes.
     """
     share, count = mean(shares), len(shares) * samples
     by_chance = share * (1 - share) / samples

@@ -2,7 +2,7 @@
 
 Intervals are cluster bootstraps over databases, tests flip the signs of the databases' differences (Miller
 2024, arXiv:2411.00640, sec. 2.2; Good 2005, "Permutation, Parametric and Bootstrap Tests", ch. 3). The naive
-figures, which take questions for independent, stand beside them.
+figures, which assume independent questions, are given beside them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Accuracy:
     Attributes:
         correct: Right answers, 0..total.
         total: Questions; 0 gives the accuracy 0 and the interval (0, 1).
-        by_database: Right answers and questions of each database; empty where not known.
+        by_database: Right answers and questions of each database; empty if unknown.
     """
 
     correct: int
@@ -40,7 +40,7 @@ class Accuracy:
         """Count answers.
 
         Args:
-            answers: Of each question its database, and True for a right answer.
+            answers: Database of each question, and True for a right answer.
         """
         counts: dict[str, tuple[int, int]] = {}
         for database, is_right in answers:
@@ -50,7 +50,7 @@ class Accuracy:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `record` returned; records of earlier versions have no databases."""
+        """Read the fields of `record`; those of earlier versions have no databases."""
         counts = {name: (right, asked) for name, (right, asked) in record.get("by_database", {}).items()}
         return cls(record["correct"], record["total"], counts)
 
@@ -70,12 +70,12 @@ class Accuracy:
 
     @property
     def accuracy(self) -> float:
-        """In [0, 1], not percent."""
+        """Share of right answers in [0, 1], not percent."""
         return self.correct / self.total if self.total else 0.0
 
     @property
     def interval(self) -> Interval:
-        """95% interval by database, in [0, 1]; the naive one where there are not two databases.
+        """95% interval by database, in [0, 1]; the naive one with fewer than two databases.
 
         >>> uneven = Accuracy(20, 40, {"a": (10, 10), "b": (10, 15), "c": (0, 15)})
         >>> uneven.intervals
@@ -103,7 +103,7 @@ class Accuracy:
 
     @property
     def intervals(self) -> str:
-        """Both intervals in percent, by database first; one where there are not two databases."""
+        """Both intervals in percent, by database first; one with fewer than two databases."""
         both = [self.interval, self.naive_interval][-2 if len(self.by_database) > 1 else -1 :]
         return "; ".join(f"{low * 100:.0f}-{high * 100:.0f}" for low, high in both)
 
@@ -123,14 +123,14 @@ class Accuracy:
 
 
 def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Interval) -> Interval:
-    """95% interval of `sum(sums) / sum(sizes)`: a cluster bootstrap of 4,000 draws, always the same ones.
+    """95% interval of `sum(sums) / sum(sizes)`: a cluster bootstrap of 4,000 draws with a fixed seed.
 
     Never narrower than the naive interval: a bootstrap of few databases is too narrow, and of databases that
-    are all alike it has no width. Of fewer than two databases, it is the naive one.
+    are all alike it has no width. With fewer than two databases, it is the naive one.
 
     Args:
-        sums: Of each database.
-        sizes: Questions of each database.
+        sums: Sum of each database.
+        sizes: Number of questions of each database.
     """
     n = len(sums)
     if n < 2:
@@ -141,9 +141,9 @@ def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Inter
 
 
 def sign_flip_p(differences: Iterable[int]) -> float:
-    """Two-sided p-value of a sum of differences, one of each database, whose signs could as well be others.
+    """Two-sided p-value of a sum of differences, one of each database, by flipping their signs.
 
-    Exact up to 20 databases that differ, else by 20,000 random flips, always the same ones.
+    Exact up to 20 databases that differ, else by 20,000 random flips with a fixed seed.
 
     >>> sign_flip_p([3, 2, 1]), sign_flip_p([3, -2, -1]), sign_flip_p([])
     (0.25, 1.0, 1.0)
@@ -161,7 +161,7 @@ def sign_flip_p(differences: Iterable[int]) -> float:
 
 
 def remark(databases: int) -> str:
-    """Warning beside figures of few databases; empty from 8 on, and where databases are not known."""
+    """Warning beside figures of few databases; empty from 8 on, and if databases are unknown."""
     if not 0 < databases < FEW_DATABASES:
         return ""
     if databases == 1:
@@ -173,7 +173,7 @@ def remarks(sets: Mapping[str, Any]) -> dict[str, str]:
     """Warnings about sets of few databases, by the name of the set.
 
     Args:
-        sets: Of `evaluation.json`.
+        sets: `sets` of `evaluation.json`.
     """
     found = {
         name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()

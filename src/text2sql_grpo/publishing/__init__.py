@@ -1,1 +1,1 @@
-"""From a finished run to a model other people can load: merge, model card, Hub."""
+"""Publishing of a finished run: merge, model card, Hub."""

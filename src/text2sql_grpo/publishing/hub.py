@@ -1,7 +1,7 @@
 """Push a model, an adapter or a run folder to the Hugging Face Hub.
 
-Private by default, nothing sent before all checks. An upload that broke off goes on where it was when the
-same command runs again: huggingface_hub sends no file again that the Hub has, nor, with Xet, a part of one.
+Private by default, nothing sent before all checks. Running the same command again resumes an interrupted
+upload: huggingface_hub sends no file again that the Hub has, nor, with Xet, a part of one.
 """
 
 import logging
@@ -35,7 +35,7 @@ TOKEN_VARIABLES = ("HF_TOKEN", "HF_KEY")
 
 
 def find_token() -> str | None:
-    """The Hub token of this environment; None if neither HF_TOKEN nor the older HF_KEY is set."""
+    """Hub token of this environment; None if neither HF_TOKEN nor the older HF_KEY is set."""
     return next((token for name in TOKEN_VARIABLES if (token := os.environ.get(name, "").strip())), None)
 
 
@@ -47,21 +47,21 @@ def push_to_hub(
     token: str | None = None,
     audits: Sequence[Path] = (),
 ) -> str:
-    """Address of the repository that now holds the model or adapter, its tokenizer and its card.
+    """Push a model or adapter, its tokenizer and its card; returns the repository's URL.
 
     The card is written from the run folder around `folder`, unless a README.md written by hand is there.
-    Only model files directly in `folder` go out: no checkpoints, no optimizer state. HF_ENDPOINT is obeyed.
+    Only model files directly in `folder` are sent: no checkpoints, no optimizer state. HF_ENDPOINT is obeyed.
 
     Args:
         folder: A merged model or an adapter, such as `RUN/merged` or `RUN/adapter`.
-        repo_id: `name/model`; a bare `model` goes to the token's own account.
-        private: Keep it from everybody else; a repository that is already public is then refused.
-        token: Of the Hub; None takes HF_TOKEN (or HF_KEY) from the environment.
-        audits: For the card, see `write_model_card`.
+        repo_id: `name/model`; a bare `model` goes to the token's account.
+        private: Require a private repository; a public one is refused.
+        token: Hub token; None takes HF_TOKEN (or HF_KEY) from the environment.
+        audits: See `write_model_card`.
 
     Raises:
-        HubError: Offline mode, no token, a token that is refused, a repository more public than asked
-            for, a secret in a file, or a Hub that fails; the text says whether anything was sent.
+        HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
+            in a file, or a failure of the Hub; the text states whether anything was sent.
         ModelError: `folder` is no loadable model or adapter.
     """
     token = _token(token, folder)
@@ -93,13 +93,13 @@ def push_run_folder(
     private: bool = True,
     token: str | None = None,
 ) -> str:
-    """Address of the dataset that now holds a run: config, figures, episodes, answers and a card.
+    """Push a run as a dataset: config, metrics, episodes, answers and a card; returns its URL.
 
-    Checkpoints, models, adapters and the files of trackers stay here unless they are asked for by name.
+    Checkpoints, models, adapters and the files of trackers are sent only by `include`.
 
     Args:
         run: A run folder.
-        repo_id: See `push_to_hub`, as for `private` and `token`.
+        repo_id: See `push_to_hub`, also for `private` and `token`.
         include: Names or patterns of more folders and files in it, such as `adapter` or `checkpoint-*`.
 
     Raises:
@@ -108,12 +108,12 @@ def push_run_folder(
     """
     token = _token(token, run)
     if not (run / "config.yaml").is_file():
-        raise DataError(f"expected a run folder with config.yaml, found none: {run}")
+        raise DataError(f"no run folder: config.yaml is missing ({run})")
     for pattern in include:
         parts = Path(pattern).parts
         is_inside = parts and ".." not in parts and not Path(pattern).is_absolute()
         if not is_inside or not any(run.glob(pattern)):
-            raise DataError(f"expected --include of names in the run folder, got {pattern!r} ({run})")
+            raise DataError(f"--include must name files in the run folder, got {pattern!r} ({run})")
 
     def names() -> list[str]:
         chosen = [path for pattern in include for path in run.glob(pattern)]
@@ -129,7 +129,7 @@ def push_run_folder(
 
 
 def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Names of files directly in a folder: the Hub's own patterns would reach into subfolders."""
+    """Names of files directly in a folder: the Hub's patterns would match in subfolders too."""
     return sorted({path.name for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
@@ -139,11 +139,11 @@ def _is_forbidden(name: str) -> bool:
 
 def _token(token: str | None, folder: Path) -> str:
     if is_offline_mode():
-        raise HubError(f"expected to be online, but HF_HUB_OFFLINE is set; nothing was sent ({folder})")
+        raise HubError(f"cannot push: HF_HUB_OFFLINE is set; nothing was sent ({folder})")
     token = token or find_token()
     if token is None:
         names = " or ".join(TOKEN_VARIABLES)
-        raise HubError(f"expected a Hub token in {names} (environment or .env), got none; nothing was sent")
+        raise HubError(f"no Hub token: set {names} (environment or .env); nothing was sent")
     return token
 
 
@@ -158,11 +158,11 @@ def _push(
     write_card: Callable[[str], None],
     stale: Sequence[str] = (),
 ) -> str:
-    """Address of the repository that now holds these files.
+    """Push files; returns the repository's URL.
 
     Args:
-        names: The files, once the card is written.
-        stale: Patterns of files that are deleted there if they are not among these.
+        names: Returns the names of the files, once the card is written.
+        stale: Patterns of other files to delete in the repository.
     """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     check_no_secrets(folder, names())
@@ -175,9 +175,9 @@ def _push(
         existed = api.repo_exists(repo_id, repo_type=kind)
         url = str(api.create_repo(repo_id, repo_type=kind, private=private, exist_ok=True))
         if private and not api.repo_info(repo_id, repo_type=kind).private:
-            raise HubError(f"expected a private repository, {repo_id} is public (--public allows it); {sent}")
+            raise HubError(f"the repository {repo_id} is public: use another, or --public; {sent}")
         logger.info("%s repository %s, uploading %s", "existing" if existed else "new", url, folder)
-        sent = "some files may have been sent, and the same command goes on from there"
+        sent = "some files may have been sent, and the same command resumes from there"
         api.upload_folder(
             repo_id=repo_id,
             repo_type=kind,

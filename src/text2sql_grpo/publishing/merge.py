@@ -1,10 +1,9 @@
-"""Merge a LoRA adapter into its base, check that the answers stay the same, write a plain model folder.
+"""Merge of a LoRA adapter into its base, with a check of the logits, into a plain model folder.
 
 Weights are read, merged in float32, cast and written one after another, so that a model of any size takes the
 memory of its largest layer and one file. (Merging in bfloat16 would move the logits by about 6e-3, merging in
 float32 moves them by less than 1e-6.) An adapter that was trained on 4-bit weights is merged into those,
-dequantised, not into the weights that they were rounded from. Nothing appears at the target path before it
-was checked.
+dequantised, not into the original weights. Nothing appears at the target path before it was checked.
 """
 
 from collections.abc import Iterator
@@ -40,15 +39,15 @@ _PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What was merged, and by how much the largest logit moved at each step.
+    """Summary of a merge, with the largest change of a logit at each step.
 
     Attributes:
         source: The adapter folder, or the folder of a fully trained model.
-        base: Where the base was loaded from; None for a fully trained model.
-        out: The folder written.
+        base: Path of the base; None for a fully trained model.
+        out: The written folder.
         dtype: Type of the written weights.
-        num_parameters: Weights in the merged model.
-        is_four_bit: Whether the adapter was merged into 4-bit weights, dequantised.
+        num_parameters: Number of weights in the merged model.
+        is_four_bit: True if the adapter was merged into dequantised 4-bit weights.
         merge_difference: Adapter on its base against the merged model, both float32.
         cast_difference: Merged float32 weights against the written ones, read again.
     """
@@ -81,19 +80,19 @@ def merge_adapter(
     quantization: Quantization = "auto",
     tolerance: float = 1e-4,
 ) -> MergeReport:
-    """Report of one merge; `out` then holds weights, tokenizer, chat template and generation config.
+    """Merge an adapter; `out` then holds weights, tokenizer, chat template and generation config.
 
-    A folder that holds a full model instead of an adapter takes the same way: cast, written, read again.
-    An earlier merged model at `out` is replaced, but only once the new one is complete.
+    A folder with a full model instead of an adapter is handled alike: cast, written, read again.
+    An earlier merged model at `out` is replaced once the new one is complete.
 
     Args:
         adapter: Folder with `adapter_config.json`, or with the `config.json` of a full model.
-        out: Folder to write; any missing parent is made.
+        out: Folder to write; missing parents are made.
         base: Folder or Hub id of the base; None takes the one named by the adapter.
-        dtype: `float32`, `bfloat16`, `float16`, or `auto` for the type the base is stored in.
-        quantization: Of the base when the adapter was trained; `auto` reads it from the `config.yaml` beside
-            the adapter, none where there is none.
-        tolerance: Largest change of a logit that passes; scaled by the largest logit where that is over 1.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto` for the stored type of the base.
+        quantization: Quantization of the base in training; `auto` reads it from the `config.yaml` beside the
+            adapter, and is `none` without one.
+        tolerance: Maximum change of a logit; scaled by the largest logit if that is over 1.
 
     Raises:
         ModelError: Adapter or base missing, broken, or not made for each other; the merged or the
@@ -102,16 +101,16 @@ def merge_adapter(
     is_adapter = (adapter / "adapter_config.json").is_file()
     if not is_adapter and not (adapter / "config.json").is_file():
         raise ModelError(
-            f"expected adapter_config.json or a full model's config.json, got neither: {adapter}"
+            f"nothing to merge: neither adapter_config.json nor a full model's config.json in {adapter}"
         )
     if not is_adapter and base is not None:
-        raise ModelError(f"expected an adapter to put on base {base}, got a full model: {adapter}")
+        raise ModelError(f"a base ({base}) needs an adapter, got a full model: {adapter}")
     _check_out(out, adapter)
 
     peft_config = read_adapter_config(adapter) if is_adapter else None
     model_path = base or (peft_config.base_model_name_or_path if peft_config else str(adapter))
     if not model_path:
-        raise ModelError(f"expected the adapter to name its base, got none; give --base: {adapter}")
+        raise ModelError(f"the adapter does not name its base; give --base: {adapter}")
     named, model_path = model_path, model_folder(model_path)
     config = read_model_config(model_path)
     target_dtype = dtype_to_write(dtype, config)
@@ -159,24 +158,24 @@ def merge_adapter(
 
 
 def _weight_names(model: Any) -> list[str]:
-    """Weights that a model folder holds: tied ones once."""
+    """Names of the weights in a model folder: tied ones once."""
     return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
 
 
 def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | None) -> Fetch:
-    """Weights of the base by their names in the model, as they were in training.
+    """Weights of the base by their names in the model, equal to those in training.
 
     Args:
-        quantized_from: The type from which training rounded the linear layers to 4 bits; None for not at all.
+        quantized_from: Type from which training rounded the linear layers to 4 bits; None for no rounding.
     """
     try:
         stored = StoredWeights(model_path)
     except (OSError, DataError, KeyError, SafetensorError) as error:
-        raise ModelError(f"expected a loadable model: {error} ({model_path})") from error
+        raise ModelError(f"cannot load the model: {error} ({model_path})") from error
     tied = model.all_tied_weights_keys
     missing = [name for name in _weight_names(model) if name not in stored]
     if missing:
-        raise ModelError(f"expected all weights, missing {sorted(missing)[:3]}: {model_path}")
+        raise ModelError(f"weights are missing: {sorted(missing)[:3]} ({model_path})")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     kept = get_keys_to_not_convert(model)
     rounded = {
@@ -189,7 +188,7 @@ def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | Non
         weight = stored[tied.get(name, name)]
         if weight.shape != shapes[name]:
             raise ModelError(
-                f"expected {name} of shape {tuple(shapes[name])}, got {tuple(weight.shape)}: {model_path}"
+                f"{name} must have shape {tuple(shapes[name])}, got {tuple(weight.shape)}: {model_path}"
             )
         if quantized_from is not None and name in rounded:
             weight = to_four_bits_and_back(weight, quantized_from)
@@ -214,7 +213,7 @@ def _merged_weights(adapted: Any, fetch: Fetch, adapter: Path) -> Fetch:
             try:
                 layer.merge(safe_merge=True)
             except ValueError as error:
-                raise ModelError(f"expected finite adapter weights: {error} ({adapter})") from error
+                raise ModelError(f"cannot merge the adapter weights: {error} ({adapter})") from error
             layer.merged_adapters.clear()
             weight: torch.Tensor = base.get_parameter(own).detach()
         return weight
@@ -224,11 +223,11 @@ def _merged_weights(adapted: Any, fetch: Fetch, adapter: Path) -> Fetch:
 
 def _check_out(out: Path, source: Path) -> None:
     if out.resolve() == source.resolve():
-        raise ModelError(f"expected another folder to write to than the one that is read: {out}")
+        raise ModelError(f"cannot write to the folder that is read: {out}; choose another folder")
     if out.exists() and not out.is_dir():
-        raise ModelError(f"expected a folder to write to, got a file: {out}")
+        raise ModelError(f"cannot write to a file: {out}; choose a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
-        raise ModelError(f"expected a new folder or an earlier merged model, found other files: {out}")
+        raise ModelError(f"the folder holds other files than a merged model: {out}; choose a new folder")
 
 
 def _vocab_size(model: Any) -> int:
@@ -239,7 +238,7 @@ def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: fl
     difference = (expected - got).abs().max().item()
     limit = tolerance * max(1.0, expected.abs().max().item())
     if not difference <= limit:  # also catches NaN
-        raise ModelError(f"expected equal logits within {limit:.1e}, differ by {difference:.1e}: {what}")
+        raise ModelError(f"logits differ by {difference:.1e}, more than {limit:.1e}: {what}")
     return difference
 
 
@@ -247,12 +246,14 @@ def _check_same_tokenizer(tokenizer: Any, folder: Path) -> None:
     reloaded = AutoTokenizer.from_pretrained(str(folder))
     same_ids = reloaded(_PROBE_TEXT)["input_ids"] == tokenizer(_PROBE_TEXT)["input_ids"]
     if not same_ids or reloaded.chat_template != tokenizer.chat_template:
-        raise ModelError(f"the written tokenizer reads otherwise than {tokenizer.name_or_path} did")
+        raise ModelError(
+            f"the saved tokenizer encodes the probe text differently from {tokenizer.name_or_path}"
+        )
 
 
 @contextmanager
 def _complete_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place when the block ends well, else is removed."""
+    """Folder beside `out` that replaces it when the block ends, or is removed after an error."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with draft(out) as scratch:

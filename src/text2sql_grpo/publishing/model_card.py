@@ -1,4 +1,4 @@
-"""The model card of a run, written from its run folder alone."""
+"""Model card of a run, written from its run folder alone."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import COMPARISON, CONFIG, CURVE, EVALUATION, read_evaluation, read_metrics
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
-_PEFT_MARK = "# Model Card for Model ID"  # the form that PEFT leaves beside an adapter, not filled in
+_PEFT_MARK = "# Model Card for Model ID"  # PEFT's empty template beside an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GRADINGS = ("strict", "official")
 
@@ -73,10 +73,10 @@ def write_model_card(
     license_id: str | None = None,
     audits: Sequence[Path] = (),
 ) -> Path:
-    """Path of the `README.md` written into a model's or adapter's folder, with the learning curve beside it.
+    """Write the `README.md` of a model's or adapter's folder, with the learning curve; returns its path.
 
-    Reads `config.yaml`, `metrics.jsonl`, `evaluation.json`, `comparison.json` and `audit*.json` of `run`; a
-    missing one is said to be missing.
+    Reads `config.yaml`, `metrics.jsonl`, `evaluation.json`, `comparison.json` and `audit*.json` of `run`; the
+    card names missing ones.
 
     Args:
         run: The run folder.
@@ -86,7 +86,7 @@ def write_model_card(
         audits: More files of `audit data --json`.
 
     Raises:
-        DataError: One of the files is not what it should be.
+        DataError: One of the files has unexpected content.
     """
     config = _read_config(run / CONFIG)
     is_adapter = (folder / "adapter_config.json").is_file()
@@ -123,7 +123,7 @@ def write_model_card(
 
 
 def is_written_by_hand(readme: Path) -> bool:
-    """True for a README.md that neither this module nor PEFT wrote, or that was taken over from it."""
+    """True for a README.md that neither this module nor PEFT wrote, or whose mark was removed."""
     if not readme.is_file():
         return False
     text = readme.read_text(encoding="utf-8")
@@ -136,9 +136,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise DataError(f"expected YAML: {error} ({path})") from error
+        raise DataError(f"cannot parse the YAML: {error} ({path})") from error
     if not isinstance(config, dict):
-        raise DataError(f"expected a YAML mapping, got {type(config).__name__} ({path})")
+        raise DataError(f"a config must be a YAML mapping, got {type(config).__name__} ({path})")
     return config
 
 
@@ -199,8 +199,8 @@ def _data(config: dict[str, Any], audits: Sequence[Path]) -> str:
                 "quarantine."
             )
         except (KeyError, TypeError) as error:
-            raise DataError(f"expected the JSON of `audit data`, came upon {error!r} ({path})") from error
-        table = ["", "", "| reason | questions | what it says |", "| --- | --- | --- |", *rows]
+            raise DataError(f"cannot read the JSON of `audit data`: {error!r} ({path})") from error
+        table = ["", "", "| reason | questions | meaning |", "| --- | --- | --- |", *rows]
         parts.append(intro + ("\n".join(table) if rows else " Nothing was found."))
     return "\n\n".join(parts)
 
@@ -227,11 +227,12 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> str:
         )
         merge = evaluation.get("merge_check")
         merged = merge and (
-            f"Merging: of {merge['before']['total']} questions {merge['other_sql']} were answered by another "
-            f"query after it; {merge['before']['correct']} right before, {merge['after']['correct']} after."
+            f"Merging: of {merge['before']['total']} questions {merge['other_sql']} were answered with"
+            f" different SQL after it; {merge['before']['correct']} right before,"
+            f" {merge['after']['correct']} after."
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"expected scored sets, came upon {error!r} ({path})") from error
+        raise DataError(f"cannot read the scored sets: {error!r} ({path})") from error
     temperature = evaluation.get("temperature")
     how = {None: "", 0: " Greedy."}.get(temperature, f" Sampled at temperature {temperature}.")
     intro = (
@@ -252,7 +253,7 @@ def _compared(path: Path) -> str | None:
     try:
         return f"Against `{comparison['base']}` on the same questions: {comparison['verdict']}"
     except KeyError as error:
-        raise DataError(f"expected a comparison, came upon {error!r} ({path})") from error
+        raise DataError(f"cannot read the comparison: {error!r} ({path})") from error
 
 
 def _rows(name: str, scores: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The dataset card of a run folder."""
+"""Dataset card of a run folder."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _TABLES = {
 
 
 def write_run_card(run: Path) -> Path:
-    """Path of the `README.md` written into a run folder."""
+    """Write the `README.md` of a run folder; returns its path."""
     found = {name: about for name, about in _TABLES.items() if (run / f"{name}.jsonl").is_file()}
     data = DatasetCardData(
         tags=["text-to-sql", "grpo", "rollouts"],
@@ -31,7 +31,7 @@ def write_run_card(run: Path) -> Path:
     curve = "![Learning curve](learning_curve.png)\n\n" if (run / "learning_curve.png").is_file() else ""
     text = (
         f"---\n{data.to_yaml()}\n---\n{MARK}\n\n# {run.resolve().name}\n\n"
-        "What a training run of text2sql-grpo left: its config, figures and episodes.\n\n"
+        "Config, metrics and episodes of a training run of text2sql-grpo.\n\n"
         f"{curve}{chr(10).join(lines)}\n"
     )
     path = run / "README.md"

@@ -1,6 +1,6 @@
-"""The weights of a model folder, read and written one tensor at a time.
+"""Weights of a model folder, read and written one tensor at a time.
 
-Whatever the size of the model, at most one written file's worth of tensors is in memory.
+At most one written file's worth of tensors is in memory, whatever the size of the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.files import read_json, write_json
 
-_PACKED = ".absmax"  # stands beside a weight that bitsandbytes stored in 4 bits
+_PACKED = ".absmax"  # suffix of the state of a weight that bitsandbytes stored in 4 bits
 _MAX_FILE_BYTES = 2 << 30
 
 
@@ -40,7 +40,7 @@ class StoredWeights:
         return name in self._file_of
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """One tensor in its stored type, or as dequantised."""
+        """Read one tensor in its stored type, or dequantised."""
         tensor = self._read(name)
         if name + _PACKED not in self._file_of:
             return tensor
@@ -64,12 +64,12 @@ class StoredWeights:
     def _file(self, name: str, *, is_needed: bool = True) -> Any:
         found = cached_file(self._path, name, _raise_exceptions_for_missing_entries=False)
         if found is None and is_needed:
-            raise ModelError(f"expected weights as safetensors, got no {name}: {self._path}")
+            raise ModelError(f"no weights as safetensors: {name} is missing ({self._path})")
         return found and Path(found)
 
 
 def to_four_bits_and_back(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight as training sees it that loads it in 4 bits (NF4, double quantisation) from `dtype`."""
+    """Round a weight like 4-bit training does (NF4, double quantisation, from `dtype`)."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     packed, state = quantize_4bit(weight.to(dtype), compress_statistics=True, quant_type="nf4")
@@ -83,12 +83,12 @@ def write_weights(
     """Write and read back safetensors, in several files with an index if one would be over 2 GiB.
 
     Args:
-        folder: Where the files are written.
-        outlines: The tensors by name, on `meta`: their shapes and the type to write.
+        folder: Folder of the files.
+        outlines: Tensors by name, on `meta`: their shapes and the type to write.
         weight: Returns the tensor of a name; one file's worth of them is in memory.
 
     Raises:
-        ModelError: What was read back differs.
+        ModelError: The files differ when read back.
     """
     split = split_torch_state_dict_into_shards(dict(outlines), max_shard_size=_MAX_FILE_BYTES)
     for file, names in split.filename_to_tensors.items():
@@ -99,9 +99,7 @@ def write_weights(
             for name, tensor in tensors.items():
                 # As bytes, so that NaN equals itself.
                 if not torch.equal(_bytes(written.get_tensor(name)), _bytes(tensor)):
-                    raise ModelError(
-                        f"expected {name} as it was written, read something else: {folder / file}"
-                    )
+                    raise ModelError(f"{name} differs when read back: {folder / file}; check the disk")
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / SAFETENSORS_INDEX_FILE, index)

@@ -1,4 +1,4 @@
-"""A model whose weights are fetched when a layer runs and let go after it.
+"""Model whose weights are loaded when a layer runs and freed after it.
 
 It computes logits of a model that does not fit into memory: only the largest layer must.
 """
@@ -15,7 +15,7 @@ Fetch = Callable[[str], torch.Tensor]
 
 
 def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a config, on the CPU in evaluation mode, with weights that take no memory."""
+    """Model of a config, on the CPU in evaluation mode, with weights that take no memory."""
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for module in model.modules():
@@ -27,7 +27,7 @@ def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _hollow(shape: torch.Size) -> torch.nn.Parameter:
-    """One zero, shown at every place; unlike beside one on `meta`, PEFT leaves adapters where they are."""
+    """Expanded zero; unlike with a parameter on `meta`, PEFT does not move adapters."""
     parameter = torch.nn.Parameter(torch.zeros(()).expand(shape), requires_grad=False)
     setattr(parameter, _MARK, True)
     return parameter
@@ -42,7 +42,7 @@ def _hollow_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]
 
 @contextmanager
 def filled(module: torch.nn.Module, name: str, fetch: Fetch) -> Iterator[None]:
-    """Gives a layer its own weights, float32, while the block runs."""
+    """Give a layer its float32 weights while the block runs."""
     hollow = _fill(module, name, fetch)
     try:
         yield
@@ -79,7 +79,7 @@ def streamed_logits(model: torch.nn.Module, token_ids: torch.Tensor, fetch: Fetc
 
 
 def base_name(name: str) -> str:
-    """The name that a module has without PEFT around it."""
+    """Name of a module without PEFT's wrappers."""
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 

@@ -1,4 +1,4 @@
-"""What may leave this machine: whole models and adapters, named files of a run, and never a secret."""
+"""Checks before an upload: complete models and adapters, listed files of a run, and no secrets."""
 
 import json
 import os
@@ -22,9 +22,9 @@ RUN_FILES = (
     *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl", "audit*.json"),
     *("learning_curve.png", "report.html"),
 )
-# Never, whatever is asked for.
+# Never sent.
 FORBIDDEN = (".env*", "*.env", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "*.partial")
-# Binary, or the words of a base's tokenizer, among which stands anything.
+# Binary, or a tokenizer's vocabulary, which may hold any text.
 _NOT_READ = (
     *(".safetensors", ".png", ".pt", ".pth", ".bin", ".wandb"),
     *("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
@@ -45,22 +45,22 @@ _SECRET = re.compile(
 
 
 def check_model_folder(folder: Path) -> None:
-    """Return if config, weights and tokenizer are all there and readable.
+    """Check that config, weights and tokenizer are all there and readable.
 
-    The weight files' headers are read, not the weights; a cut-off file is found.
+    Reads the headers of the weight files, not the weights; detects truncated files.
 
     Raises:
-        ModelError: What is missing or broken, and where.
+        ModelError: A file is missing or broken.
     """
     if not (folder / "config.json").is_file():
-        raise ModelError(f"expected a model folder with config.json, found none: {folder}")
+        raise ModelError(f"no model folder: config.json is missing ({folder})")
     index = folder / "model.safetensors.index.json"
     try:
         names = {"model.safetensors"}
         if index.is_file():
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected readable safetensors weights: {error} ({folder})") from error
+        raise ModelError(f"cannot read the safetensors weights: {error} ({folder})") from error
     _check_weights(folder, names)
 
     from transformers import AutoConfig, AutoTokenizer  # seconds to import; the checks above come first
@@ -69,21 +69,21 @@ def check_model_folder(folder: Path) -> None:
         AutoConfig.from_pretrained(str(folder))
         AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"expected a readable config and tokenizer: {error} ({folder})") from error
+        raise ModelError(f"cannot read config and tokenizer: {error} ({folder})") from error
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Return if config and weights of a LoRA adapter are there and readable.
+    """Check that config and weights of a LoRA adapter are there and readable.
 
     Raises:
-        ModelError: What is missing or broken, and where.
+        ModelError: A file is missing or broken.
     """
     from peft import PeftConfig
 
     try:
         PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"expected a readable adapter_config.json: {error} ({folder})") from error
+        raise ModelError(f"cannot read adapter_config.json: {error} ({folder})") from error
     _check_weights(folder, {"adapter_model.safetensors"})
 
 
@@ -93,14 +93,14 @@ def _check_weights(folder: Path, names: Iterable[str]) -> None:
             with safe_open(folder / name, framework="numpy") as weights:
                 weights.keys()
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"expected readable safetensors weights: {error} ({folder})") from error
+        raise ModelError(f"cannot read the safetensors weights: {error} ({folder})") from error
 
 
 def check_no_secrets(folder: Path, names: Iterable[str]) -> None:
-    """Return if no file holds a secret of this environment, or what looks like somebody's.
+    """Check that no file holds a secret of this environment, or text that looks like a secret.
 
     Raises:
-        HubError: Which file and line, and the variable; the secret itself is not shown.
+        HubError: Names file, line and variable; the secret itself is not shown.
     """
     values = {
         name: value.strip().encode()
@@ -114,9 +114,9 @@ def check_no_secrets(folder: Path, names: Iterable[str]) -> None:
             for number, line in enumerate(file, 1):
                 found = [f"the value of {variable}" for variable, value in values.items() if value in line]
                 if not found and _SECRET.search(line):
-                    found = ["what looks like a token, a private key, a webhook or a password in an address"]
+                    found = ["text like a token, a private key, a webhook or a password in an address"]
                 if found:
                     raise HubError(
-                        f"expected files without secrets, got {found[0]}: nothing was sent "
-                        f"({folder / name}, line {number})"
+                        f"a file holds {found[0]}: nothing was sent ({folder / name}, line {number});"
+                        " remove it first"
                     )

@@ -1,4 +1,4 @@
-"""What a model card shows of how to use a model: the prompt of its run, in transformers, vLLM and clients."""
+"""Usage examples for a model card: the prompt of its run, in transformers, vLLM and clients."""
 
 import dataclasses
 import sqlite3
@@ -49,13 +49,13 @@ print(answer.choices[0].message)
 
 
 def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | None, is_adapter: bool) -> str:
-    """The part of a model card, in Markdown.
+    """Section of a model card, in Markdown.
 
     Args:
-        settings: The section `environment` of the run's config; the defaults count for what is not in it.
-        repo_id: Of the Hub, or a folder.
+        settings: Section `environment` of the run's config; missing fields have their defaults.
+        repo_id: Hub id, or a folder.
         base: Hub id or folder of the adapter's base.
-        is_adapter: Whether a LoRA adapter is there instead of a whole model.
+        is_adapter: whether `repo_id` is a LoRA adapter instead of a whole model.
     """
     names = {field.name for field in dataclasses.fields(EnvironmentSettings)} - {"observation", "limits"}
     known = EnvironmentSettings(**{name: settings[name] for name in names if name in settings})
@@ -85,7 +85,7 @@ def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | Non
         "With vLLM, as a server"
         + (" (the parser of Qwen2.5; other families have others):" if is_native else ":"),
         _VLLM.format(command=command),
-        "which any client of OpenAI's interface can ask:",
+        "and any client of OpenAI's API:",
         _CLIENT.format(**parts),
         "This is one turn of at most "
         f"{known.max_turns}: run the query that it asks for, add the rows as a message, and ask again until "
@@ -96,7 +96,7 @@ def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | Non
 
 
 def _messages(settings: EnvironmentSettings) -> list[dict[str, str]]:
-    """A small question as the run would ask it."""
+    """Prompt of a small question in the run's format."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "world.sqlite"
         with closing(sqlite3.connect(path)) as connection:

@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture, drawn from its run folder alone."""
+"""Learning curve of a run as a picture, drawn from its run folder alone."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from text2sql_grpo.training.run_log import looks_by_family
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
 CURVES = ("accuracy/strict", "reward", "episode/looks")
 
-# Okabe and Ito's palette, told apart by colour-blind readers too.
+# Okabe and Ito's palette, distinguishable for colour-blind readers too.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 
 _FAMILY_COLOURS = (_GREEN, _PURPLE, _ORANGE, _BLUE)
@@ -28,17 +28,17 @@ Parts = dict[str, Accuracy]
 
 
 def plot_learning_curve(run: Path) -> Path:
-    """Path of the `learning_curve.png` written into the run folder.
+    """Draw `learning_curve.png` into the run folder; returns its path.
 
-    Left, by training step: strict accuracy and reward, looks per question by family where there are several,
-    and both on `data.dev` where it was evaluated on a schedule. Right, if the run
-    was evaluated: accuracy on each held-out set before and after, look-up and other questions apart.
+    Left, by training step: strict accuracy and reward, looks per question by family if there are several,
+    and both on `data.dev` if it was evaluated on a schedule. Right, if the run was evaluated: accuracy on
+    each held-out set before and after, separately for look-up and other questions.
 
     Args:
-        run: With `metrics.jsonl`; `evaluation.json` and every part of it may be absent.
+        run: Run folder with `metrics.jsonl`; `evaluation.json` and every part of it may be absent.
 
     Raises:
-        DataError: `metrics.jsonl` is missing or holds no step, or a file is not what it should be.
+        DataError: `metrics.jsonl` is missing or holds no step, or a file has unexpected content.
     """
     curves = _read_curves(run)
     schedule = read_schedule(run)
@@ -56,17 +56,17 @@ def plot_learning_curve(run: Path) -> Path:
         else:
             _draw_training(figure, curves, schedule)
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"expected scored sets, came upon {error!r} ({run / EVALUATION})") from error
+        raise DataError(f"cannot read the scored sets: {error!r} ({run / EVALUATION})") from error
     path = run / CURVE
     figure.savefig(path)
     return path
 
 
 def _read_curves(run: Path) -> dict[str, Points]:
-    """The points of each curve that has any; of a step that was done twice, the last."""
+    """Points of each curve that has any; the last record of a repeated step."""
     path = run / METRICS
     if not path.is_file():
-        raise DataError(f"expected a run folder with metrics.jsonl, got none ({path})")
+        raise DataError(f"no run folder: metrics.jsonl is missing ({path})")
     steps: dict[int, dict[str, Any]] = {}
     for row in read_metrics(run):
         if "step" in row:
@@ -80,12 +80,12 @@ def _read_curves(run: Path) -> dict[str, Points]:
             cast("list[tuple[int, float]]", curves.setdefault(_BY_FAMILY + family, [])).append((step, value))
     drawn = {name: points for name, points in curves.items() if points}
     if not drawn:
-        raise DataError(f"expected training steps with {' or '.join(CURVES)}, got none ({path})")
+        raise DataError(f"no training steps with {' or '.join(CURVES)} ({path})")
     return drawn
 
 
 def _parts(sets: Mapping[str, Any] | None) -> dict[str, Parts]:
-    """Strict accuracy of each set's look-up and other questions, where it has such."""
+    """Strict accuracy of each set's look-up and other questions, as far as it has both."""
     parts: dict[str, Parts] = {}
     for name, scores in (sets or {}).items():
         whole = Accuracy.read(scores["overall"]["strict"])
@@ -138,7 +138,7 @@ def _draw_training(
 
 
 def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
-    """A thin raw line under the mean of the last steps."""
+    """Draw a thin raw line and the running mean."""
     steps, values = [step for step, _ in points], [value for _, value in points]
     window = max(1, min(10, len(values) // 5))
     means = [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
@@ -201,7 +201,7 @@ def _draw_accuracies(
 
 
 def _bars(accuracies: Sequence[Accuracy]) -> list[list[float]]:
-    """Lengths of the bars below and above, by database."""
+    """Lengths of the error bars below and above, by database."""
     bounds = [(accuracy.accuracy, *accuracy.interval) for accuracy in accuracies]
     return [
         [max(0.0, value - low) for value, low, _ in bounds],
@@ -210,7 +210,7 @@ def _bars(accuracies: Sequence[Accuracy]) -> list[list[float]]:
 
 
 def _draw_marks(axes: Axes, names: Sequence[str], start: int, lookup: Mapping[str, Any]) -> None:
-    """The forced look and the cap without looks, set by set; both are about look-up questions only."""
+    """Draw the accuracy with a forced look and the cap without looks of each set's look-up questions."""
     marks = {i: lookup.get(name, {}) for i, name in enumerate(names, start)}
     forced = {i: mark.get("forced_look_before") for i, mark in marks.items()}
     caps = {i: mark.get("blind_cap", {}) for i, mark in marks.items()}
