@@ -130,7 +130,7 @@ def test_neighbours_are_kept_by_content(shop: Path, executor: SQLExecutor, tmp_p
     first = Neighbours(executor, tmp_path)
     paths = first.of(shop, GOLD)
     record = json.loads((paths[0].parent / "record.json").read_text())
-    assert record["gold"] == GOLD and 0 < record["told"] <= record["mutants"]
+    assert record["gold"] == GOLD and 0 < record["killed"] <= record["mutants"]
     again = Neighbours(executor, tmp_path)
     assert again.of(shop, GOLD) == paths and (first.made, again.made) == (1, 0)
     elsewhere = tmp_path / "elsewhere.sqlite"

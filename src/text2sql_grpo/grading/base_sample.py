@@ -1,4 +1,4 @@
-"""What is read once of a database to make small variants of it: rows, keys that hold, spare values."""
+"""Sample of a database for small variants of it: schema, rows, and keys that hold."""
 
 import re
 import sqlite3
@@ -14,12 +14,12 @@ from text2sql_grpo.sql.sqlite_file import open_database
 
 MAX_ROWS_READ = 400
 _AS = re.compile(r"\bAS\b", re.IGNORECASE)
-MAX_STEPS = 5_000_000  # SQLite instructions of one look at a whole table, some tenths of a second
+MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Columns of a table (by position) take their values from columns of `parent` (by name)."""
+    """Foreign key of columns (by position) to columns of `parent` (by name)."""
 
     columns: tuple[int, ...]
     parent: str
@@ -28,15 +28,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class TableSample:
-    """Some rows of one table and the rules that its rows keep; columns are named by position.
+    """Some rows of one table and its constraints; columns are given by position.
 
     Attributes:
-        columns: Names of the columns that can be written: generated ones are left out.
-        types: As declared.
+        columns: Names of the writable columns, without generated ones.
+        types: Declared types.
         keys: The primary key and every unique index.
         references: Foreign keys without rows that break them.
-        nullable: Columns that may be NULL and somewhere are: no evidence, no NULL.
-        rows: Up to `MAX_ROWS_READ`.
+        nullable: Columns that may be NULL and somewhere are.
+        rows: Up to `MAX_ROWS_READ` rows.
     """
 
     name: str
@@ -48,18 +48,18 @@ class TableSample:
     rows: tuple[Row, ...]
 
     def values(self, position: int) -> list[Cell]:
-        """Distinct values of one column, in the order of their first rows, without NULL."""
+        """Distinct values of one column in order of appearance, without NULL."""
         return [v for v in dict.fromkeys(row[position] for row in self.rows) if v is not None]
 
 
 @dataclass(frozen=True)
 class BaseSample:
-    """A database as its variants need it.
+    """Schema and sampled tables of a database.
 
     Attributes:
-        statements: The CREATE statements of tables, unique indexes and views, in their order.
-        views: The query of each view, by its name in lower case.
-        tables: Parents before children, as far as references go in no circle.
+        statements: CREATE statements of tables, unique indexes and views, in their order.
+        views: Query of each view, by its name in lower case.
+        tables: Tables by name, parents before children unless references form a cycle.
     """
 
     schema: Schema
@@ -69,12 +69,12 @@ class BaseSample:
 
 
 def quoted(name: str) -> str:
-    """The name in double quotes."""
+    """Name in double quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def read_sample(database: Path) -> BaseSample:
-    """The schema, the rules and some rows of a SQLite file.
+    """Read the schema, the constraints and some rows of a SQLite file.
 
     Raises:
         DataError: The file is missing, unreadable, corrupt or no database.
@@ -91,7 +91,7 @@ def read_sample(database: Path) -> BaseSample:
             ).fetchall()
             tables = [_read_table(connection, schema, table.name) for table in schema.tables]
     except sqlite3.Error as error:
-        raise DataError(f"expected a readable database, got: {error} (at {database})") from error
+        raise DataError(f"cannot read the database: {error} (at {database})") from error
     ordered = parents_first(table for table in tables if table is not None)
     queries = {name: _AS.split(statement, maxsplit=1)[1] for name, statement in views}
     return BaseSample(schema, tuple(statement for (statement,) in statements), queries, ordered)
@@ -100,9 +100,9 @@ def read_sample(database: Path) -> BaseSample:
 def with_links(
     base: BaseSample, database: Path, links: Iterable[tuple[tuple[str, str], tuple[str, str]]]
 ) -> BaseSample:
-    """The base with a reference for each link of columns that holds like a foreign key.
+    """Copy of the base with a reference for each link of columns that holds like a foreign key.
 
-    Many databases do not declare the keys that their queries join on. A link counts where one column is
+    Many databases do not declare the keys that their queries join on. A link counts if one column is
     a key by itself and holds every value of the other.
     """
     tables = dict(base.tables)
@@ -131,13 +131,13 @@ def is_contained(
 ) -> bool:
     """True if every row of `child` without NULL in `columns` has its row in `parent`.
 
-    True as well where tables are too large to find out: a key that is declared is taken on trust.
+    True as well if the tables are too large to check: a declared key is trusted.
     """
     return not _exists(connection, orphans(child, columns, parent, references))
 
 
 def _exists(connection: sqlite3.Connection, source: str) -> bool:
-    """True if `FROM .. WHERE ..` has a row; False if the look was stopped for its length."""
+    """True if `FROM .. WHERE ..` has a row; False if the scan was stopped at `MAX_STEPS`."""
     connection.set_progress_handler(lambda: 1, MAX_STEPS)
     try:
         return connection.execute(f"SELECT 1 {source} LIMIT 1").fetchone() is not None
@@ -150,7 +150,7 @@ def _exists(connection: sqlite3.Connection, source: str) -> bool:
 
 
 def orphans(child: str, columns: Sequence[str], parent: str, references: Sequence[str]) -> str:
-    """`FROM .. WHERE ..` of the rows of `child` that lack their row in `parent`."""
+    """`FROM .. WHERE ..` of the rows of `child` without a row in `parent`."""
     own = [f"c_.{quoted(column)}" for column in columns]
     matches = " AND ".join(f"p_.{quoted(r)} = {c}" for r, c in zip(references, own, strict=True))
     present = " AND ".join(f"{column} IS NOT NULL" for column in own)
@@ -161,7 +161,7 @@ def orphans(child: str, columns: Sequence[str], parent: str, references: Sequenc
 
 
 def _read_table(connection: sqlite3.Connection, schema: Schema, name: str) -> TableSample | None:
-    """None for a virtual table, and for one whose module is missing."""
+    """Sample of one table; None for a virtual table."""
     create = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
     if create.upper().startswith("CREATE VIRTUAL"):
         return None
@@ -204,7 +204,7 @@ def _read_table(connection: sqlite3.Connection, schema: Schema, name: str) -> Ta
 def _unique_keys(
     connection: sqlite3.Connection, table: str, position: dict[str, int]
 ) -> list[tuple[int, ...]]:
-    """Columns of each unique index without expressions; a partial one is taken for a whole one."""
+    """Columns of each unique index without expressions; a partial one counts as a whole one."""
     indexes = connection.execute('SELECT name FROM pragma_index_list(?) WHERE "unique"', (table,)).fetchall()
     keys = []
     for (index,) in indexes:
@@ -215,7 +215,7 @@ def _unique_keys(
 
 
 def parents_first(tables: Iterable[TableSample]) -> dict[str, TableSample]:
-    """The tables by name, parents before children; a circle of references is broken at any place."""
+    """Tables by name, parents before children; a cycle of references is broken at any place."""
     waiting = {table.name: table for table in tables}
     ordered: dict[str, TableSample] = {}
     while waiting:

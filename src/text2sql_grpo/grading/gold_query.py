@@ -1,4 +1,4 @@
-"""What a gold query depends on: its tables, columns, literals, links between columns, group sizes."""
+"""Dependencies of a gold query: its tables, columns, literals, links between columns, group sizes."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,17 +22,17 @@ MAX_NODES = 1_000  # a longer query gets no neighbours: mutating it would take t
 
 @dataclass(frozen=True)
 class GoldQuery:
-    """A query that reads tables, and what of a database its result depends on.
+    """A query that reads tables, and its dependencies on the database.
 
     Attributes:
         tree: The query; identifiers in lower case, "text in double quotes" as the string that SQLite
             takes it for.
-        columns_of: The column that each `exp.Column` of the tree stands for, by `id` of the node.
-        tables: The tables it reads.
-        columns: The columns it reads.
+        columns_of: Column of each `exp.Column` of the tree, by `id` of the node.
+        tables: Tables that it reads.
+        columns: Columns that it reads.
         literals: Values that a column is compared with; a LIKE pattern as it stands.
-        patterns: The literals that are patterns.
-        links: Pairs of columns that are compared, or that a set operation puts beside each other.
+        patterns: Literals that are patterns.
+        links: Pairs of columns that are compared, or paired by a set operation.
         grouped: Columns of its GROUP BYs.
         group_sizes: Integers that a count is compared with, and its LIMITs.
     """
@@ -49,12 +49,12 @@ class GoldQuery:
 
 
 def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyType({})) -> GoldQuery | None:
-    """What the query depends on; None if it reads no table of the schema, or sqlglot cannot read it.
+    """Parse a gold; None if it reads no table of the schema, or sqlglot cannot parse it.
 
     Args:
         sql: The query.
-        schema: The tables of its database.
-        views: The database's views by name in lower case: the query of each, read in its place.
+        schema: Schema of its database.
+        views: Query of each view by its name in lower case, to replace the view.
     """
     parsed = parse_query(sql)
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
@@ -100,7 +100,7 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
 
 
 def literal_value(node: exp.Expr) -> Cell:
-    """The value of a literal, with the minus sign before it; None for anything else."""
+    """Value of a literal, with its minus sign; None for any other node."""
     if not isinstance(node, exp.Literal):
         return None
     if node.is_string:
@@ -111,7 +111,7 @@ def literal_value(node: exp.Expr) -> Cell:
 
 
 def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
-    """The tree with views replaced by their queries, views of views by theirs."""
+    """Replace views, and views of views, by their queries."""
     for _ in range(len(views)):
         found = [table for table in tree.find_all(exp.Table) if table.name.lower() in views]
         for table in found:
@@ -177,7 +177,7 @@ def _column_of(
 
 
 def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The nodes below a comparison, without those of subqueries."""
+    """Nodes below a comparison, without those of subqueries."""
     return node.walk(prune=lambda child: isinstance(child, exp.Query))
 
 

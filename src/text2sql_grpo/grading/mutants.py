@@ -1,7 +1,7 @@
-"""Wrong neighbours of a gold query: one small edit each, as people and models get queries wrong.
+"""Mutants of a gold query: one small edit each, like the mistakes of people and models.
 
-They are not proved wrong: some mean the same as the gold. Variants of the database are chosen by how
-many of them they tell from the gold, and those that mean the same are told apart by none.
+Some are equivalent to the gold, and no variant of the database kills those. Variants are chosen by the
+mutants that they kill.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from text2sql_grpo.grading.gold_query import COMPARISONS, GoldQuery, literal_val
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.schema import Schema
 
-Change = Callable[[exp.Expr], Iterable[exp.Expr | None]]  # None takes the node out
+Change = Callable[[exp.Expr], Iterable[exp.Expr | None]]  # None removes the node
 Run = Callable[[str], Sequence[Row] | None]  # the rows of a query on the base; None if it fails
 
 MAX_PER_OPERATOR = 24
@@ -37,12 +37,12 @@ _COMBINED_INSTEAD: dict[type[exp.Expr], type[exp.Expr]] = {
 
 
 def mutants(gold: GoldQuery, schema: Schema, run: Run | None = None) -> dict[str, str]:
-    """Mutants as SQL, each with the name of the operator that made it.
+    """Mutants as SQL, each with the name of its operator.
 
     Args:
         gold: The query to edit.
-        schema: Of its database.
-        run: Runs a query on the base database, for mutants that hold constants read there.
+        schema: Schema of its database.
+        run: Runs a query on the base database, for mutants with constants read there.
     """
     found: dict[str, str] = {}
     original = gold.tree.sql("sqlite")
@@ -76,7 +76,7 @@ def _operators(gold: GoldQuery, schema: Schema) -> Iterator[tuple[str, tuple[typ
 
 
 def _edited(tree: exp.Query, kinds: tuple[type[exp.Expr], ...], change: Change) -> Iterator[str]:
-    """The tree with one node changed at a time."""
+    """SQL of the tree with one node changed at a time."""
     for index, node in enumerate(tree.find_all(*kinds)):
         for replacement in change(node):
             copy = tree.copy()
@@ -176,7 +176,7 @@ def _join(node: exp.Expr) -> list[exp.Expr | None]:
 
 
 def _join_dropped(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The query without one of its joined tables, or without its first, and what is said of it."""
+    """The query without one of its tables, and without the conditions on it."""
     joins = node.args.get("joins") or []
     for index, join in enumerate(joins):
         copy = node.copy()
@@ -227,7 +227,7 @@ def _group(node: exp.Expr) -> list[exp.Expr | None]:
 
 
 def _column_swaps(gold: GoldQuery, schema: Schema) -> Change:
-    """Another column of the same table in a column's place, of the same type if there is one."""
+    """Change of a column to another one of its table, of the same type if there is one."""
     columns = {table.name: table.columns for table in schema.tables}
 
     def swaps(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -245,7 +245,7 @@ def _column_swaps(gold: GoldQuery, schema: Schema) -> Change:
 
 
 def _condition_added(node: exp.Expr, gold: GoldQuery) -> Iterator[exp.Expr]:
-    """Conditions that rows of a base often all meet."""
+    """The query with a condition that often all rows of the base meet."""
     columns = {c.sql("sqlite"): c for c in _own_columns(node) if id(c) in gold.columns_of}
     for column in list(columns.values())[:4]:
         table, name = gold.columns_of[id(column)]
@@ -267,7 +267,7 @@ def _own_columns(node: exp.Expr) -> Iterator[exp.Column]:
 
 
 def _constants(gold: GoldQuery, schema: Schema, run: Run) -> Iterator[str]:
-    """Subqueries and conditions replaced by what they give on the base."""
+    """The query with subqueries and conditions replaced by their results on the base."""
     tree = gold.tree
     for index, node in enumerate(tree.find_all(exp.Subquery, exp.In)):
         query = node.args.get("query") if isinstance(node, exp.In) else node

@@ -1,4 +1,4 @@
-"""Values around a literal of a query: those that a slightly different condition would treat otherwise."""
+"""Values near a literal of a query, which a slightly different condition would treat differently."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _INTEGER = re.compile(r"-?\d{1,15}")
 
 
 def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
-    """Values just beside the literal, in the type and format that the values `alike` have.
+    """Values just beside the literal, in the type and format of the values `alike`.
 
     >>> near_values(20, alike=[18, 35])
     [19, 21, 10, 40]
@@ -50,7 +50,7 @@ def matching_texts(pattern: str) -> list[Cell]:
 
 
 def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
-    """The literal in the type of a column's values; None if the column would not hold such a value.
+    """Convert the literal to the type of a column's values; None if the column would not hold such a value.
 
     >>> as_column_value(3, alike=["1", "2"]), as_column_value("x", alike=[1, 2])
     ('3', None)

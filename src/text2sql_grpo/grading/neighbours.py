@@ -1,10 +1,10 @@
-"""Neighbour databases: small variants of a database on which a wrong query gives itself away.
+"""Neighbour databases: small variants of a database on which a wrong query has another result.
 
-One database tells few queries apart: an answer written down as constants, a condition that happens to
-select the same rows, an empty result all look right. A neighbour keeps the schema with its keys, foreign
-keys, types and constraints, and has other rows: values beside the query's literals, duplicates, ties,
-missing and extra matches. Of many random ones those are kept that tell the gold from most mutants of it,
-in the manner of distilled test suites (Zhong et al. 2020, arXiv:2010.02840).
+One database separates few queries: a hard-coded answer, a condition that happens to select the same rows,
+an empty result all look right. A neighbour keeps the schema with its keys, foreign keys, types and
+constraints, and has other rows: values beside the query's literals, duplicates, ties, missing and extra
+matches. Of many random ones those are kept that kill most mutants of the gold, as in distilled test suites
+(Zhong et al. 2020, arXiv:2010.02840).
 """
 
 import hashlib
@@ -44,13 +44,13 @@ ENOUGH_CANDIDATES = 28
 BASE_LIMITS = Limits(timeout_s=1.0, max_rows=2_000)
 BATCH = 16  # mutants run together on the base
 BASE_BUDGET_S = 4.0  # for all mutants on the base; those left over count as unknown
-MAX_KNOWN = 65_536  # golds whose neighbours are remembered
+MAX_KNOWN = 65_536  # golds whose neighbours are cached
 
-ANSWER_WEIGHT = 5.0  # the gold's answer on the base, written down
+ANSWER_WEIGHT = 5.0  # the gold's answer on the base, hard-coded
 NOTHING_WEIGHT = 0.5  # a variant on which the gold finds nothing
-AGREEING_WEIGHT = 1.0  # a mutant that the base does not tell from the gold
+AGREEING_WEIGHT = 1.0  # a mutant that the base does not kill
 OTHER_WEIGHT = 0.05
-REPEATED = 0.3  # worth of telling a mutant once more
+REPEATED = 0.3  # worth of killing a mutant once more
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,21 +59,21 @@ Content = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One variant, with the numbers of the mutants that it tells from the gold."""
+    """One variant, with the indices of the mutants that it kills."""
 
     content: Content
-    told: frozenset[int]
+    killed: frozenset[int]
 
 
 class Neighbours:
-    """Neighbours of any database and gold query, made when first asked for and kept in a folder.
+    """Neighbours of databases and golds, made on demand and kept in a folder.
 
     The folder's entries are named by the content of the database, the gold and the source code that
     makes them; several processes may share it. Databases must not change while it lives.
 
     Attributes:
         seconds_making: Wall-clock seconds spent on making neighbours.
-        made: Golds that neighbours were made for, not found in the folder.
+        made: Number of golds whose neighbours were made, not found in the folder.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Neighbours:
         self._samples: OrderedDict[tuple[Path, Fingerprint], BaseSample] = OrderedDict()
 
     def of(self, database: Path | str, gold_sql: str) -> tuple[Path, ...]:
-        """The SQLite files of the neighbours, at most `max_neighbours`.
+        """SQLite files of the neighbours, at most `max_neighbours`.
 
         None for a database that is not a SQLite file, and for a gold that fails, reads no table, cannot be
         parsed, calls `random()`, or whose result on every variant depends on the order in which rows are
@@ -119,7 +119,7 @@ class Neighbours:
     def _find_or_make(
         self, database: Path, fingerprint: Fingerprint, gold_sql: str
     ) -> tuple[Path, ...] | None:
-        """The files, or None if the gold failed on the database, as it may not another time."""
+        """Files of the neighbours; None if the gold failed, which may succeed another time."""
         parts = (_content_hash(database, fingerprint), gold_sql, _code_hash(), str(self._max_neighbours))
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
         folder = self._folder / name[:2] / name
@@ -148,20 +148,21 @@ class Neighbours:
         base = self._samples[key]
         gold = read_gold(gold_sql, base.schema, base.views)
         if gold is None or gold.tree.find(exp.Rand):
-            return [], base, {"mutants": 0, "told": 0}
+            return [], base, {"mutants": 0, "killed": 0}
         base = with_links(base, database, gold.links)
         suspects, weights = self._suspects(database, gold, base, answer, has_top_level_order(gold_sql))
         candidates = _candidates(base, gold, gold_sql, suspects, answer, rng)
         chosen = _greedy(candidates, weights, self._max_neighbours)
-        told = frozenset[int]().union(*(candidate.told for candidate in chosen))
-        return [candidate.content for candidate in chosen], base, {"mutants": len(weights), "told": len(told)}
+        killed = frozenset[int]().union(*(candidate.killed for candidate in chosen))
+        record = {"mutants": len(weights), "killed": len(killed)}
+        return [candidate.content for candidate in chosen], base, record
 
     def _suspects(
         self, database: Path, gold: GoldQuery, base: BaseSample, answer: ExecutionOutcome, ordered: bool
     ) -> tuple[list[str], list[float]]:
-        """Mutants, and the worth of telling each from the gold.
+        """Mutants and the worth of killing each.
 
-        Two more worths follow: that the gold's answer on the base is wrong, and that nothing is found.
+        Two more worths follow: of killing the gold's hard-coded answer, and of an empty result.
         """
         deadline = time.monotonic() + BASE_BUDGET_S
 
@@ -194,7 +195,7 @@ def _candidates(
     answer: ExecutionOutcome,
     rng: Random,
 ) -> list[Candidate]:
-    """Variants on which the gold has one result only, whatever the order of visits."""
+    """Variants on which the gold has one result only, whatever the order of the scan."""
     again = with_ties_decided(gold.tree)
     candidates: list[Candidate] = []
     slow: set[int] = set()
@@ -207,44 +208,44 @@ def _candidates(
             differs = differs_from(connection, gold_sql, result)
             if not is_stable(base, connection, gold_sql, again, differs):
                 continue
-            told = set()
+            killed = set()
             for index, sql in enumerate(suspects):
                 outcome = ExecutionOutcome("timeout") if index in slow else run_trusted(connection, sql)
-                if outcome.status == "timeout":  # a join without its condition, say: told on any variant
+                if outcome.status == "timeout":  # a join without its condition, say: killed by any variant
                     slow.add(index)
                 if differs(outcome):
-                    told.add(index)
+                    killed.add(index)
             if differs(answer):
-                told.add(len(suspects))
+                killed.add(len(suspects))
         if all(cell is None for row in result.rows for cell in row):
-            told.add(len(suspects) + 1)
-        candidates.append(Candidate(content, frozenset(told)))
+            killed.add(len(suspects) + 1)
+        candidates.append(Candidate(content, frozenset(killed)))
         if len(candidates) == ENOUGH_CANDIDATES:
             break
     return candidates
 
 
 def _greedy(candidates: Sequence[Candidate], weights: Sequence[float], limit: int) -> list[Candidate]:
-    """Candidates, each the one that adds most to what those before it tell."""
+    """Greedy choice of candidates, each the one that adds most worth to those before it."""
     worth = list(weights)
     left = list(candidates)
     chosen: list[Candidate] = []
     while left and len(chosen) < limit:
-        best = max(left, key=lambda candidate: sum(worth[index] for index in candidate.told))
+        best = max(left, key=lambda candidate: sum(worth[index] for index in candidate.killed))
         left.remove(best)
         chosen.append(best)
-        for index in best.told:
+        for index in best.killed:
             worth[index] *= REPEATED
     return chosen
 
 
 def _write(folder: Path, base: BaseSample, contents: Sequence[Content], record: Mapping[str, object]) -> None:
-    """Writes the whole entry beside its place and moves it there; another process's entry stays."""
+    """Write an entry atomically; an entry of another process stays."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
     except OSError as error:
-        raise DataError(f"expected a cache folder that can be written, got {error} (at {folder})") from error
+        raise DataError(f"cannot write the cache folder: {error} (at {folder})") from error
     try:
         for index, content in enumerate(contents):
             build(base, content, partial / f"{index}.sqlite").close()
@@ -253,14 +254,14 @@ def _write(folder: Path, base: BaseSample, contents: Sequence[Content], record: 
         os.rename(partial, folder)
     except OSError as error:
         if not folder.is_dir():
-            raise DataError(f"expected room for a neighbour database, got {error} (at {folder})") from error
+            raise DataError(f"cannot write a neighbour database: {error} (at {folder})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @lru_cache(maxsize=1_024)
 def _content_hash(database: Path, fingerprint: Fingerprint) -> str:
-    """Of the file and its log; the fingerprint only says when to read them again."""
+    """Hash of the file and its log; the fingerprint is the key of the cache."""
     digest = hashlib.sha256()
     for path in (database, Path(f"{database}-wal")):
         if path.exists():
@@ -271,7 +272,7 @@ def _content_hash(database: Path, fingerprint: Fingerprint) -> str:
 
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
-    """Of the modules that make neighbours."""
+    """Hash of the modules that make neighbours."""
     names = (
         "base_sample",
         "gold_query",

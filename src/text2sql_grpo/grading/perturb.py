@@ -1,4 +1,4 @@
-"""Random content for a small variant of a database, bent towards what one query depends on."""
+"""Random content for a small variant of a database, biased towards the dependencies of one query."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.near_values import as_column_value, matching_texts, near_values
 from text2sql_grpo.sql.outcome import Cell, Row
 
-OTHER_ROWS = 5  # of a table that the query does not read
+OTHER_ROWS = 5  # rows of a table that the query does not read
 MAX_TABLE_ROWS = 300
 MAX_POOL = 40
 KEY_ATTEMPTS = 6
@@ -18,17 +18,17 @@ KEY_ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Recipe:
-    """How wild one variant is; shares are in [0, 1].
+    """Random parameters of one variant; shares are in [0, 1].
 
     Attributes:
-        rows: Of a table that the query reads, before groups ask for more.
+        rows: Rows of a table that the query reads, before groups need more.
         change: Share of cells drawn anew in a column that the query reads.
         planted: Share of those that come from the query's literals.
         exact: Share of those that are a literal itself, not a value beside it.
-        variety: Distinct values a column is drawn from; few make duplicates and ties. 0: no bound.
-        childless: Share of rows that no row refers to.
+        variety: Number of distinct values of a column; few make duplicates and ties. 0: no bound.
+        childless: Share of rows that no row references.
         nulls: Share of NULLs in columns that may hold them.
-        in_groups: True if groups get sizes that differ.
+        in_groups: True if groups get different sizes.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Recipe:
 
     @classmethod
     def drawn(cls, rng: Random) -> "Recipe":
-        """A random recipe."""
+        """Draw a recipe."""
         return cls(
             rows=rng.choice([3, 6, 10, 16, 24]),
             change=rng.choice([0.3, 0.7, 1.0]),
@@ -56,12 +56,12 @@ class Recipe:
 
 
 def perturbed(base: BaseSample, gold: GoldQuery, rng: Random) -> dict[str, list[Row]]:
-    """Rows of each table, parents first, which keep keys and references but for what CHECKs refuse."""
+    """Rows of each table, parents first, which keep keys and references (CHECKs may refuse some)."""
     return _Content(base, gold, rng).rows
 
 
 class _Content:
-    """The rows made so far, parents first."""
+    """Rows made so far, parents first."""
 
     def __init__(self, base: BaseSample, gold: GoldQuery, rng: Random) -> None:
         self._base = base
@@ -97,7 +97,7 @@ class _Content:
         return rows
 
     def _start(self, table: TableSample) -> list[list[Cell]]:
-        """Rows of the base, some of them several times; made up where the base has none."""
+        """Rows of the base, some of them several times; made-up ones if the base has none."""
         n_rows = min(OTHER_ROWS, len(table.rows))
         if table.name in self._gold.tables:
             n_rows = self._recipe.rows
@@ -138,7 +138,7 @@ class _Content:
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
-        """Values that a column may be drawn from: its own, and those of columns it is compared with."""
+        """Candidate values of a column: its own, and those of columns it is compared with."""
         values = table.values(position) or _made_up(table.types[position])
         kinds = {type(value) for value in values}
         column = (table.name, table.columns[position])
@@ -180,7 +180,7 @@ class _Content:
                 )
 
     def _groups(self, values: Sequence[Cell], n_rows: int) -> Iterator[Cell]:
-        """`n_rows` values, shuffled, the first ones as often as the query's group sizes ask for."""
+        """`n_rows` shuffled values, the first ones with counts near the query's group sizes."""
         sizes = [size + step for size in self._gold.group_sizes for step in (0, 1, -1)]
         self._rng.shuffle(sizes)
         sizes += self._rng.sample(range(1, 8), 7)
@@ -193,7 +193,7 @@ class _Content:
         return iter(drawn)
 
     def _rekey(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
-        """Moves the values of a key among the rows and plants literals; duplicates are mended later."""
+        """Shuffle the values of a key among the rows and plant literals; duplicates are fixed later."""
         if (table.name, table.columns[position]) not in self._gold.columns:
             return
         if self._rng.random() < 0.5:
@@ -206,8 +206,8 @@ class _Content:
             row[position] = value
 
     def _refer(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[list[Cell]]:
-        """The rows with each a parent: as many as may share one, for a unique reference one apiece."""
-        if reference.parent not in (*self.rows, table.name):  # a circle: rows without a parent go later
+        """Rows with a parent each; for a unique reference, each parent once."""
+        if reference.parent not in (*self.rows, table.name):  # a cycle: orphans are deleted later
             return rows
         parents = self._parents(table, reference, rows)
         if not parents:
@@ -239,7 +239,7 @@ class _Content:
     def _without_duplicates(
         self, table: TableSample, key: tuple[int, ...], rows: list[list[Cell]]
     ) -> Iterator[list[Cell]]:
-        """The rows, a key that is taken changed; a row is left out if no key is found for it."""
+        """Rows with taken keys changed; a row is dropped if no free key is found."""
         seen: set[Row] = set()
         referring = {position: r for r in table.references for position in r.columns}
         for row in rows:
@@ -260,7 +260,7 @@ class _Content:
                 yield row
 
     def _fresh_value(self, table: TableSample, position: int) -> Cell:
-        """A value that neither the base's rows read nor this variant hold."""
+        """Value that neither the sampled rows nor this variant hold."""
         values = table.values(position) or _made_up(table.types[position])
         count = self._fresh[table.name, position] = self._fresh.get((table.name, position), 0) + 1
         numbers = [value for value in values if isinstance(value, int | float)]
@@ -273,7 +273,7 @@ class _Content:
 
 
 def _made_up(kind: str) -> list[Cell]:
-    """Values for a column without any, by SQLite's rules of type affinity."""
+    """Values of an empty column, by SQLite's type affinity."""
     upper = kind.upper()
     if any(part in upper for part in ("CHAR", "CLOB", "TEXT", "DATE", "TIME")) or not upper:
         return ["a", "b", "c", "d", "e", "f"]

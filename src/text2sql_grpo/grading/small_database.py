@@ -1,4 +1,4 @@
-"""Builds a small variant of a database, and runs trusted queries on it in memory."""
+"""Small variants of a database, and trusted queries on them in memory."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ PAGE_BYTES = 512  # most tables hold a few rows: a variant of ten tables stays u
 def build(
     base: BaseSample, rows: Mapping[str, Sequence[Row]], path: Path | None = None
 ) -> sqlite3.Connection:
-    """A database with the base's tables, views and constraints that holds these rows.
+    """Build a database with the base's tables, views and constraints from rows.
 
-    A row that a constraint refuses is left out, and so are rows that then lack their parent.
+    Rows that a constraint refuses are left out, and so are rows that then lack their parent.
 
     Args:
-        base: The database whose schema is taken.
+        base: The database with the schema.
         rows: Rows of each table, parents first.
-        path: A file that does not exist yet; None for a database in memory.
+        path: A new file; None for a database in memory.
     """
     connection = sqlite3.connect(path or ":memory:", isolation_level=None, cached_statements=0)
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -41,9 +41,9 @@ def build(
 
 
 def without_keys(base: BaseSample, built: sqlite3.Connection, *, is_reversed: bool) -> sqlite3.Connection:
-    """The same rows in tables without any key or index, in their order or the reverse of it.
+    """Copy the rows into tables without keys and indexes, in their order or the reverse.
 
-    A query whose result depends on the order in which rows are visited gives itself away here.
+    It exposes a query whose result depends on the order of the scan.
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     for table in base.tables.values():
@@ -63,7 +63,7 @@ def without_keys(base: BaseSample, built: sqlite3.Connection, *, is_reversed: bo
 
 
 def run_trusted(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
-    """The outcome of the gold, or of a mutant of it; `timeout` after `MAX_STEPS`."""
+    """Run the gold, or a mutant of it; `timeout` after `MAX_STEPS`."""
     connection.set_progress_handler(lambda: 1, MAX_STEPS)
     try:
         with closing(connection.execute(sql)) as cursor:
@@ -94,13 +94,13 @@ def _delete_orphans(connection: sqlite3.Connection, base: BaseSample) -> None:
 def _collations(
     connection: sqlite3.Connection, base: BaseSample, table: str, columns: Sequence[str]
 ) -> list[str]:
-    """`COLLATE ..` of each column; only an index on it tells."""
+    """`COLLATE ..` of each column, read from a temporary index on it."""
     if not any("collate" in statement.lower() for statement in base.statements):
         return [""] * len(columns)
     found = []
     for column in columns:
-        connection.execute(f"CREATE INDEX told_ ON {quoted(table)} ({quoted(column)})")
-        (name,) = connection.execute("SELECT coll FROM pragma_index_xinfo('told_') WHERE key").fetchone()
-        connection.execute("DROP INDEX told_")
+        connection.execute(f"CREATE INDEX probe_ ON {quoted(table)} ({quoted(column)})")
+        (name,) = connection.execute("SELECT coll FROM pragma_index_xinfo('probe_') WHERE key").fetchone()
+        connection.execute("DROP INDEX probe_")
         found.append(f"COLLATE {name}")
     return found

@@ -1,4 +1,4 @@
-"""Does a query have one result only, or does it depend on the order in which rows are visited?"""
+"""Check that a query's result does not depend on the order of the scan."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 
 def with_ties_decided(tree: exp.Query) -> tuple[str, ...]:
-    """The gold with each ORDER BY and LIMIT made to decide ties by the columns, upwards and downwards.
+    """The gold with ties of each ORDER BY and LIMIT broken by the columns, ascending and descending.
 
-    Where the two give one result, no tie matters to it.
+    If the two have one result, no tie matters to it.
 
     >>> from sqlglot import parse_one
     >>> with_ties_decided(parse_one("SELECT a FROM t ORDER BY b LIMIT 1", dialect="sqlite"))
@@ -47,12 +47,12 @@ def with_ties_decided(tree: exp.Query) -> tuple[str, ...]:
 def differs_from(
     connection: sqlite3.Connection, gold_sql: str, result: ExecutionOutcome
 ) -> Callable[[ExecutionOutcome], bool]:
-    """A test of outcomes on one database: is this not what the gold may return?
+    """Predicate that is True for outcomes on one database that the gold may not return.
 
     Args:
         connection: The database.
         gold_sql: The gold.
-        result: Of the gold on it.
+        result: Outcome of the gold on it.
     """
     ordered = has_top_level_order(gold_sql)
 
@@ -74,17 +74,16 @@ def is_stable(
     again: Sequence[str],
     differs: Callable[[ExecutionOutcome], bool],
 ) -> bool:
-    """True if the gold gives one result in any order of visits, but for ties that its last order leaves open.
+    """True if the gold has one result in any order of the scan, except for ties of its outermost order.
 
-    Then no bare column was taken from any row of its group, and no tie inside decides, so that a right
-    query with another plan agrees.
+    Then no bare column of a group and no inner tie decides, so that a right query with another plan agrees.
 
     Args:
-        base: The database that the variant was made of.
+        base: The original database.
         connection: The variant.
         gold_sql: The gold.
-        again: The gold with ties decided in other ways.
-        differs: Tells its result on the variant from others.
+        again: The gold with ties broken in other ways.
+        differs: True for outcomes that differ from the gold's on the variant.
     """
     if any(differs(run_trusted(connection, sql)) for sql in again):
         return False
