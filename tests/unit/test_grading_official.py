@@ -128,5 +128,5 @@ def test_a_wrong_prediction_earns_no_ves_and_is_not_timed(database: Path) -> Non
 
 def test_remembered_results_are_not_timed(database: Path, executor: SQLExecutor) -> None:
     os.utime(database, (1e9, 1e9))  # results on a file that was just written are not remembered
-    with pytest.raises(RunError, match=r"cannot time 'SELECT a FROM t' .*cache_entries=0"):
+    with pytest.raises(RunError, match=r"cannot time 'SELECT a FROM t.*cache_entries=0"):
         measure_ves_reward(executor, database, "SELECT a FROM t", "SELECT a FROM t WHERE 1", repeats=2)
