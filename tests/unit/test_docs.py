@@ -76,6 +76,7 @@ def stored(repo_root: Path) -> dict[str, Any]:
         "minutes": sum(quickstart["seconds"].values()) / 60,
         "attacks": lengths(repo_root / "tests" / "hostile"),
         "questions": lengths(repo_root / "data" / "questions"),
+        "start": lengths(repo_root / "data" / "start"),
     }
 
 
