@@ -1,12 +1,20 @@
 """Failures that stop a run. A failure of the model's query is an `ExecutionOutcome`, never an exception."""
 
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+TYPE_CHECKING = False  # see `sql.sqlite`
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class RunError(Exception):
     """Failure of this package or its user: a missing file, a broken gold, a wrong config."""
 
 
 class ConfigError(RunError):
-    """A config file or option is wrong."""
+    """A config file or option is wrong, or asks for a package that is not installed."""
 
 
 class DataError(RunError):
@@ -19,3 +27,32 @@ class ModelError(RunError):
 
 class HubError(RunError):
     """The Hugging Face Hub refused a request, or could not be reached."""
+
+
+def install_command(*extras: str) -> str:
+    """Command that installs extras of this package.
+
+    >>> install_command("duckdb", "mcp")
+    "pip install 'text2sql-grpo[duckdb,mcp]'"
+    """
+    return f"pip install 'text2sql-grpo[{','.join(extras)}]'"
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Turn a failed import of an optional package into the command that installs it.
+
+    Args:
+        extra: Name in pyproject.toml's optional dependencies.
+        purpose: What needs the package; the first words of the message.
+
+    Raises:
+        ConfigError: An import in the block failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or extra).partition(".")[0]
+        raise ConfigError(
+            f"{purpose} needs the package {package} ({error}): {install_command(extra)}"
+        ) from error

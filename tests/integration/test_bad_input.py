@@ -148,6 +148,14 @@ def test_4_bit_without_bitsandbytes(
     assert "bitsandbytes, which is not installed" in refused(capsys, four_bit)
 
 
+def test_vllm_without_its_package(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    message = refused(capsys, config, "--grpo.use_vllm", "true")
+    assert "grpo.use_vllm needs the package vllm" in message and "[vllm]'" in message
+
+
 def test_a_run_folder_that_cannot_be_or_holds_other_things(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

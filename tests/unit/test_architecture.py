@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from docs.rooms import (
@@ -94,6 +95,23 @@ def test_an_import_of_contrib_is_seen(tmp_path: Path) -> None:
             for name, opened in (("early", "mcp"), ("late", "trackers"), ("types", "trackers"))
         },
     )
+
+
+# Only what these packages are for imports them at import time; it is itself imported when it is needed.
+OPTIONAL = {"duckdb", "psycopg", "bitsandbytes", "vllm", "deepspeed", "verifiers", "mcp", "openai"}
+OPTIONAL |= {"wandb", "tensorboard", "trackio", "weave"}
+ENGINES = {f"{PACKAGE}.sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
+
+
+def test_the_core_imports_no_optional_package(repo_root: Path) -> None:
+    project = tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"\W", line)[0] for line in project["dependencies"]}
+    assert not OPTIONAL & needed
+    for module, path in modules(repo_root / "src" / PACKAGE).items():
+        if room_of(module) != "contrib" and module not in ENGINES:
+            at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
+            found = {name for name in at_import if name.split(".")[0] in OPTIONAL} | at_import & ENGINES
+            assert not found, module
 
 
 def test_the_check_sees_each_kind_of_wrong_import(tmp_path: Path) -> None:

@@ -143,6 +143,15 @@ def test_what_is_asked_for() -> None:
             trackers(wrong)
 
 
+def test_wandb_is_not_asked_for_where_neither_package_nor_key_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert trackers(None) == []
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    with pytest.raises(ConfigError, match="wandb, which is not installed"):
+        check_installed(trackers(None))
+
+
 def test_a_tracker_without_its_package_stops_the_run_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,13 +159,13 @@ def test_a_tracker_without_its_package_stops_the_run_before_any_work(
     for name in ("trackio", "weave"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     assert not_installed(["wandb", "trackio", "weave"]) == ["trackio", "weave"]
-    with pytest.raises(ConfigError, match="trackio and weave, which is not installed here: pip install"):
+    with pytest.raises(ConfigError, match=r"trackio and weave, .*: pip install '.*\[trackio,weave\]'"):
         check_installed(["weave", "trackio"][::-1])
 
     config = write_config(tmp_path)
     assert main(["train", "--config", str(config), "--grpo.report_to", "[wandb, trackio]"]) == 1
 
-    assert "pip install trackio" in capsys.readouterr().err
+    assert "pip install 'text2sql-grpo[trackio]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -20,7 +20,7 @@ from tests.chat_endpoint import Answer, served
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.jobs.collect import Endpoint, collect
 
 pytest.importorskip("openai", reason="needs openai (pip install openai)")
@@ -216,6 +216,12 @@ def test_an_endpoint_that_never_answers_ends_the_run(config: Config, tmp_path: P
     with pytest.raises(RunError, match="expected episodes, got 4 failures in a row: APIConnectionError"):
         collect(config, tmp_path / "e.jsonl", source, console=silent())
     assert json_lines(tmp_path / "e.jsonl") == []
+
+
+def test_without_the_package_openai(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ConfigError, match=r"--base_url needs the package openai.*\[collect\]"):
+        gather(config, tmp_path / "e.jsonl", right, samples=1)
 
 
 def test_episodes_are_played_side_by_side(config: Config, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_trackers(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert found("[wandb, tensorboard]") == ("ok", "wandb, tensorboard")
     assert found("none") == ("ok", "none")
     status, text = found("[wandb, trackio]")
-    assert status == "problem" and "pip install trackio" in text
+    assert status == "problem" and "pip install 'text2sql-grpo[trackio]'" in text
     monkeypatch.setattr("text2sql_grpo.contrib.trackers.find_spec", lambda name: True)
     status, text = found("weave")
     assert status == "note" and "no WANDB_API_KEY" in text

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.publishing.stored_weights import to_four_bits_and_back
 
 # PEFT still asks a model of transformers 5 by the attribute's older name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -258,6 +259,12 @@ def test_a_large_model_is_written_in_parts(
     for folder in ("merged", "again"):
         written = AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
         assert all(torch.equal(expected[name], written[name]) for name in expected)
+
+
+def test_4_bit_weights_without_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+    with pytest.raises(ConfigError, match=r"4-bit weights needs the package bitsandbytes.*\[bitsandbytes\]"):
+        to_four_bits_and_back(torch.ones(2, 2), torch.float32)
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import logging
-import re
 import subprocess
 import sys
 import time
@@ -166,4 +165,4 @@ def test_the_package_is_imported_only_when_needed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
-    assert re.match(r"DataError .*x\.duckdb needs the package duckdb: ", done.stdout), done.stderr
+    assert done.stdout.startswith("ConfigError the DuckDB database"), done.stderr

@@ -18,7 +18,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, install_command
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
 PROJECT = "text2sql-grpo"
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def trackers(report_to: Any) -> list[str]:
-    """Names of the trackers in `grpo.report_to`; W&B if it is not set.
+    """Names of the trackers in `grpo.report_to`.
+
+    If it is not set: W&B where its package is installed or a key is set, else none.
 
     Raises:
         ConfigError: It is no name and no list of names, or one of them is unknown.
@@ -36,7 +38,7 @@ def trackers(report_to: Any) -> list[str]:
     (['wandb'], [], ['tensorboard', 'weave'])
     """
     if report_to is None:
-        return ["wandb"]
+        return ["wandb"] if find_spec("wandb") or os.environ.get("WANDB_API_KEY") else []
     names = [report_to] if isinstance(report_to, str) else report_to
     known = {*TRACKERS, *INTEGRATION_TO_CALLBACK, "none"}
     if not isinstance(names, list) or any(name not in known for name in names):
@@ -66,7 +68,7 @@ def check_installed(names: Sequence[str]) -> None:
     if missing:
         raise ConfigError(
             f"grpo.report_to names {' and '.join(missing)}, which is not installed here: "
-            f"pip install {' '.join(missing)}"
+            f"{install_command(*missing)} (or set grpo.report_to: none)"
         )
 
 

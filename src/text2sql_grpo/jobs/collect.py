@@ -15,7 +15,7 @@ from transformers import set_seed
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import ConfigError, RunError, needs_extra
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
@@ -185,15 +185,10 @@ def _play_served(
     seed: int,
     on_end: Callable[[], None],
 ) -> list[str]:
-    try:
+    with needs_extra("collect", "--base_url"):
         import openai
 
         from text2sql_grpo.contrib import chat_endpoint
-    except ImportError as error:
-        raise ConfigError(
-            f"expected the package openai for --base_url, got none: {error} "
-            "(pip install 'text2sql-grpo[collect]')"
-        ) from error
     environment = bench.environment
     client = openai.OpenAI(
         base_url=source.base_url,
@@ -243,13 +238,8 @@ def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[
     Raises:
         RunError: The traces cannot be read, or the chats not be written.
     """
-    try:
-        from text2sql_grpo.contrib.verifiers.chats import trace_records
-    except ImportError as error:
-        raise ConfigError(
-            f"expected the package verifiers for --traces, got none: {error} "
-            "(pip install 'text2sql-grpo[verifiers]')"
-        ) from error
+    from text2sql_grpo.contrib.verifiers.chats import trace_records
+
     if not keep:
         raise ConfigError(
             "expected --keep with --traces, got none: nothing is played, so nothing else is made"

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import ConfigError, RunError, install_command
 from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.policy import four_bit_obstacle
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -128,7 +128,7 @@ def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Findin
     sharding = launch.sharding
     reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
     if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
-        reasons.append("grpo.use_vllm needs the package vllm, which is not installed")
+        reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")
     if config.model.quantization == "4bit" and sharding.stage == 3:
         reasons.append("4-bit weights cannot be divided among processes here: take DDP or ZeRO-2")
     mode = "full" if config.model.lora is None else "LoRA"

@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.errors import ConfigError, DataError, RunError, needs_extra
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
@@ -85,6 +86,9 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     choose_threads(console)
     names = trackers(config.grpo.get("report_to"))
     check_installed(names)
+    if arguments.use_vllm:
+        with needs_extra("vllm", "grpo.use_vllm"):
+            import_module("vllm")
     name = str(arguments.run_name)
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)

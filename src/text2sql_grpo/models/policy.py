@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 
 from text2sql_grpo.config import ModelConfig
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import ModelError, install_command
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.memory import check_fits
@@ -131,7 +131,8 @@ def four_bit_obstacle(device: str) -> str | None:
     try:
         import bitsandbytes
     except ImportError:
-        return "it needs the package bitsandbytes, which is not installed (some platforms have no build)"
+        command = install_command("bitsandbytes")
+        return f"it needs the package bitsandbytes, which is not installed ({command}; not on every platform)"
     if device not in bitsandbytes.supported_torch_devices:
         return f"bitsandbytes {bitsandbytes.__version__} does not run on {device}"
     return None

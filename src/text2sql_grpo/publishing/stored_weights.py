@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers.utils.hub import cached_file
 
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import ModelError, needs_extra
 from text2sql_grpo.files import read_json, write_json
 
 _PACKED = ".absmax"  # suffix of the state of a weight that bitsandbytes stored in 4 bits
@@ -44,7 +44,8 @@ class StoredWeights:
         tensor = self._read(name)
         if name + _PACKED not in self._file_of:
             return tensor
-        from bitsandbytes.functional import QuantState, dequantize_4bit
+        with needs_extra("bitsandbytes", "reading 4-bit weights"):
+            from bitsandbytes.functional import QuantState, dequantize_4bit
 
         parts = {part: self._read(part) for part in self._file_of if part.startswith(f"{name}.")}
         weight: torch.Tensor = dequantize_4bit(tensor, QuantState.from_dict(parts, torch.device("cpu")))
@@ -70,7 +71,8 @@ class StoredWeights:
 
 def to_four_bits_and_back(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round a weight like 4-bit training does (NF4, double quantisation, from `dtype`)."""
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    with needs_extra("bitsandbytes", "merging into 4-bit weights"):
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     packed, state = quantize_4bit(weight.to(dtype), compress_statistics=True, quant_type="nf4")
     back: torch.Tensor = dequantize_4bit(packed, state)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_examples import EXAMPLE_ROWS, READ_CHARS, column_examples, one_line
 from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, Example, ForeignKey, Schema, Table, View
@@ -33,13 +33,11 @@ _Name = tuple[str, str]  # of the namespace and of the table
 
 def read_duckdb(database: Path | str, *, timeout_s: float) -> Schema:
     """See `schema.read_schema`. DuckDB checks the time between two batches of rows only."""
-    try:
+    with needs_extra("duckdb", f"the DuckDB database {database}"):
         import duckdb
 
         # DuckDB refuses a second connection of this process to a file with another configuration.
         from text2sql_grpo.sql.duckdb_database import CONFIG
-    except ImportError as error:
-        raise DataError(f"{database} needs the package duckdb: {error}") from error
     try:
         with closing(duckdb.connect(str(database), read_only=True, config=CONFIG)) as connection:
             reader = _Reader(connection, timeout_s)

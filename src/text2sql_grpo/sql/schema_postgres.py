@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_examples import EXAMPLE_ROWS, READ_CHARS, column_examples, one_line
 from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, Example, ForeignKey, Schema, Table, View
@@ -51,10 +51,8 @@ _FOREIGN_KEYS = """
 
 def read_postgres(url: str, *, timeout_s: float) -> Schema:
     """See `schema.read_schema`. Materialized views and foreign tables count as views."""
-    try:
+    with needs_extra("postgresql", "a PostgreSQL database"):
         import psycopg
-    except ImportError as error:
-        raise DataError(f"PostgreSQL databases need the package psycopg: {error}") from error
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from functools import partial
 from marshal import loads
 
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import RunError, needs_extra
 from text2sql_grpo.sql import sqlite
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import (
@@ -304,12 +304,8 @@ def _engine(kind: str) -> tuple[Any, Any]:
     if kind == "sqlite":
         return sqlite, sqlite.HardenedDatabase
     name, connection = _ENGINES[kind]
-    try:
+    with needs_extra(kind, f"a {kind} database"):
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{kind} databases need the package {error.name}, which is not installed"
-        ) from error
     return module, getattr(module, connection)
 
 
