@@ -1,15 +1,75 @@
-"""Train language models to answer questions over a SQL database, by reinforcement learning on TRL."""
+"""Train language models to answer questions over a SQL database, by reinforcement learning on TRL.
 
-from typing import Any
+    from text2sql_grpo import Databases, Grader, SQLExecutor, evaluate, load_config, load_examples, train
+
+    config = load_config("my.yaml", ["--grpo.max_steps", "1"])
+    train(config)  # SFT if configured, evaluation, GRPO, evaluation, merge
+    scores = evaluate(config.run.output_dir / "merged", config)["sets"]
+
+    databases = Databases(config.data.databases)
+    with SQLExecutor(config.environment.limits) as executor:
+        examples = load_examples(config.data.train, databases, executor)
+        database = databases.path(examples[0].database)
+        print(Grader(executor).grade(database, examples[0].gold_sql, "SELECT 1").reason)
+
+A name is imported when it is first used, so importing the package loads no torch. `docs/api.md` has them all.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from text2sql_grpo.config import load_config
+    from text2sql_grpo.contrib.verifiers import SQLEnv, SQLHarness, SQLTaskset
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.data.loading import load_examples
+    from text2sql_grpo.environment.session import SQLEnvironment
+    from text2sql_grpo.grading import Grader
+    from text2sql_grpo.jobs.evaluate import evaluate as evaluate
+    from text2sql_grpo.jobs.train import train as train
+    from text2sql_grpo.rewards import RewardMix
+    from text2sql_grpo.sql import SQLExecutor
+    from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
+    from text2sql_grpo.training.trainer import SQLGRPOTrainer as SQLGRPOTrainer
 
 __version__ = "0.1.0"
-# verifiers finds a package's taskset, harness and environment by these names.
-__all__ = ["SQLEnv", "SQLHarness", "SQLTaskset"]
+# verifiers opens each of these names to find the package's taskset, harness and environment, in every process
+# of an evaluation. So the names that load torch are not among them.
+__all__ = [
+    "Databases",
+    "Grader",
+    "RewardMix",
+    "SQLEnv",
+    "SQLEnvironment",
+    "SQLExecutor",
+    "SQLHarness",
+    "SQLTaskset",
+    "load_config",
+    "load_examples",
+]
+_MODULES = {
+    "Databases": "data.databases",
+    "Grader": "grading",
+    "RewardMix": "rewards",
+    "SQLEnv": "contrib.verifiers",
+    "SQLEnvironment": "environment.session",
+    "SQLExecutor": "sql",
+    "SQLGRPOConfig": "training.arguments",
+    "SQLGRPOTrainer": "training.trainer",
+    "SQLHarness": "contrib.verifiers",
+    "SQLTaskset": "contrib.verifiers",
+    "evaluate": "jobs.evaluate",
+    "load_config": "config",
+    "load_examples": "data.loading",
+    "train": "jobs.train",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from text2sql_grpo.contrib import verifiers
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
-    return getattr(verifiers, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -521,7 +521,7 @@ for _side in (_Loader, _Dumper):
     )
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """The config of a YAML file, with dotted overrides applied.
 
     Args:
@@ -533,6 +533,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: No such file, no YAML, an unknown key, a wrong type or value, or rewards by
             which a wrong answer could out-score a right one. Names file and key.
     """
+    path = Path(path)
     is_own = is_bundled(path)
     try:
         tree = yaml.load(located(path).read_text(encoding="utf-8"), _Loader)

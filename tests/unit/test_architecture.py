@@ -8,6 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+import text2sql_grpo
 from docs.rooms import (
     CONTRIB,
     LIGHT_ROOMS,
@@ -112,6 +115,14 @@ def test_the_core_imports_no_optional_package(repo_root: Path) -> None:
             at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
             found = {name for name in at_import if name.split(".")[0] in OPTIONAL} | at_import & ENGINES
             assert not found, module
+
+
+def test_verifiers_which_opens_every_public_name_loads_no_torch() -> None:
+    rooms = {text2sql_grpo._MODULES[name].split(".")[0] for name in text2sql_grpo.__all__}
+    assert rooms <= {*LIGHT_ROOMS, "contrib"}
+    assert {"train", "SQLGRPOTrainer", *text2sql_grpo.__all__} <= {*dir(text2sql_grpo)}
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = text2sql_grpo.trian
 
 
 def test_the_check_sees_each_kind_of_wrong_import(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def evaluate(
         console = options.quiet_console()
         from text2sql_grpo.jobs import evaluate as job
 
-        return job.evaluate(
+        job.evaluate(
             model_path,
             run,
             num_samples=num_samples,
@@ -51,3 +51,4 @@ def evaluate(
             out=out,
             console=console,
         )
+    return 0

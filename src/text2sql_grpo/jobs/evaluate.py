@@ -34,32 +34,38 @@ _SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
 
 
 def evaluate(
-    model_path: str,
+    model_path: str | Path,
     config: Config,
     *,
-    out: Path,
-    console: Console,
+    out: Path | None = None,
+    console: Console | None = None,
     num_samples: int | None = None,
     sets: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
     temperature: float = 0.0,
     seed: int = 0,
-) -> int:
-    """Evaluates a model in the environment of a config; exit code 0. Options: see `commands.evaluate`.
+) -> dict[str, Any]:
+    """Evaluate a model on the held-out questions of a config. Options: see `commands.evaluate`.
 
     Args:
         config: Its data, environment and `evaluation.batch_size` count.
-        out: The file of counts, accuracies and intervals, `.json`. Whole answers go beside it, as `.jsonl`.
+        out: File for what is returned, `.json`; whole answers go beside it, as `.jsonl`. None writes neither.
+        console: Where answers and accuracies are printed; None for standard output.
         num_samples: So many of each set, evenly spaced, each shown whole; None for all, not shown.
+
+    Returns:
+        `sets`: counts, accuracies and intervals by the name of the set; and the options.
 
     Raises:
         RunError: Anything wrong with model, config or data, or `out` cannot be written.
     """
+    model_path, console = str(model_path), console or Console()
     bench = open_workbench(config)
     chosen = {
         name: evenly_spaced(examples, num_samples) for name, examples in held_out_sets(bench, sets).items()
     }
-    check_place(out)
+    if out is not None:
+        check_place(out)
     choose_threads(console)
     answers = answer_all(load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed)
     if num_samples is not None:
@@ -76,12 +82,14 @@ def evaluate(
         "seed": seed,
         "num_samples": num_samples,
     }
-    write_json(out, record)
-    write_answers(out.with_suffix(".jsonl"), answers)
+    if out is not None:
+        write_json(out, record)
+        write_answers(out.with_suffix(".jsonl"), answers)
     console.print(accuracy_table(scores, metrics or ()))
-    console.print(f"evaluation: {out}", soft_wrap=True)
-    console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
-    return 0
+    if out is not None:
+        console.print(f"evaluation: {out}", soft_wrap=True)
+        console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
+    return record
 
 
 def _add_r_ves(

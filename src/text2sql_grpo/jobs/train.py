@@ -55,10 +55,11 @@ if TYPE_CHECKING:
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
 
 
-def train(config: Config, *, console: Console, resume: str | None = None) -> int:
-    """Runs the main job.
+def train(config: Config, *, console: Console | None = None, resume: str | None = None) -> int:
+    """Run the main job: SFT if configured, evaluation, GRPO, evaluation, merge into `run.output_dir`/merged.
 
     Args:
+        console: Where progress is printed; None for standard output.
         resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
 
     Returns:
@@ -69,7 +70,7 @@ def train(config: Config, *, console: Console, resume: str | None = None) -> int
             GRPO had a gradient.
     """
     with stop_on_sigterm():
-        code = _train(config, console, resume)
+        code = _train(config, console or Console(), resume)
     ranks.destroy_group()
     return code
 
