@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
     from text2sql_grpo.training.trainer import SQLGRPOTrainer as SQLGRPOTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # verifiers opens each of these names to find the package's taskset, harness and environment, in every process
 # of an evaluation. So the names that load torch are not among them.
 __all__ = [
