@@ -291,10 +291,10 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_says_how_to_go_on(
     assert "Traceback" not in printed
     done = json_lines(metrics)[-1]["step"]
     checkpoint = config.parent / "run" / f"checkpoint-{done}"
-    command = f"python scripts/train.py --config {config.parent / 'run' / 'config.yaml'} --resume auto"
+    command = f"text2sql-grpo train --config {config.parent / 'run' / 'config.yaml'} --resume auto"
     assert printed.endswith(f"Stopped. Saved: {checkpoint}. Go on with:\n  {command}\n")
 
-    argv = [*command.removeprefix("python scripts/").replace("train.py", "train").split()]
+    argv = command.removeprefix("text2sql-grpo ").split()
     assert main([*argv, "--grpo.max_steps", str(done + 1)]) == 0
     rows = json_lines(metrics)
     assert [row["step"] for row in rows] == list(range(1, done + 2))

@@ -73,7 +73,7 @@ def test_golds_are_learned_and_merged(
         load_config(config).sft, max_steps=12, learning_rate=0.02
     )
     printed = capsys.readouterr()
-    assert "Its accuracy: python scripts/evaluate.py --model_path out/merged" in printed.out
+    assert "Its accuracy: text2sql-grpo evaluate --model_path out/merged" in printed.out
     assert printed.err == ""
 
 

@@ -135,7 +135,7 @@ def _new_folder(folder: Path) -> Path:
     return target
 
 
-def how_to_go_on(folder: Path, command: str = "python scripts/train.py") -> str:
+def how_to_go_on(folder: Path, command: str = "text2sql-grpo train") -> str:
     """Message after Ctrl-C: the newest checkpoint, and the command that resumes from it."""
     checkpoints = saved_checkpoints(folder)
     if not checkpoints:

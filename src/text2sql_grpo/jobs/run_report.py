@@ -55,7 +55,7 @@ def report(
         ("metrics", run.folder / METRICS),
     ):
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
-    command = f"python scripts/evaluate.py --model_path {shlex.quote(str(merged))} --num_samples 5"
+    command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))} --num_samples 5"
     run.console.print(f"Look at its answers: {command}", soft_wrap=True)
     answers = read_answers(answers_file(run.folder)) if run.bench.test else []
     if answers:

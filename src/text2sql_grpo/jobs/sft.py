@@ -94,7 +94,7 @@ def sft(
     if ranks.is_main():
         base = None if config.model.lora is None else policy.folder
         console.print(str(merge_adapter(trained, out / "merged", base=base)), soft_wrap=True)
-        command = f"python scripts/evaluate.py --model_path {shlex.quote(str(out / 'merged'))}"
+        command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(out / 'merged'))}"
         console.print(f"Its accuracy: {command}", soft_wrap=True)
     ranks.barrier()
     ranks.destroy_group()
