@@ -38,7 +38,7 @@ from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints, steps_done
+from text2sql_grpo.training.checkpoints import find_damage, saved_checkpoints, steps_done
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 pytestmark = [
@@ -243,7 +243,7 @@ def same_luck(count: int) -> Callable[[int], None]:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
     newest = saved_checkpoints(folder)[-1]
-    assert flaw(newest) is None
+    assert find_damage(newest) is None
     return load_file(newest / "model.safetensors")
 
 
@@ -479,7 +479,7 @@ def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
     os.kill(pids[1], signal.SIGTERM)
     assert ended(pids) == [130, 130], said(other, 0) + said(other, 1)
     (stopped,) = saved_checkpoints(other)
-    assert flaw(stopped) is None
+    assert find_damage(stopped) is None
     assert steps_done(stopped) < 8
 
     finish(config, other, *options, "--resume", "auto", way=way, first=only_train)
@@ -544,7 +544,7 @@ def test_the_command_of_the_documents(
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.wait(PATIENCE_S) != 0
     (stopped,) = saved_checkpoints(folder)
-    assert flaw(stopped) is None
+    assert find_damage(stopped) is None
 
     steps = str(steps_done(stopped) + 2)
     subprocess.run([*command, "--grpo.max_steps", steps, "--resume", "auto"], check=True)

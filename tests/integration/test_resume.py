@@ -17,7 +17,7 @@ from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.jobs import train as job
 from text2sql_grpo.run_folder import read_schedule
-from text2sql_grpo.training.checkpoints import best_checkpoint, flaw, saved_checkpoints
+from text2sql_grpo.training.checkpoints import best_checkpoint, find_damage, saved_checkpoints
 
 pytestmark = [
     pytest.mark.usefixtures("own_cache"),
@@ -163,7 +163,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     finish(config, other, *options)
 
     assert_same(expected, content(other))
-    assert [flaw(path) for path in saved_checkpoints(other)] == [None] * 3
+    assert [find_damage(path) for path in saved_checkpoints(other)] == [None] * 3
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
 
 
@@ -221,5 +221,5 @@ def test_sigterm_saves_and_ends_like_ctrl_c(config: Path, tmp_path: Path) -> Non
     os.kill(pid, signal.SIGTERM)
     assert ended(pid) == 130
     (checkpoint,) = saved_checkpoints(folder)
-    assert flaw(checkpoint) is None
+    assert find_damage(checkpoint) is None
     assert f"Stopped. Saved: {checkpoint}. Go on with:" in folder.with_suffix(".txt").read_text()

@@ -188,7 +188,7 @@ def test_a_run_without_a_gradient_fails_with_its_reason_and_keeps_its_folder(
     config = write_config(tmp_path, sft=None, rewards={"execution": 1.0})
     argv = ["train", "--config", str(config), "--data.test", "{}"]
     assert main(argv) == 1
-    assert "step 1 has nothing to learn from: all 16 episodes are masked (budget 16): raise " in caplog.text
+    assert "step 1 has no gradient: all 16 episodes are masked (budget 16): raise " in caplog.text
     error = capsys.readouterr().err
     assert (
         "nothing was learned: no step had a gradient: all 32 episodes are masked (budget 32): raise " in error

@@ -26,7 +26,7 @@ from text2sql_grpo.jobs.setup import open_workbench
 from text2sql_grpo.jobs.sft import stage_folder, started_policy
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.policy import LoadedPolicy
-from text2sql_grpo.training.checkpoints import flaw, saved_checkpoints
+from text2sql_grpo.training.checkpoints import find_damage, saved_checkpoints
 
 CHAT = [
     {"role": "user", "content": "branch(code)\nStaff?"},
@@ -88,14 +88,17 @@ def test_chats_alone_and_beside_golds(config: Path) -> None:
 @pytest.mark.parametrize(
     ("chats", "message"),
     [
-        ([{"messages": CHAT}, {"prompt": "?"}], "expected messages, got prompt (chats.jsonl, line 2)"),
+        (
+            [{"messages": CHAT}, {"prompt": "?"}],
+            "the chat has no list of messages, only prompt (chats.jsonl, line 2)",
+        ),
         ([{"messages": CHAT[:1]}], "must end with an assistant"),
-        ([{"messages": [CHAT[0], {"role": "assistant", "content": None}]}], "a role and text, got"),
+        ([{"messages": [CHAT[0], {"role": "assistant", "content": None}]}], "a role and content (text), got"),
         ([{"messages": [{"role": "user", "content": "?" * 3000}, CHAT[1]]}], "no chat of at most 512 tokens"),
         ([], "among 0 (chats.jsonl)"),
     ],
 )
-def test_chats_that_teach_nothing_are_refused(
+def test_unusable_chats_are_refused(
     config: Path, chats: list[Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sft", "--config", str(config), "--chats", str(write_chats(chats)), "--out", "out"]
@@ -148,7 +151,7 @@ def test_a_killed_stage_resumes_bit_for_bit(config: Path) -> None:
     assert run("killed", "--resume", "auto") == 0
 
     one, other = (saved_checkpoints(Path(folder))[-1] for folder in ("whole", "killed"))
-    assert one.name == other.name == "checkpoint-40" and flaw(other) is None
+    assert one.name == other.name == "checkpoint-40" and find_damage(other) is None
     weights = [load_file(path / "model.safetensors") for path in (one, other)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
     rows = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from text2sql_grpo.training.advantages import spread, turn_advantages
+from text2sql_grpo.training.advantages import token_advantages, turn_advantages
 
 
 def test_without_rewards_of_turns_they_are_those_of_grpo() -> None:
@@ -47,4 +47,7 @@ def test_scales_are_those_of_whole_sums(scale: str, deviation: float) -> None:
 def test_they_stand_on_the_tokens_of_their_turns() -> None:
     output = {"completion_ids": torch.zeros(2, 6), "advantages": torch.zeros(2)}
     masks = [[1, 1, 0, 1, 0], [0, 0]]
-    assert spread([[0.5, -1.0], []], masks, output).tolist() == [[0.5, 0.5, 0.0, -1.0, 0.0, 0.0], [0.0] * 6]
+    assert token_advantages([[0.5, -1.0], []], masks, output).tolist() == [
+        [0.5, 0.5, 0.0, -1.0, 0.0, 0.0],
+        [0.0] * 6,
+    ]

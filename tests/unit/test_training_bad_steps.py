@@ -217,7 +217,7 @@ def test_what_cannot_be_halved_stops_with_the_cause(
     monkeypatch.setattr(GRPOTrainer, "compute_loss", never)
     for name, value in setting.items():
         monkeypatch.setattr(learner, name, value)
-    expected = f"expected a micro-batch that fits into memory, got: CUDA out of memory.*{message}"
+    expected = f"a micro-batch does not fit into memory: CUDA out of memory.*{message}"
     with pytest.raises(RunError, match=expected):
         learn_afresh(learner, micro_batch(size))
 
@@ -240,7 +240,9 @@ def test_episodes_that_do_not_fit_stop_with_the_cause(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(learner, "_play", play)
-    with pytest.raises(RunError, match=r"expected the episodes of a step to fit .*lower rollout\.max_slots"):
+    with pytest.raises(
+        RunError, match=r"the episodes of a step do not fit into memory: .*lower rollout\.max_slots"
+    ):
         learner.train()
 
 
@@ -256,7 +258,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted_until_they_are_
 
     after_loss(monkeypatch, change)
     monkeypatch.setattr("text2sql_grpo.training.bad_steps.PATIENCE", 2)
-    with pytest.raises(RunError, match=r"expected a finite gradient, got none in 2 steps in a row, .* 5:"):
+    with pytest.raises(RunError, match=r"the gradient was not finite in 2 steps in a row, .* 5:"):
         trainer.train()
     assert logged(trainer, "step/skipped") == [0.0, 1.0, 0.0, 1.0]
     moved = [

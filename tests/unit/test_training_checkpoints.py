@@ -20,7 +20,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints
+from text2sql_grpo.training.checkpoints import find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 
@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTrainer:
 def test_the_newest_and_the_best_are_kept(trained: SQLGRPOTrainer) -> None:
     folder = Path(trained.args.output_dir)
     assert [path.name for path in saved_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 4, 5)]
-    assert [flaw(path) for path in saved_checkpoints(folder)] == [None] * 3
+    assert [find_damage(path) for path in saved_checkpoints(folder)] == [None] * 3
     manifest = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())
     assert manifest["best"] == {"metric": "score", "value": 0.75, "step": 2}
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "loop_state.pt"} <= set(
@@ -78,7 +78,7 @@ def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained:
         if user == 0:
             os.seteuid(65534)  # nobody: root may write everywhere
         try:
-            with pytest.raises(RunError, match=r"expected a run folder that can be written, got .*denied"):
+            with pytest.raises(RunError, match=r"cannot write to the run folder: .*denied"):
                 trained._save_checkpoint(trained.model, None)
         finally:
             os.seteuid(user)
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_else(trained: SQL
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(Exception, match=r"File too large|expected a run folder"):
+        with pytest.raises(Exception, match=r"File too large|cannot write to the run folder"):
             trained._save_checkpoint(trained.model, None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read_back_makes_no_checkpoint(
     monkeypatch.setattr(checkpoints, "_save_more", tear)
     trained.state.global_step = 6
     try:
-        with pytest.raises(RunError, match=r"expected a checkpoint that can be read back, .*incomplete"):
+        with pytest.raises(RunError, match=r"the checkpoint cannot be read back: .*incomplete"):
             trained._save_checkpoint(trained.model, None)
     finally:
         trained.state.global_step = state
@@ -140,10 +140,10 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
 @pytest.mark.parametrize("harm", ["absent", "cut", "empty", "changed"])
 def test_what_is_broken_is_named(checkpoint: Path, name: str, harm: str, has_manifest: bool) -> None:
-    assert flaw(checkpoint) is None
+    assert find_damage(checkpoint) is None
     if not has_manifest:
         (checkpoint / "manifest.json").unlink()
-        assert flaw(checkpoint) is None
+        assert find_damage(checkpoint) is None
     path = checkpoint / name
     content = path.read_bytes()
     middle = len(content) // 2
@@ -152,7 +152,7 @@ def test_what_is_broken_is_named(checkpoint: Path, name: str, harm: str, has_man
         path.unlink()
     else:
         path.write_bytes({"cut": content[:-3], "empty": b"", "changed": changed}[harm])
-    found = flaw(checkpoint)
+    found = find_damage(checkpoint)
     if has_manifest or (name == "trainer_state.json" and harm == "absent"):
         assert found is not None
         assert name in found
@@ -162,8 +162,8 @@ def test_what_is_broken_is_named(checkpoint: Path, name: str, harm: str, has_man
 
 def test_a_torn_manifest_and_a_folder_that_is_none(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "manifest.json").write_text('{"files": {"mod')
-    assert str(flaw(checkpoint)).startswith("not readable: ")
-    assert flaw(tmp_path / "checkpoint-4") == "no trainer_state.json"
+    assert str(find_damage(checkpoint)).startswith("not readable: ")
+    assert find_damage(tmp_path / "checkpoint-4") == "no trainer_state.json"
     (tmp_path / "checkpoint-x").mkdir()
     (tmp_path / "checkpoint-12").mkdir()
     assert [path.name for path in saved_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]

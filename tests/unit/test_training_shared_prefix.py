@@ -20,7 +20,7 @@ from trl.trainer import grpo_trainer
 from tests.tiny_model import write_model
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.shared_prefix import group_rows, teaching_rows, trimmed
+from text2sql_grpo.training.shared_prefix import group_rows, rows_with_advantage, trimmed
 from text2sql_grpo.training.shared_prefix_update import LogProbs
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
@@ -196,7 +196,7 @@ def test_groups_without_advantage_are_forwarded_without_gradient(trainer: Sharin
     assert_alike(trainer, batch)
     metrics = trainer._metrics["train"]
     assert metrics["entropy"][-2] == pytest.approx(metrics["entropy"][-1], rel=1e-5)
-    assert teaching_rows(batch).flatten().sum() == len(groups[0]) + len(groups[2])
+    assert rows_with_advantage(batch).flatten().sum() == len(groups[0]) + len(groups[2])
 
 
 def test_nothing_to_learn_from(trainer: Sharing) -> None:
@@ -312,7 +312,7 @@ def test_a_generation_batch_is_split_by_groups_or_by_length(trainer: Sharing) ->
     ("fields", "why"),
     [
         ({"architecture": "mistral", "sliding_window": 64}, "full attention"),
-        ({"attention_dropout": 0.1}, "drops out"),
+        ({"attention_dropout": 0.1}, "attention dropout"),
         ({"torch_compile": True}, "torch_compile"),
     ],
     ids=str,

@@ -30,7 +30,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.advantages import without_spread
+from text2sql_grpo.training.advantages import zero_variance_by_prompt
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.shared_prefix import trimmed
@@ -239,7 +239,7 @@ def test_a_score_out_of_its_range_stops_the_run(bench: Bench, monkeypatch: pytes
         bench.trainer.train()
 
 
-def test_what_a_step_says_of_hacks_and_of_groups_that_teach_nothing(bench: Bench) -> None:
+def test_metrics_of_hacks_and_of_zero_variance_groups(bench: Bench) -> None:
     bench.say([RIGHT], ["<answer>SELECT 7</answer>"], ["<answer>SELECT 9</answer>"], [LOOK, RIGHT])
     bench.batch(0, 0, 0, 0)
     assert bench.logged("accuracy/official_minus_strict") == 0  # this grader has no neighbours
@@ -253,12 +253,12 @@ def test_what_a_step_says_of_hacks_and_of_groups_that_teach_nothing(bench: Bench
     assert bench.logged("group/no_spread") == 1
 
 
-def test_groups_without_spread() -> None:
-    names = ["a", "a", "b", "b", "a"]
-    rewards = zip(names, [1.0, None, 0.5, 0.25, 1.0], strict=True)
-    assert without_spread(rewards) == {"a": True, "b": False}
-    rewards = zip(names, [1.0, 0.0, None, None, 1.0], strict=True)
-    assert without_spread(rewards) == {"a": False, "b": True}
+def test_zero_variance_groups() -> None:
+    prompts = [0, 0, 1, 1, 0]
+    rewards = zip(prompts, [1.0, None, 0.5, 0.25, 1.0], strict=True)
+    assert zero_variance_by_prompt(rewards) == {0: True, 1: False}
+    rewards = zip(prompts, [1.0, 0.0, None, None, 1.0], strict=True)
+    assert zero_variance_by_prompt(rewards) == {0: False, 1: True}
 
 
 @pytest.mark.parametrize("protocol", ["tags", "native"])

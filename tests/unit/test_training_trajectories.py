@@ -13,7 +13,7 @@ from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, run
 from text2sql_grpo.training.demonstrations import chat_demonstration
-from text2sql_grpo.training.trajectories import EpisodeFile, kept, read_episodes
+from text2sql_grpo.training.trajectories import EpisodeFile, read_episodes, select_chats
 
 
 def episode(example: str, sample: int, *turns: str, **fields: Any) -> dict[str, Any]:
@@ -52,18 +52,18 @@ def test_episodes_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     EpisodeFile(path, {"model": "m", "temperature": 1.0})
     EpisodeFile(path, {"model": "n", "temperature": 1.0}).add(episode("a", 0))  # nothing was in it
-    with pytest.raises(ConfigError, match="got another model, seed"):
+    with pytest.raises(ConfigError, match="collected with other settings: model, seed"):
         EpisodeFile(path, {"model": "o", "temperature": 1.0, "seed": 1})
     stranger = tmp_path / "notes.jsonl"
     stranger.write_text("{}\n", "utf-8")
-    with pytest.raises(ConfigError, match="a new file or one of an earlier collection"):
+    with pytest.raises(ConfigError, match=r"not a file of collected episodes: .*notes\.jsonl"):
         EpisodeFile(stranger, {})
     assert stranger.read_text("utf-8") == "{}\n"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="expected a file that can be written"):
+    with pytest.raises(RunError, match="the file of episodes cannot be written"):
         EpisodeFile(tmp_path / "file" / "episodes.jsonl", {})
 
 
@@ -96,9 +96,9 @@ RECORDS = [
     ],
 )
 def test_filters(keep: Any, chosen: list[tuple[str, int]]) -> None:
-    chats = kept(RECORDS, keep)
+    chats = select_chats(RECORDS, keep)
     assert [(chat["example"], chat["sample"]) for chat in chats] == chosen
-    assert chats == kept(reversed(RECORDS), keep)
+    assert chats == select_chats(reversed(RECORDS), keep)
     assert chats[-1].keys() == {"example", "sample", "database", "messages"}
 
 

@@ -24,7 +24,7 @@ from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
 from text2sql_grpo.training.progress import progress_bar
-from text2sql_grpo.training.trajectories import EpisodeFile, Keep, kept
+from text2sql_grpo.training.trajectories import EpisodeFile, Keep, select_chats
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
 _PATIENCE = 4  # failures of an endpoint in a row, or as many as episodes are played at once
@@ -260,7 +260,7 @@ def _write_kept(
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
     for name in keep:
-        chats = kept(records, name)
+        chats = select_chats(records, name)
         if tools is not None:
             chats = [chat | {"tools": tools} for chat in chats]
         path = out.with_suffix(f".{name}.jsonl")

@@ -13,7 +13,7 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import CONFIG, CURVE, METRICS, ROLLOUTS, START
-from text2sql_grpo.training.checkpoints import checkpoint_step, flaw, saved_checkpoints, steps_done
+from text2sql_grpo.training.checkpoints import checkpoint_step, find_damage, saved_checkpoints, steps_done
 from text2sql_grpo.training.run_log import RunLog
 
 _RUN_FILES = (
@@ -65,14 +65,14 @@ def find_checkpoint(config: Config, resume: str | None, console: Console) -> Pat
 def _find(folder: Path, resume: str, console: Console) -> Path | str:
     """The checkpoint, or why there is none."""
     if resume != "auto":
-        wrong = flaw(Path(resume))
+        wrong = find_damage(Path(resume))
         if wrong is None:
             return Path(resume)
         expected = "expected --resume to name a checkpoint (trainer_state.json and weights)"
         return f"{expected}, got {resume}: {wrong}"
     n_broken = 0
     for checkpoint in reversed(saved_checkpoints(folder)):
-        wrong = flaw(checkpoint)
+        wrong = find_damage(checkpoint)
         if wrong is None:
             return checkpoint
         console.print(f"Passed over a broken checkpoint: {checkpoint} ({wrong})", soft_wrap=True)

@@ -35,7 +35,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import attention_of
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.checkpoints import flaw, is_finished, saved_checkpoints, steps_done
+from text2sql_grpo.training.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
 from text2sql_grpo.training.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.training.progress import TrainingProgress, sft_facts
 from text2sql_grpo.training.run_log import RunLog
@@ -283,7 +283,7 @@ def _run_stage(
 ) -> None:
     """Train in a folder beside `folder`, resuming what was left there, and rename it when it is whole."""
     work = folder.with_suffix(".unfinished")
-    found = [next((path for path in reversed(saved_checkpoints(work)) if flaw(path) is None), None)]
+    found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
     checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]
     if checkpoint is not None:
         console.print(f"Resuming SFT after step {steps_done(checkpoint)}")

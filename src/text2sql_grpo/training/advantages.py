@@ -1,4 +1,4 @@
-"""Advantages: of single turns where these earn something of their own, and why a batch has none."""
+"""Advantages of single turns that have rewards of their own; the reason why a batch has no advantage."""
 
 import statistics
 from collections import Counter
@@ -12,18 +12,17 @@ _EPSILON = 1e-4  # TRL's
 def turn_advantages(
     rows: Sequence[tuple[float | None, Sequence[float]]], *, group_size: int, scale: str
 ) -> list[list[float]]:
-    """For each rollout, the advantage of each of its turns.
+    """Advantage of each turn of each rollout.
 
-    A turn is credited with the reward of its rollout and with what was earned in it and later, each less its
-    mean over the group (of the later, over rollouts that came so far): what was earned before a turn is not
-    its merit. Without rewards of turns these are the advantages of GRPO.
+    A turn is credited with the reward of its rollout and with its reward-to-go (turn rewards from this turn
+    on), each less its mean over the group; the mean of a reward-to-go is over rollouts that have this turn.
+    Without turn rewards these are the advantages of GRPO.
 
     Args:
-        rows: Of each rollout its reward (None if it must not count) and what each of its turns earned; groups
-            stand together.
+        rows: Reward (None if masked) and turn rewards of each rollout; groups are contiguous.
         group_size: Rollouts of one prompt.
-        scale: As TRL's `scale_rewards`: advantages are divided by the deviation of whole sums in the `group`,
-            in the `batch`, or not at all (`none`).
+        scale: TRL's `scale_rewards`: divide by the deviation of total rewards in the `group`, in the `batch`,
+            or not at all (`none`).
 
     >>> turn_advantages([(0.0, [1.0, 0.0]), (0.0, [0.0, 1.0])], group_size=2, scale="none")
     [[0.0, -0.5], [0.0, 0.5]]
@@ -32,7 +31,7 @@ def turn_advantages(
     advantages: list[list[float]] = []
     for start in range(0, len(rows), group_size):
         group = rows[start : start + group_size]
-        counted = [(reward, _later(turns)) for reward, turns in group if reward is not None]
+        counted = [(reward, _rewards_to_go(turns)) for reward, turns in group if reward is not None]
         if scale == "group":
             deviation = _deviation(group)
         divisor = 1.0 if scale == "none" else deviation + _EPSILON
@@ -42,16 +41,16 @@ def turn_advantages(
                 advantages.append([0.0] * len(turns))
                 continue
             means = [
-                statistics.fmean(later[number] for _, later in counted if number < len(later))
-                for number in range(len(turns))
+                statistics.fmean(to_go[turn] for _, to_go in counted if turn < len(to_go))
+                for turn in range(len(turns))
             ]
-            own = zip(_later(turns), means, strict=True)
-            advantages.append([(reward - mean + later - usual) / divisor for later, usual in own])
+            own = zip(_rewards_to_go(turns), means, strict=True)
+            advantages.append([(reward - mean + to_go - usual) / divisor for to_go, usual in own])
     return advantages
 
 
-def _later(turns: Sequence[float]) -> list[float]:
-    """What was earned in each turn and after it."""
+def _rewards_to_go(turns: Sequence[float]) -> list[float]:
+    """Sums of the rewards of each turn and all later ones."""
     sums: list[float] = []
     for earned in reversed(turns):
         sums.append(earned + (sums[-1] if sums else 0.0))
@@ -63,44 +62,47 @@ def _deviation(rows: Sequence[tuple[float | None, Sequence[float]]]) -> float:
     return statistics.stdev(totals) if len(totals) > 1 else 0.0
 
 
-def spread(
+def token_advantages(
     advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]], output: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Advantages of turns on their tokens, 0 on the others; shape (B, T) of the completions of `output`.
+    """Spread the advantages of turns over their sampled tokens; shape (B, T), 0 for other tokens.
 
     Args:
-        masks: Of each rollout, 1 for tokens that the policy wrote; each run of them is a turn.
+        masks: 1 for each sampled token of a rollout; each run of them is a turn.
     """
-    spread_out = torch.zeros(output["completion_ids"].shape)
+    by_token = torch.zeros(output["completion_ids"].shape)
     for row, (turns, mask) in enumerate(zip(advantages, masks, strict=True)):
-        number = -1
+        turn = -1
         before = 0
         for column, is_sampled in enumerate(mask):
-            number += is_sampled and not before
+            turn += is_sampled and not before
             before = is_sampled
             if is_sampled:
-                spread_out[row, column] = turns[number]
-    return spread_out.to(output["advantages"])
+                by_token[row, column] = turns[turn]
+    return by_token.to(output["advantages"])
 
 
-def without_spread(rewards: Iterable[tuple[str, float | None]]) -> dict[str, bool]:
-    """Of each question, whether all rewards of its group are alike, so that it teaches nothing.
+def zero_variance_by_prompt(rewards: Iterable[tuple[int, float | None]]) -> dict[int, bool]:
+    """Map each prompt to True if its group has zero variance.
+
+    TRL's `frac_reward_zero_std` does not count groups with fewer than two rewards, and takes the
+    deviation of the whole batch under `scale_rewards: batch`.
 
     Args:
-        rewards: Of each episode the question's id and the reward; masked ones (None) do not count.
+        rewards: Prompt index and reward of each episode; masked ones (None) do not count.
     """
-    groups: dict[str, set[float]] = {}
+    groups: dict[int, set[float]] = {}
     for name, reward in rewards:
         groups.setdefault(name, set()).update(() if reward is None else (round(reward, 6),))
     return {name: len(found) < 2 for name, found in groups.items()}
 
 
 def no_signal(rewards: Sequence[float | None], stop_reasons: Sequence[str], *, group_size: int) -> str | None:
-    """Why no episode of a batch or run has an advantage, and what to change; None where one has.
+    """Reason why no episode of a batch or run has an advantage, with a remedy; None if one has.
 
     Args:
-        rewards: Reward of each episode, groups side by side; None for a masked one.
-        stop_reasons: Why each of them stopped.
+        rewards: Reward of each episode, None if masked; groups are contiguous.
+        stop_reasons: Stop reason of each episode.
 
     >>> no_signal([None, None], ["budget", "budget"], group_size=2)
     'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'

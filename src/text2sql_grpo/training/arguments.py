@@ -16,7 +16,7 @@ from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.rollout.policy import Engine
 
-# Decided elsewhere in the config; a second place to set them would be a contradiction waiting.
+# Set elsewhere in the config; a second place to set them could contradict the first.
 _DECIDED_ELSEWHERE = {
     "output_dir": "run.output_dir",
     "seed": "run.seed",
@@ -26,7 +26,7 @@ _DECIDED_ELSEWHERE = {
     "max_slots": "rollout.max_slots",
     "reward_weights": "rewards",
 }
-# TRL reads these in the first step only, minutes after the config.
+# TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
     "engine": ("auto", "slots", "generation"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
@@ -40,17 +40,17 @@ _CHOICES = {
 class SQLGRPOConfig(GRPOConfig):
     """TRL's `GRPOConfig` plus the budget of one turn and the rollout engine.
 
-    What changes: no KL to a reference (`beta` 0), dropout off (generation runs in train mode),
-    an every-step log, and no TRL table of completions (`rollouts.jsonl` holds them whole).
+    What changes: no KL to a reference (`beta` 0), dropout off (generation runs in train mode), metrics of
+    every step, and no TRL table of completions (`rollouts.jsonl` holds them whole).
 
     Attributes:
-        max_turn_tokens: Tokens that the policy may write in one turn. `max_completion_length` is
-            the budget of the whole episode, observations included.
-        engine: Of rollouts: `slots`, `generation` (TRL's own), or `auto`, which takes `slots` where it can.
-        max_slots: Episodes side by side in the engine `slots`; None for as many as memory allows.
-        shared_prefix: Whether the update forwards a prompt once for all its completions in a micro-batch,
-            where the model allows it. Log-probs, loss and gradient are the same up to rounding; groups then
-            stay together when a generation batch is split.
+        max_turn_tokens: Maximum number of sampled tokens in one turn. `max_completion_length` is the budget
+            of the whole episode, observations included.
+        engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
+        max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
+        shared_prefix: Forward a prompt once for all its completions in a micro-batch, if the model allows it.
+            Log-probs, loss and gradient are the same up to rounding; groups then stay together when a
+            generation batch is split.
         gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
             the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
             of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.
@@ -68,7 +68,7 @@ class SQLGRPOConfig(GRPOConfig):
     logging_steps: float = 1
     save_total_limit: int | None = 2
     log_completions: bool = field(default=False)
-    # TRL's own, sequence_mask, can drop a long episode whole.
+    # TRL's default, sequence_mask, can drop a long episode whole.
     vllm_importance_sampling_mode: str = "token_truncate"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class SQLGRPOConfig(GRPOConfig):
             *(self.chat_template_kwargs or {})
         }
         if taken:
-            raise ValueError(f"chat_template_kwargs must not set {min(taken)}, which the engine decides")
+            raise ValueError(f"chat_template_kwargs must not set {min(taken)}, which the engine sets")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -93,11 +93,11 @@ class SQLGRPOConfig(GRPOConfig):
 
 
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
-    """Why these settings would train something else than they say, or never end; none if they are fine.
+    """List the combinations of settings that would fail, hang or train something else.
 
     Args:
-        processes: That train, in all.
-        is_sharded: Whether each holds a part of the weights alone (FSDP, ZeRO-3).
+        processes: Number of ranks.
+        is_sharded: True if weights are sharded (FSDP, ZeRO-3).
     """
     reasons = []
     if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
@@ -109,50 +109,50 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
     if arguments.use_vllm and processes % shared_by:
         reasons.append(
             f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
-            "so many of them share one vLLM"
+            "it is the number of processes that share one vLLM"
         )
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
     if arguments.sync_ref_model and is_sharded:
         reasons.append(
-            "sync_ref_model moves a reference that no checkpoint can hold where weights are divided among "
-            "processes (FSDP, ZeRO-3): set it to false, or train with DDP or ZeRO-2"
+            "sync_ref_model moves a reference that no checkpoint can hold where weights are sharded (FSDP, "
+            "ZeRO-3): set it to false, or train with DDP or ZeRO-2"
         )
     return reasons
 
 
 def wrong_launch(surroundings: Mapping[str, str], *, is_on_cpu: bool = False) -> list[str]:
-    """Why what accelerate's config says would not be done, or leave no model; none if it is fine.
+    """List the settings of accelerate's config that would be ignored, or would leave no trained model.
 
     Args:
-        surroundings: The environment variables by which `accelerate launch` says it.
-        is_on_cpu: Whether CPUs train, where accelerate knows copies of the model alone.
+        surroundings: Environment variables, which `accelerate launch` sets.
+        is_on_cpu: True for training on CPUs, where accelerate cannot shard.
     """
     reasons = []
     is_deepspeed = surroundings.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     if is_on_cpu and (_is_fsdp(surroundings) or is_deepspeed):
         reasons.append(
-            "accelerate divides a model among accelerators alone (FSDP, DeepSpeed), and would silently train "
-            "copies of it on CPUs: take config/accelerate/ddp.yaml there"
+            "accelerate shards a model only on accelerators (FSDP, DeepSpeed), and would silently train "
+            "copies of it on CPUs: use config/accelerate/ddp.yaml there"
         )
     version = surroundings.get("FSDP_VERSION", "1")
     if _is_fsdp(surroundings) and version != "2":
         reasons.append(
-            f"accelerate's fsdp_version must be 2, got {version}: its predecessor flattens weights, so that "
-            "episodes could not be played with them"
+            f"accelerate's fsdp_version must be 2, got {version}: version 1 flattens weights, so that no "
+            "episode could be played with them"
         )
     kind = surroundings.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
     if _is_fsdp(surroundings) and kind != "FULL_STATE_DICT":
         reasons.append(
-            f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: of divided weights no "
-            "model would be saved at the end"
+            f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: with sharded weights, "
+            "no model would be saved at the end"
         )
     name = "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
     is_zero3 = is_deepspeed and surroundings.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
     if is_zero3 and surroundings.get(name, "false").lower() != "true":
         reasons.append(
-            "accelerate's zero3_save_16bit_model must be true: of divided weights no model would be saved at "
-            "the end"
+            "accelerate's zero3_save_16bit_model must be true: with sharded weights, no model would be saved "
+            "at the end"
         )
     return reasons
 
@@ -162,20 +162,20 @@ def _is_fsdp(surroundings: Mapping[str, str]) -> bool:
 
 
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
-    """The training arguments of a config's `grpo` section; on a CPU, bf16 by default only where it is fast.
+    """Make the training arguments of a config's `grpo` section; on a CPU, default to bf16 only if it is fast.
 
     Args:
-        fields: As read from YAML.
-        decided: Fields that other sections of the config decide.
+        fields: Fields from YAML.
+        decided: Fields that other sections of the config set.
 
     Raises:
-        ConfigError: An unknown field, a wrong type, or one that another section decides.
+        ConfigError: An unknown field, a wrong type, or a field that another section sets.
     """
     types = typing.get_type_hints(SQLGRPOConfig)
     known = [f.name for f in dataclasses.fields(SQLGRPOConfig) if f.init]
     for name, value in fields.items():
         if name in _DECIDED_ELSEWHERE:
-            raise ConfigError(f"grpo.{name} is decided by {_DECIDED_ELSEWHERE[name]}: set that instead")
+            raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"

@@ -1,4 +1,4 @@
-"""Steps that cannot be taken as they are: a gradient that is not finite, a micro-batch beyond the memory."""
+"""Recovery from bad steps: a gradient that is not finite, a micro-batch that runs out of memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,24 +17,27 @@ PATIENCE = 10
 
 
 class BadSteps(TrainerCallback):
-    """Skips a step whose gradient is not finite, and cuts a micro-batch in two where memory runs out.
+    """Callback that skips steps without a finite gradient, and splits a micro-batch in two on out-of-memory.
 
-    Both are counted in the metrics, as `step/skipped` and `step/halved`. A step is skipped by leaving weights
-    and optimizer as they are; `PATIENCE` of them in a row end the run.
+    The metrics `step/skipped` and `step/halved` count both. A skipped step leaves weights and optimizer as
+    they are; `PATIENCE` of them in a row end the run.
     """
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
         self._skipped_in_a_row = 0
-        self._out_of_memory: str | None = None  # why the last attempt at a whole micro-batch failed
+        self._out_of_memory: str | None = None  # message of the last attempt at a whole micro-batch
         self._is_first = self._is_mixed = False
 
     @contextmanager
     def attempt(self, *, is_last: bool = False) -> Iterator[None]:
-        """Learning from a micro-batch, or in the end from a half of it; `halves` follow if memory ran out.
+        """Catch out-of-memory of a micro-batch, so that `halves` yields its halves.
+
+        Args:
+            is_last: True for a half.
 
         Raises:
-            RunError: It ran out for a half, too.
+            RunError: A half does not fit either.
         """
         if not is_last:
             self._out_of_memory = None
@@ -49,11 +52,11 @@ class BadSteps(TrainerCallback):
     def halves(
         self, inputs: dict[str, Any] | None, *, is_forwarded: bool
     ) -> Iterator[tuple[dict[str, Any], float]]:
-        """Halves of a micro-batch for which memory ran out, with their weights in its loss; else none.
+        """Halves of a micro-batch that ran out of memory, with their weights in its loss; none otherwise.
 
         Args:
-            inputs: Of the loss; None if memory ran out before they were made.
-            is_forwarded: Whether there was a loss, and so maybe a part of its gradient.
+            inputs: Inputs of the loss; None if memory ran out before they were prepared.
+            is_forwarded: True if the loss was computed, so that part of its gradient may have been added.
 
         Raises:
             RunError: The loss is not the sum of its halves.
@@ -62,7 +65,7 @@ class BadSteps(TrainerCallback):
             return
         if is_forwarded and self._is_first:
             self._trainer.model.zero_grad()
-        elif is_forwarded:  # part of this gradient stands among those of earlier micro-batches
+        elif is_forwarded:  # part of this gradient was added to those of earlier micro-batches
             self._is_mixed = True
         halves = self._cut(inputs, self._out_of_memory)
         clear_device_cache(garbage_collection=True)
@@ -74,7 +77,7 @@ class BadSteps(TrainerCallback):
     def _cut(self, inputs: dict[str, Any] | None, message: str) -> list[dict[str, Any]]:
         if inputs is None:
             raise RunError(
-                f"expected the episodes of a step to fit into memory, got: {message}: "
+                f"the episodes of a step do not fit into memory: {message}: "
                 "lower rollout.max_slots or environment.max_episode_tokens"
             )
         size = len(inputs["completion_ids"])
@@ -86,20 +89,20 @@ class BadSteps(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Takes the gradient away if it is not to be used; an optimizer leaves weights without one alone."""
+        """Remove a bad gradient; optimizers skip weights without one."""
         parameters = [p for p in kwargs["model"].parameters() if p.grad is not None]
         is_bad = self._is_mixed or not _is_finite([parameter.grad for parameter in parameters])
-        is_bad = any_rank(is_bad)  # else weights would come to differ between processes
+        is_bad = any_rank(is_bad)  # weights must not come to differ between ranks
         self._is_mixed = False
         trl_compat.log_metric(self._trainer, "step/skipped", float(is_bad))
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_bad else 0
         if self._skipped_in_a_row >= PATIENCE:
             raise RunError(
-                f"expected a finite gradient, got none in {PATIENCE} steps in a row, the last of them step "
+                f"the gradient was not finite in {PATIENCE} steps in a row, the last of them step "
                 f"{state.global_step + 1}: lower grpo.learning_rate, or train in bfloat16 or float32"
             )
-        has_scaler = getattr(self._trainer.accelerator, "scaler", None) is not None  # of float16
-        if is_bad and not has_scaler:  # which skips by itself
+        has_scaler = getattr(self._trainer.accelerator, "scaler", None) is not None
+        if is_bad and not has_scaler:  # the scaler of float16 skips by itself
             for parameter in parameters:
                 parameter.grad = None
 
@@ -108,13 +111,13 @@ def _is_finite(gradients: list[torch.Tensor]) -> bool:
     if not gradients:
         return True
     norm = torch.nn.utils.get_total_norm(gradients)
-    if hasattr(norm, "full_tensor"):  # of all processes that hold a part
+    if hasattr(norm, "full_tensor"):  # a DTensor of sharded weights
         norm = norm.full_tensor()
     return bool(torch.isfinite(norm))
 
 
 def _too_large(message: str) -> RunError:
     return RunError(
-        f"expected a micro-batch that fits into memory, got: {message}: lower "
+        f"a micro-batch does not fit into memory: {message}: lower "
         "grpo.per_device_train_batch_size and raise grpo.gradient_accumulation_steps by as much"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, brought to the disk, read back, then renamed."""
+"""Atomic checkpoints: written to a partial folder, synced, read back, then renamed."""
 
 import json
 import os
@@ -22,12 +22,12 @@ from text2sql_grpo.training import trl_compat
 
 MANIFEST = "manifest.json"
 BEST_METRIC = "accuracy/strict"
-SCHEDULED_METRIC = "eval_dev/accuracy/strict"  # measured at one step, on questions that are held out
+SCHEDULED_METRIC = "eval_dev/accuracy/strict"  # measured at one step, on held-out questions
 _REFERENCE = "reference.safetensors"
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """Folders `checkpoint-N`, the newest last; what is wrong with one, `flaw` says."""
+    """List the folders `checkpoint-N`, the newest last; some may have damage (`find_damage`)."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
     return sorted(found, key=checkpoint_step)
 
@@ -38,23 +38,23 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def steps_done(checkpoint: Path) -> int:
-    """How many steps its run had done."""
+    """Number of steps that the run had done."""
     return int(read_json(checkpoint / "trainer_state.json")["global_step"])
 
 
 def is_finished(checkpoint: Path, max_steps: int) -> bool:
-    """Whether a run of so many steps has nothing left to do; transformers would do one more.
+    """True if a run of `max_steps` has no step left; transformers would do one more.
 
     Args:
-        max_steps: -1 for whole epochs, which transformers counts right.
+        max_steps: Number of steps; -1 for whole epochs, which transformers counts right.
     """
     return 0 < max_steps <= steps_done(checkpoint)
 
 
-def flaw(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None for one to go on from.
+def find_damage(checkpoint: Path) -> str | None:
+    """Describe the damage of a checkpoint; None for one that a run can resume from.
 
-    Every byte is compared with the manifest. One without it, of an earlier version, must be readable.
+    Compares every byte with the manifest. A checkpoint without one, of an earlier version, must be readable.
     """
     if not (checkpoint / "trainer_state.json").is_file():
         return "no trainer_state.json"
@@ -70,14 +70,14 @@ def flaw(checkpoint: Path) -> str | None:
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes of {entry['bytes']}"
             if sha256(path) != entry["sha256"]:
-                return f"{name} is not what was written"
+                return f"{name} does not match its checksum"
     except (OSError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         return f"not readable: {error}"
     return None
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that the newest one names as the best; None where no best was noted."""
+    """The best checkpoint according to the newest one; None if none is recorded."""
     for newest in saved_checkpoints(folder)[-1:]:
         best = read_json(newest / MANIFEST)["best"]
         return folder / f"checkpoint-{best['step']}" if best else None
@@ -89,8 +89,8 @@ class Best:
     """The best checkpoint of a run.
 
     Attributes:
-        value: The metric's mean over the steps since the checkpoint before; of a scheduled evaluation, its
-            value at this very step.
+        value: Mean of the metric over the steps since the previous checkpoint; for a scheduled evaluation,
+            its value at this step.
     """
 
     metric: str
@@ -99,11 +99,11 @@ class Best:
 
 
 class Checkpoints(TrainerCallback):
-    """Saves a run's checkpoints and resumes from one, with all of GRPO's state that TRL alone would lose.
+    """Callback that saves checkpoints and resumes from one, with the state of GRPO that TRL does not save.
 
     Attributes:
-        partial: Where transformers is to save while a checkpoint is written; None at other times.
-        best: None before the first checkpoint.
+        partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
+        best: Best checkpoint; None before the first one.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -115,7 +115,7 @@ class Checkpoints(TrainerCallback):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """What transformers saves inside the context becomes one checkpoint, or nothing.
+        """Turn what transformers saves inside the context into one checkpoint, atomically.
 
         Raises:
             RunError: The run folder cannot be written.
@@ -139,10 +139,9 @@ class Checkpoints(TrainerCallback):
                 _put_in_place(saved, folder / saved.name)
                 self._remove_old(folder, trainer.args.save_total_limit)
         except OSError as error:
-            kept = [str(path) for path in saved_checkpoints(folder)[-1:]] or ["none"]
+            newest = [str(path) for path in saved_checkpoints(folder)[-1:]] or ["none"]
             raise RunError(
-                f"expected a run folder that can be written, got {error}; "
-                f"the newest checkpoint is {kept[0]} ({folder})"
+                f"cannot write to the run folder: {error}; the newest checkpoint is {newest[0]} ({folder})"
             ) from error
         finally:
             self.partial = None
@@ -152,9 +151,9 @@ class Checkpoints(TrainerCallback):
         trainer.accelerator.wait_for_everyone()
 
     def restore(self, checkpoint: Path) -> None:
-        """Puts back what `writing` saved beside the files of transformers.
+        """Restore what `writing` saved beside the files of transformers.
 
-        Called once weights, optimizer and `trainer.state` are restored.
+        Call after weights, optimizer and `trainer.state` are restored.
         """
         trainer = self._trainer
         self._last_step = trainer.state.global_step
@@ -167,13 +166,13 @@ class Checkpoints(TrainerCallback):
             self._loop_state = torch.load(loop, map_location=trainer.args.device)
         if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
-                raise RunError(f"expected the moving reference of the run, got no {checkpoint / _REFERENCE}")
+                raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Transformers has set its sums to zero by now."""
+        """Restore the loop state; transformers has set its sums to zero by now."""
         if self._loop_state is not None:
             trl_compat.set_loop_state(self._trainer, self._loop_state)
             self._loop_state = None
@@ -191,7 +190,7 @@ class Checkpoints(TrainerCallback):
             self.best = Best(metric, value, state.global_step)
 
     def _remove_old(self, folder: Path, keep: int | None) -> None:
-        """All but the newest `keep` and the best; None keeps all."""
+        """Remove all but the newest `keep` checkpoints and the best; None keeps all."""
         old = saved_checkpoints(folder)[: -keep if keep else 0]
         for checkpoint in old:
             if self.best is None or checkpoint_step(checkpoint) != self.best.step:
@@ -215,14 +214,14 @@ def _save_more(trainer: Trainer, folder: Path) -> None:
 
 
 def _seal(folder: Path, best: Best | None) -> None:
-    """Brings the files to the disk, reads them back, and writes their manifest."""
+    """Sync the files to the disk, read them back, and write their manifest."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for path in files.values():
         _sync(path)
     try:
         _read_back(folder)
     except (ValueError, SafetensorError, zipfile.BadZipFile) as error:
-        raise RunError(f"expected a checkpoint that can be read back, got {error} ({folder})") from error
+        raise RunError(f"the checkpoint cannot be read back: {error} ({folder})") from error
     sums = {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in files.items()}
     record = {"best": asdict(best) if best else None, "files": sums}
     write_json(folder / MANIFEST, record)
@@ -233,7 +232,7 @@ def _seal(folder: Path, best: Best | None) -> None:
 
 
 def _put_in_place(saved: Path, target: Path) -> None:
-    """A broken checkpoint of the same step makes room."""
+    """Move a checkpoint into place; a damaged one of the same step is moved away."""
     if target.exists():
         target.rename(saved.with_name("replaced"))
     saved.rename(target)
@@ -241,7 +240,7 @@ def _put_in_place(saved: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk; the next read then takes it from there."""
+    """Write a file or folder through to the disk, and drop it from the page cache."""
     if path.is_dir() and os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -254,10 +253,10 @@ def _sync(path: Path) -> None:
 
 
 def _read_back(folder: Path) -> None:
-    """Opens what can be torn: safetensors by their headers, torch's zips by their sums, JSON.
+    """Open safetensors (header), torch's zips (checksums) and JSON.
 
     Raises:
-        ValueError, SafetensorError, zipfile.BadZipFile: One is not whole.
+        ValueError, SafetensorError, zipfile.BadZipFile: A file is truncated or corrupt.
     """
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".safetensors":
@@ -265,8 +264,8 @@ def _read_back(folder: Path) -> None:
                 tensors.keys()
         elif path.suffix in (".pt", ".pth"):
             with zipfile.ZipFile(path) as archive:
-                torn = archive.testzip()
-            if torn is not None:
-                raise ValueError(f"{torn} in {path.name} is torn")
+                corrupt = archive.testzip()
+            if corrupt is not None:
+                raise ValueError(f"{corrupt} in {path.name} is corrupt")
         elif path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Data of supervised fine-tuning: golds demonstrated in the real environment, and collected chats."""
+"""SFT data: golds demonstrated in the real environment, and collected chats."""
 
 import json
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One chat to learn from.
+    """One chat to train on.
 
     Attributes:
-        ids: T token ids, of the whole chat.
-        weights: T weights in the loss; 0 for a token that the assistant did not write.
+        ids: T token ids of the whole chat.
+        weights: T weights in the loss; 0 for tokens that are not the assistant's.
     """
 
     ids: list[int]
@@ -28,7 +28,7 @@ class Demonstration:
 
 
 def action_text(name: str, sql: str, protocol: Protocol) -> str:
-    """An assistant turn that calls `run_sql` or `submit_sql`.
+    """Text of an assistant turn that calls `run_sql` or `submit_sql`.
 
     >>> action_text("submit_sql", "SELECT 1", "tags")
     '<answer>SELECT 1</answer>'
@@ -41,7 +41,7 @@ def action_text(name: str, sql: str, protocol: Protocol) -> str:
 
 
 def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, chat: ChatFormat) -> Episode:
-    """The episode of a script that writes these turns; tokens and mask as in training."""
+    """Play an episode with these assistant turns; tokens and mask are as in training."""
     session = environment.session(example)
     episode = session.episode
     episode.prompt_ids = chat.prompt_ids(session.start())
@@ -58,12 +58,12 @@ def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, ch
     return episode
 
 
-def habits(
+def weighted_demonstrations(
     example: Example, environment: SQLEnvironment, chat: ChatFormat, settings: SFTSettings
 ) -> list[Demonstration]:
     """Demonstrations of a question with and without its exploratory query, weighted by their shares.
 
-    Both stand in every batch that the question is in: the policy learns the shares themselves, not a draw.
+    Both are in every batch with the question, so that the shares are exact instead of sampled.
     """
     share = settings.look_share if example.look_sql else settings.check_share if example.check_sql else 0.0
     if environment.settings.max_turns == 1:
@@ -86,13 +86,13 @@ def demonstrate(
     weight: float = 1.0,
     choice_weight: float = 1.0,
 ) -> Demonstration:
-    """A question answered from its gold.
+    """Demonstrate the gold answer of a question.
 
     Args:
         looks: Run the question's exploratory query first, if it has one and the environment allows two turns.
             Without it, a look-up question is answered with `guess_sql`.
         weight: Weight of the assistant's tokens.
-        choice_weight: Factor of the token by which the first turn differs from that of the other choice.
+        choice_weight: Factor of the first token by which the turns of both choices differ.
     """
     protocol = environment.settings.protocol
     query = example.look_sql or example.check_sql
@@ -110,13 +110,13 @@ def demonstrate(
 
 
 def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstration:
-    """A collected chat, put together as in a rollout, so no template has to mark what an assistant wrote.
+    """Tokenize a collected chat turn by turn, as a rollout does; needs no template with generation marks.
 
     Args:
-        record: `messages` that end with an assistant's, and `tools` if the chat has its own.
+        record: `messages`, the last one an assistant's, and `tools` if the chat has its own.
 
     Raises:
-        DataError: No such messages, or two turns in a row.
+        DataError: `messages` are missing or malformed, or two turns are in a row.
     """
     messages = _messages(record)
     roles = [message["role"] for message in messages]
@@ -142,9 +142,9 @@ def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstratio
 def _messages(record: dict[str, Any]) -> list[Message]:
     messages = record.get("messages")
     if not isinstance(messages, list):
-        raise DataError(f"expected messages, got {', '.join(record) or 'nothing'}")
+        raise DataError(f"the chat has no list of messages, only {', '.join(record) or 'nothing'}")
     for message in messages:
         texts = [message.get(name) for name in ("role", "content")] if isinstance(message, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
-            raise DataError(f"expected messages of a role and text, got {json.dumps(message)[:200]}")
+            raise DataError(f"a message needs a role and content (text), got {json.dumps(message)[:200]}")
     return messages

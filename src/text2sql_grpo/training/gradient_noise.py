@@ -1,4 +1,4 @@
-"""Gradient noise: how far the two halves of a step's episodes agree on the direction to go."""
+"""Gradient noise: cosine between the gradients of the two halves of a step's episodes."""
 
 import logging
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class GradientNoise:
-    """Measures the cosine between the gradients of a step's first and second half of micro-batches.
+    """Measurement of the cosine between the gradients of a step's first and second half of micro-batches.
 
     The accumulated gradient is copied half-way; the rest of the final one is the second half's. It costs the
     memory of that copy, in bfloat16 for more than 32 M trained weights, and one sum over ranks. Halves of 0
@@ -26,11 +26,11 @@ class GradientNoise:
 
     Args:
         trainer: Complete, its model prepared.
-        every: Optimiser steps between measurements; 0 for none, None for every fifth one where at most
-            256 M weights are trained.
+        every: Optimiser steps between measurements; 0 for none, None for 5 if at most 256 M weights are
+            trained.
 
     Attributes:
-        every: Optimiser steps between measurements; 0 where none is made.
+        every: Optimiser steps between measurements; 0 for none.
     """
 
     def __init__(self, trainer: GRPOTrainer, *, every: int | None) -> None:
@@ -75,7 +75,7 @@ class GradientNoise:
         return [p for p in self._trainer.model.parameters() if p.requires_grad]
 
     def _cosine(self, half: list[torch.Tensor | None]) -> float | None:
-        """None where a half has no gradient: all its groups have zero variance, or it is not finite."""
+        """Cosine of both halves; None if one has no gradient (zero-variance groups) or no finite one."""
         dots = torch.zeros(3, dtype=torch.float64)
         for parameter, first in zip(self._parameters(), half, strict=True):
             if parameter.grad is None:

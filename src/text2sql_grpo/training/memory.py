@@ -1,8 +1,8 @@
-"""How much memory a run takes, from the shapes of its model, before anything is loaded.
+"""Estimate of a run's memory from the shapes of its model, before anything is loaded.
 
-Weights, gradients and optimiser states are counted. Activations are not derived from a formula: the update
-itself (the model's own code, adapter, checkpointing, autocast, TRL's fused head) runs once on tensors without
-content, and every allocation is followed. `benchmarks/memory_estimate.py` compares it with measured peaks.
+Weights, gradients and optimiser states are counted. For activations, the update itself (the model's own code,
+adapter, checkpointing, autocast, TRL's fused head) runs once on fake tensors, and every allocation is
+tracked. `benchmarks/memory_estimate.py` compares the estimate with measured peaks.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.config import ModelConfig
-from text2sql_grpo.training.update_memory import Update, follow_update
+from text2sql_grpo.training.update_memory import Update, trace_update
 
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
 _CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve, not measured
@@ -22,12 +22,12 @@ _CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve,
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Episodes played side by side by one process.
+    """Concurrent episodes of one rank.
 
     Attributes:
-        sessions: At the same time.
-        prompts: Distinct ones among them.
-        cache_dtype: Of keys and values.
+        sessions: Number of concurrent episodes.
+        prompts: Number of distinct prompts among them.
+        cache_dtype: dtype of keys and values.
     """
 
     sessions: int
@@ -39,14 +39,14 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is divided among processes.
+    """Sharding of a model among ranks.
 
     Attributes:
-        processes: In all.
-        stage: 0 for copies (DDP where `processes` > 1), 2 for divided gradients and states, 3 for divided
-            weights too (ZeRO's numbers; FSDP2 is 3).
-        offloads_states: Whether optimiser states lie in the memory of the host.
-        offloads_weights: Whether weights do.
+        processes: Number of ranks.
+        stage: ZeRO's stage: 0 for copies (DDP if `processes` > 1), 2 for sharded gradients and optimiser
+            states, 3 for sharded weights too (FSDP2).
+        offloads_states: True if optimiser states are in host memory.
+        offloads_weights: True if weights are in host memory.
     """
 
     processes: int = 1
@@ -57,20 +57,20 @@ class Sharding:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one process on its device; on the host where a field says so.
+    """Estimated bytes of one rank on its device, but for `host`.
 
     Attributes:
-        weights: All of them, with the adapter.
-        reference: A second copy for the KL term.
-        gradients: Of trained weights.
-        optimizer: Its states.
-        update: What the update's passes add.
-        rollouts: What playing episodes adds; it is over when the update starts.
-        engine: What vLLM keeps for itself on the same device.
-        context: Reserve for what no tensor holds.
-        host: Offloaded to the host by this process.
-        trained_parameters: How many weights are trained.
-        parameters: How many there are.
+        weights: All weights, with the adapter.
+        reference: Second copy of the weights for the KL term.
+        gradients: Gradients of trained weights.
+        optimizer: Optimiser states.
+        update: Activations and temporaries of the update.
+        rollouts: Cache and temporaries of rollouts, freed before the update.
+        engine: Memory that vLLM reserves on the same device.
+        context: Reserve for memory outside of tensors.
+        host: Host memory for offloading.
+        trained_parameters: Number of trained weights.
+        parameters: Number of weights.
     """
 
     weights: int
@@ -87,9 +87,9 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """The larger of both phases."""
-        kept = self.weights + self.reference + self.optimizer + self.engine + self.context
-        return kept + max(self.gradients + self.update, self.rollouts)
+        """Bytes of the larger phase: update or rollouts."""
+        both = self.weights + self.reference + self.optimizer + self.engine + self.context
+        return both + max(self.gradients + self.update, self.rollouts)
 
 
 def estimate_memory(
@@ -104,21 +104,21 @@ def estimate_memory(
     sharding: Sharding = Sharding(),
     engine_bytes: int = 0,
 ) -> MemoryEstimate:
-    """What each process of a run takes at its peak.
+    """Estimate the peak memory of each rank of a run.
 
     Args:
-        model_config: Of the base.
-        settings: With dtype and quantization `resolved`.
-        device: Kind of device, such as `cuda`.
-        optimizer: As `TrainingArguments.optim` names it.
-        has_reference: Whether KL is taken to a copy of the model; an adapter is only switched off for it.
-        engine_bytes: What vLLM takes on the same device.
+        model_config: Config of the base model.
+        settings: Model settings with dtype and quantization `resolved`.
+        device: Device type, such as `cuda`.
+        optimizer: `TrainingArguments.optim`.
+        has_reference: True if there is a KL term, which needs a copy of the model unless LoRA is trained.
+        engine_bytes: Memory that vLLM reserves on the same device.
     """
-    is_divided = sharding.stage >= 2
-    if is_divided:  # weights and gradients are held in 2 bytes, and a master copy with the states
+    is_sharded = sharding.stage >= 2
+    if is_sharded:  # weights and gradients take 2 bytes each; the states include a master copy
         settings = dataclasses.replace(settings, dtype="bfloat16")
         update = dataclasses.replace(update, shares_prompts=False, autocast=None)
-    model, passes = follow_update(model_config, settings, update, device)
+    model, passes = trace_update(model_config, settings, update, device)
     trained = [p for p in model.parameters() if p.requires_grad]
     weights = _weight_bytes(model, settings)
     reference = weights if has_reference and settings.lora is None else 0
@@ -126,12 +126,12 @@ def estimate_memory(
     count = sum(p.numel() for p in trained)
     states = _state_bytes(optimizer, trained)
     host = 0
-    if is_divided:
+    if is_sharded:
         gradients, states = gradients // sharding.processes, (2 * 4 + 4) * count // sharding.processes
     elif sharding.processes > 1:
-        gradients *= 2  # the buckets in which they are sent
+        gradients *= 2  # DDP's buckets
     if sharding.stage == 3:
-        gathered = 2 * _largest_layer(model) * 2  # the layer at work and the next one, in 2 bytes
+        gathered = 2 * _largest_layer(model) * 2  # the current layer and the prefetched one, in 2 bytes
         weights, reference = weights // sharding.processes, reference // sharding.processes
         if sharding.offloads_weights:
             host, weights = host + weights, 0
@@ -154,15 +154,15 @@ def estimate_memory(
 
 
 def _linear_weights(model: Any) -> list[torch.Tensor]:
-    """Weights that 4-bit loading packs: of linear layers, but for the head and the adapter."""
+    """Weights that 4-bit loading quantises: those of linear layers, but for the head and the adapter."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kept = get_keys_to_not_convert(base)
+    excluded = get_keys_to_not_convert(base)
     return [
         module.weight
         for name, module in base.named_modules()
         if isinstance(module, torch.nn.Linear)
         and "lora_" not in name
-        and not any(key in name for key in kept)
+        and not any(key in name for key in excluded)
     ]
 
 
@@ -175,7 +175,7 @@ def _weight_bytes(model: Any, settings: ModelConfig) -> int:
 
 
 def _dequantised_bytes(model: Any, settings: ModelConfig) -> int:
-    """4-bit weights are unpacked one layer at a time."""
+    """Bytes of the largest 4-bit layer, dequantised; layers are dequantised one at a time."""
     if settings.quantization != "4bit":
         return 0
     return max(w.nbytes for w in _linear_weights(model))
@@ -188,7 +188,7 @@ def _largest_layer(model: Any) -> int:
 
 
 def _state_bytes(optimizer: str, trained: list[torch.Tensor]) -> int:
-    """AdamW keeps two values a weight, in the weight's type; in 8 bits with `8bit`."""
+    """Bytes of optimiser states: AdamW's two values a weight, in the weight's dtype or in 8 bits (`8bit`)."""
     for name, size in (("8bit", 2), ("sgd", 0), ("adafactor", 0)):
         if name in optimizer:
             return size * sum(p.numel() for p in trained)
@@ -196,7 +196,7 @@ def _state_bytes(optimizer: str, trained: list[torch.Tensor]) -> int:
 
 
 def _rollout_bytes(model: Any, rollouts: Rollouts, autocast: torch.dtype | None) -> int:
-    """Keys and values, the passes over them, and the weights cast for them."""
+    """Bytes of keys and values, of temporaries of their forward passes, and of weights cast by autocast."""
     if rollouts.sessions == 0:
         return 0
     config = model.config.get_text_config()
@@ -210,5 +210,5 @@ def _rollout_bytes(model: Any, rollouts: Rollouts, autocast: torch.dtype | None)
     logits = 3 * 4 * rollouts.sessions * config.vocab_size
     is_cast = autocast is not None and autocast.itemsize < model.dtype.itemsize
     cast = autocast.itemsize * sum(p.numel() for p in model.parameters()) if is_cast and autocast else 0
-    # Twice: the cache is copied when it grows.
+    # Twice: growing the cache copies it.
     return int(2 * per_token * stored + scores + logits + cast)

@@ -1,4 +1,4 @@
-"""What a person sees while training runs, and how a run is stopped without losing it."""
+"""Progress bar of training, and the lines of `metrics.jsonl`."""
 
 import math
 import time
@@ -14,12 +14,12 @@ from text2sql_grpo.training.run_log import RunLog, looks_by_family
 
 _LINE_EVERY_S = 15.0
 _SPEED_OVER_S = 1800.0
-_ROLLOUT_SHARE = 0.4  # of a step's time, until the first one was timed
-_LEAST_DONE = 0.05  # steps; by less, the time left would be a guess
+_ROLLOUT_SHARE = 0.4  # of a step's time, until the first step was timed
+_LEAST_DONE = 0.05  # steps before the time left is estimated
 
 
 def progress_bar(console: Console, *facts: str) -> Progress:
-    """A bar with the time left; each of `facts` is a field of its task, shown behind the bar."""
+    """Make a bar with the time left; each of `facts` is a field of its task, shown behind the bar."""
     columns = [TextColumn(f"{{task.fields[{fact}]}}") for fact in facts]
     return Progress(
         TextColumn("{task.description}"),
@@ -47,12 +47,12 @@ def sft_facts(logs: dict[str, Any]) -> str:
 
 
 class TrainingProgress(TrainerCallback):
-    """Writes `metrics.jsonl` and shows some of it with the time left, from the first step on.
+    """Callback that writes `metrics.jsonl` and shows some of it with the time left.
 
     Args:
-        title: Of the stage.
-        metric: Lines without it are not steps.
-        facts: What is shown of a line.
+        title: Title of the stage.
+        metric: Metric that every step has; other lines are not shown.
+        facts: Function from a line of metrics to the text behind the bar.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class TrainingProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Starts the bar; a terminal shows it, a log file gets a line now and then instead."""
+        """Start the bar of a terminal; other outputs get a line now and then instead."""
         done = [row["elapsed_s"] for row in self._run_log.metrics() if row["step"] <= state.global_step]
-        self._elapsed_before_s = done[-1] if done else 0.0  # a resumed run goes on counting
+        self._elapsed_before_s = done[-1] if done else 0.0  # of a resumed run
         self._started = self._step_started = self._played = time.monotonic()
         self._steps_before = state.global_step
         if not state.is_world_process_zero:
@@ -97,19 +97,19 @@ class TrainingProgress(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Takes the time at which the step begins."""
+        """Record the time at which the step begins."""
         self._step_started = self._played = time.monotonic()
         self._micro_batches = 0
 
     def show_episodes(self, done: int, total: int) -> None:
-        """Shows the episodes of the step that are over."""
+        """Show the number of finished episodes of the step."""
         self._played = time.monotonic()
         self._show(self._rollout_share * done / total, f"episodes {done}/{total}")
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Shows the micro-batches of the step that were learned from, all but the last."""
+        """Show the number of finished micro-batches of the step."""
         self._micro_batches += 1
         total = args.gradient_accumulation_steps
         before = self._rollout_share if self._played > self._step_started else 0.0
@@ -119,9 +119,9 @@ class TrainingProgress(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Takes the share of rollouts in the time of the step."""
+        """Measure the share of rollouts in the time of the step."""
         now = time.monotonic()
-        if self._played > self._step_started:  # else it learned from episodes of an earlier step
+        if self._played > self._step_started:  # a step may reuse episodes of an earlier one
             self._rollout_share = (self._played - self._step_started) / max(now - self._step_started, 1e-9)
 
     def on_log(
@@ -132,7 +132,7 @@ class TrainingProgress(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """One line of `metrics.jsonl`, and the facts behind the bar."""
+        """Write one line of `metrics.jsonl`, and update the facts behind the bar."""
         is_evaluation = SCHEDULED_METRIC in (logs or {})
         if not state.is_world_process_zero or not logs or not (self._metric in logs or is_evaluation):
             return
@@ -145,12 +145,12 @@ class TrainingProgress(TrainerCallback):
         self._show(0.0, "", is_due=is_end)
 
     def _show(self, step_share: float, note: str, *, is_due: bool = False) -> None:
-        """Moves the bar, or prints a line if the last one is old.
+        """Move the bar, or print a line if the last one is old.
 
         Args:
-            step_share: Share of the step in hand that is over, by time.
-            note: Shown behind the figures of the last step.
-            is_due: Whether to print a line in any case.
+            step_share: Finished share of the current step, by time.
+            note: Text behind the figures of the last step.
+            is_due: Print a line in any case.
         """
         state, now = self._state, time.monotonic()
         if state is None:
@@ -170,17 +170,17 @@ class TrainingProgress(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stops the bar."""
+        """Stop the bar."""
         self.close()
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Stop the bar and restore the terminal."""
         if self._bar.live.is_started:
             self._bar.stop()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them.
+    """Format a duration.
 
     >>> duration(42.3), duration(400), duration(7_900)
     ('42 s', '7 min', '2 h 12 min')

@@ -13,26 +13,26 @@ from text2sql_grpo.run_folder import METRICS, ROLLOUTS, SCHEDULE, TRACES, read_m
 
 
 class RunLog:
-    """Appends to the logs of a run folder; each line is written whole and at once."""
+    """Appender to the logs of a run folder; each line is written whole and at once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
     def write_episodes(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Appends episodes to `rollouts.jsonl`."""
+        """Append episodes to `rollouts.jsonl`."""
         self._append(ROLLOUTS, records)
 
     def write_traces(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Appends rollouts of other tasks than ours to `traces.jsonl`."""
+        """Append rollouts of verifiers tasks to `traces.jsonl`."""
         self._append(TRACES, records)
 
     def write_metrics(self, record: Mapping[str, Any]) -> None:
-        """Appends one step to `metrics.jsonl`."""
+        """Append one step to `metrics.jsonl`."""
         self._append(METRICS, [record])
 
     def write_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Appends one scheduled evaluation to `evaluation_schedule.jsonl`."""
+        """Append one scheduled evaluation to `evaluation_schedule.jsonl`."""
         self._append(SCHEDULE, [record])
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -40,10 +40,10 @@ class RunLog:
         return read_metrics(self.folder)
 
     def cut_back(self, step: int) -> None:
-        """Takes out what was written after a checkpoint, and a line that a kill left half written.
+        """Remove lines that are newer than a checkpoint, and a line that a kill left half written.
 
         Args:
-            step: Of the checkpoint. Metrics count steps done, episodes the steps done before them.
+            step: Step of the checkpoint. Metrics count steps done, episodes the steps done before them.
         """
         for name in (METRICS, SCHEDULE):
             cut_lines(self.folder / name, last_step=step)
@@ -55,17 +55,17 @@ class RunLog:
 
 
 def _plain(value: Any) -> Any:
-    """NaN and infinity are not JSON: None stands for them."""
+    """Replace NaN and infinity, which are not JSON, by None."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:
-    """Facts of one episode that are averaged over a step and logged.
+    """Metrics of one episode, which are averaged over a step and logged.
 
-    `hack/rate` is the share of answers that only the official verdict takes for right, or that read no
-    table; a literal copied from an observation alone is no hack.
+    `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
+    a literal copied from an observation is no hack by itself.
     """
     kinds = [action.kind for action in episode.actions]
     return {
@@ -89,12 +89,12 @@ def family_metrics(rows: Iterable[FamilyRow]) -> dict[str, float]:
     """Means over the episodes of each family, as `family/NAME/..`.
 
     `share` of the episodes, `looks` (tool calls), `look_share` (episodes with a tool call), `strict`,
-    `reward` without masked episodes, `abs_advantage` (0: nothing to learn), and `look_advantage`, the mean
-    advantage of episodes with a tool call: above 0, the step teaches to look. (The mean advantage of a group
-    is 0 by construction.) Absent where there is no such episode.
+    `reward` without masked episodes, `abs_advantage` (0: no gradient), and `look_advantage`, the mean
+    advantage of episodes with a tool call: above 0, the step raises their probability. (The mean advantage of
+    a group is 0 by construction.) Absent where there is no such episode.
 
     Args:
-        rows: Of each episode its family, `episode_metrics`, reward and advantage.
+        rows: Family, `episode_metrics`, reward and advantage of each episode.
     """
     episodes = list(rows)
     metrics: dict[str, float] = {}
@@ -117,7 +117,7 @@ MAX_FAMILIES = 4
 
 
 def looks_by_family(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Tool calls an episode, by kind of question, out of a line of metrics; empty for fewer than two kinds.
+    """Tool calls per episode and kind of question, from a line of metrics; empty for fewer than two kinds.
 
     Look-ups and all others where the family `lookup` is among them, else the most frequent families.
     """

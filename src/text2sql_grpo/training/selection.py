@@ -1,4 +1,4 @@
-"""Selection of the questions that a GRPO step plays: the order in which their numbers are drawn."""
+"""Selection of the questions of a GRPO step: the order in which their indices are drawn."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ class _Stratum:
     """Questions of one or more families, drawn without repetition until all were drawn.
 
     Attributes:
-        share: Of all draws, in (0, 1].
-        debt: Draws by which the stratum lags behind its share; negative where it is ahead.
-        left: Questions still to be drawn before any repeats; the next one stands last.
+        share: Share of all draws, in (0, 1].
+        debt: Draws by which the stratum lags behind its share; negative if it is ahead.
+        left: Questions still to be drawn before any repeats, the next one last.
     """
 
     questions: list[int]
@@ -27,7 +27,7 @@ class _Stratum:
 
 
 def strata(families: Sequence[str], shares: Mapping[str, float]) -> list[_Stratum]:
-    """One stratum for each named family, and one for the questions of all others, which has the rest.
+    """Make one stratum for each named family, and one with the rest for the questions of all others.
 
     Args:
         families: Family of each question.
@@ -63,10 +63,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions a step plays: each family by its share.
+    """Shares of families in the questions of a step.
 
     Attributes:
-        families: Family of each question, by its number.
+        families: Family of each question, by index.
         shares: See `strata`.
     """
 
@@ -74,7 +74,7 @@ class Selection:
     shares: Mapping[str, float]
 
     def sampler(self, plain: RepeatSampler, *, shuffle: bool) -> "StratifiedSampler":
-        """A sampler that repeats questions as `plain` does, in an order of its own."""
+        """Make a sampler with the repeats of `plain` and a stratified order."""
         return StratifiedSampler(
             self.families,
             self.shares,
@@ -90,15 +90,14 @@ class StratifiedSampler(RepeatSampler):  # type: ignore[misc, unused-ignore]
     """TRL's sampler with another order: any run of draws holds each family by its share, rounded.
 
     Each draw goes to the stratum that lags behind its share most, so that a generation batch holds the mix,
-    and each optimiser step and process that it is split among does too, to within one question. Within a
-    stratum every question is drawn before one repeats, across epochs. An epoch has as many batches as
-    without strata.
+    and each of its optimiser steps and ranks does too, to within one question. Within a stratum every
+    question is drawn before one repeats, across epochs. An epoch has as many batches as without strata.
 
     Args:
         families: Family of each question.
         shares: See `strata`.
         seed: Random seed; equal on all ranks.
-        shuffle: Whether questions of a stratum are drawn in random order.
+        shuffle: Draw the questions of a stratum in random order.
         repeats: Arguments of `RepeatSampler`: `mini_repeat_count`, `batch_size`, `repeat_count`.
     """
 
@@ -136,7 +135,7 @@ class StratifiedSampler(RepeatSampler):  # type: ignore[misc, unused-ignore]
         return batch
 
     def _order(self, questions: Sequence[int], *, drawn: set[int]) -> list[int]:
-        """All questions, the next one last; those that the batch holds already come last of all."""
+        """Order the questions of a stratum, the next one last; those already in the batch come first."""
         count = len(questions)
         places = torch.randperm(count, generator=self._random).tolist() if self._is_random else range(count)
         order = [questions[place] for place in places][::-1]

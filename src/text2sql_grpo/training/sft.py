@@ -35,11 +35,11 @@ from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
-from text2sql_grpo.training.demonstrations import Demonstration, habits
+from text2sql_grpo.training.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.training.shared_prefix import keep_hidden_states
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
 
-# Arguments of GRPO that the stage shares, and that its result depends on.
+# Arguments of GRPO that SFT shares and its result depends on.
 RESULT_FIELDS = ("bf16", "fp16", "optim", "max_grad_norm", "weight_decay")
 
 
@@ -49,9 +49,9 @@ class ForwardPass:
 
     Attributes:
         inputs: Keyword arguments of the model.
-        sources: Of each scored token, the place among the N of the token before it; shape (M,).
+        sources: Index (of N) of the token before each scored token; shape (M,).
         targets: The scored tokens; shape (M,).
-        weights: Their weights in the loss; shape (M,).
+        weights: Weights of the scored tokens in the loss; shape (M,).
     """
 
     inputs: dict[str, Any]
@@ -61,7 +61,7 @@ class ForwardPass:
 
 
 def prefix_groups(sequences: Sequence[list[int]]) -> list[tuple[int, list[list[int]]]]:
-    """Sorted sequences cut into runs, each with the length of its shared prefix; saves the most tokens.
+    """Cut sorted sequences into runs, each with the length of its shared prefix, to save the most tokens.
 
     >>> prefix_groups([[1, 2, 3], [1, 2, 4], [5]])
     [(2, [[1, 2, 3], [1, 2, 4]]), (0, [[5]])]
@@ -85,7 +85,7 @@ def prefix_groups(sequences: Sequence[list[int]]) -> list[tuple[int, list[list[i
 
 
 def packed_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
-    """Demonstrations in one flat list without padding, each shared prefix once."""
+    """Pack demonstrations into one flat list without padding, each shared prefix once."""
     ordered = sorted(demonstrations, key=lambda demonstration: demonstration.ids)
     groups, sources = [], []
     offset, rest = 0, iter(ordered)
@@ -102,7 +102,7 @@ def packed_pass(demonstrations: Sequence[Demonstration], device: torch.device) -
 
 
 def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
-    """Demonstrations padded to the longest, for a model that cannot share prefixes."""
+    """Pad demonstrations to the longest, for a model that cannot share prefixes."""
     width = max(len(demonstration.ids) for demonstration in demonstrations)
     ids = torch.zeros(len(demonstrations), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -134,7 +134,7 @@ def _scores(
 def split(
     demonstrations: Sequence[Demonstration], max_tokens: int, *, shares_prefixes: bool
 ) -> list[list[Demonstration]]:
-    """Parts of about `max_tokens` forwarded tokens, alike beginnings together; no part is empty."""
+    """Split into non-empty parts of about `max_tokens` forwarded tokens, with shared prefixes together."""
     ordered = sorted(demonstrations, key=lambda demonstration: demonstration.ids)
     parts: list[list[Demonstration]] = []
     tokens = longest = 0
@@ -154,13 +154,13 @@ def split(
 
 
 class SFTData(Dataset[list[Demonstration]]):
-    """The stage's batches of one process: drawn by seed and epoch, made when they are asked for.
+    """SFT batches of one rank, drawn by seed and epoch and made on access.
 
     Args:
         examples: Questions whose golds are demonstrated.
         chats: Collected chats, each with the name of its database.
-        batch_size: Questions and chats of one batch.
-        longest: Tokens; longer demonstrations are left out and counted.
+        batch_size: Number of questions and chats in one batch.
+        longest: Maximum number of tokens; longer demonstrations are left out and counted.
 
     Attributes:
         left_out: Ids of the questions that were too long.
@@ -208,7 +208,7 @@ class SFTData(Dataset[list[Demonstration]]):
         if number >= len(self._examples):
             return [self._chats[number - len(self._examples)][1]]
         example = self._examples[number]
-        made = habits(example, self._environment, self._chat, self._settings)
+        made = weighted_demonstrations(example, self._environment, self._chat, self._settings)
         if max(len(one.ids) for one in made) <= self._longest:
             return made
         self.left_out.add(example.id)
@@ -232,11 +232,11 @@ class SFTStageTrainer(Trainer):
     """transformers' `Trainer` on batches of demonstrations.
 
     What changes: a batch is packed (`packed_pass`) where the model allows it, and split by tokens; the loss
-    is the weighted mean over all scored tokens of the optimiser step, in all processes; checkpoints are whole
-    or not there. TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
+    is the weighted mean over all scored tokens of the optimiser step, on all ranks; checkpoints are atomic.
+    TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
 
     Args:
-        max_tokens: Of one forward pass.
+        max_tokens: Maximum number of tokens in one forward pass.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class SFTStageTrainer(Trainer):
     def training_step(
         self, model: torch.nn.Module, inputs: list[Demonstration], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Loss of one optimiser step, in nats a token; its gradient is added to that of the weights."""
+        """Add the gradient of one optimiser step; return its loss, in nats a token."""
         model.train()
         limit = sys.maxsize if self.is_deepspeed_enabled else self._max_tokens  # it steps at each backward
         parts = split(inputs, limit, shares_prefixes=self.obstacle is None)
@@ -279,8 +279,8 @@ class SFTStageTrainer(Trainer):
             sum(len(one.ids) for one in inputs),
         )
         counts, weights, tokens = zip(*(row for rows in gather([facts]) for row in rows), strict=True)
-        scale = len(counts) / sum(weights)  # gradients are averaged over processes
-        # As many passes in each process, since divided weights are gathered in each pass.
+        scale = len(counts) / sum(weights)  # gradients are averaged over ranks
+        # The same number of passes on each rank, since each pass gathers sharded weights.
         scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))
         total = torch.zeros((), device=self.args.device)
         for number, scale in enumerate(scales):
@@ -301,7 +301,7 @@ class SFTStageTrainer(Trainer):
         return (losses * made.weights).sum()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As transformers does, with the number of tokens learned from so far."""
+        """Log also the number of tokens trained on so far."""
         super().log(logs | {"tokens": self.state.num_input_tokens_seen}, *args, **kwargs)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -321,14 +321,15 @@ class SFTStageTrainer(Trainer):
 
 
 class StopAtTarget(TrainerCallback):
-    """Ends training, with a checkpoint, once a scheduled evaluation meets a target.
+    """Callback that ends training, with a checkpoint, once a scheduled evaluation meets a target.
 
     Args:
         stop: The targets.
-        pass_gap: Samples the scheduled questions; returns pass@k minus pass@1, in [0, 1], on every rank.
+        pass_gap: Function that samples the scheduled questions and returns pass@k minus pass@1, in [0, 1], on
+            every rank.
 
     Attributes:
-        reached: The target that was met, in words; None before.
+        reached: Text of the target that was met; None before.
     """
 
     def __init__(self, stop: SFTStop, pass_gap: Callable[[], float]) -> None:
@@ -343,7 +344,7 @@ class StopAtTarget(TrainerCallback):
         logs: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Checks the targets where the figures of an evaluation are logged, from the first step on."""
+        """Check the targets when an evaluation is logged, from the first step on."""
         accuracy = (logs or {}).get(SCHEDULED_METRIC)
         if accuracy is None or state.global_step == 0:
             return
@@ -359,7 +360,7 @@ class StopAtTarget(TrainerCallback):
 def stage_arguments(
     settings: SFTSettings, grpo: SQLGRPOConfig, folder: Path, *, steps: int, is_adapter: bool
 ) -> TrainingArguments:
-    """transformers' arguments of the stage; precision, optimiser and devices are those of `grpo`."""
+    """Make transformers' arguments of SFT, with precision, optimiser and devices of `grpo`."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,

@@ -1,7 +1,7 @@
 """Log-probs of completions, with each distinct prompt of a micro-batch forwarded once.
 
-A prompt's completions stand behind it in one flat list without padding (`shared_prefix_attention`). Only what
-comes before a scored token is forwarded, and only scored tokens get logits.
+A prompt is followed by its completions in one flat list without padding (`shared_prefix_attention`). Tokens
+behind the last scored one are not forwarded, and only scored tokens get logits.
 """
 
 from collections import defaultdict
@@ -20,10 +20,10 @@ class PackedBatch:
     """A micro-batch of B rows with completions of up to K tokens.
 
     Attributes:
-        tokens: What is forwarded.
-        sources: Of each scored token, the forwarded token that predicts it; shape (M,).
+        tokens: The forwarded tokens.
+        sources: Index of the forwarded token that predicts each scored token; shape (M,).
         targets: The scored tokens; shape (M,).
-        places: Of each scored token, its place among all B * K; shape (M,).
+        places: Flat index of each scored token in (B, K); shape (M,).
         shape: (B, K).
     """
 
@@ -34,19 +34,19 @@ class PackedBatch:
     shape: torch.Size
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of the scored tokens in their places, 0 elsewhere; shape (B, K)."""
+        """Scatter values of the scored tokens to shape (B, K); 0 elsewhere."""
         empty = values.new_zeros(self.shape.numel())
         return empty.index_copy(0, self.places, values).view(self.shape)
 
 
 def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored: torch.Tensor) -> PackedBatch:
-    """Rows with equal prompts behind one copy of it, and of rows with equal completions one as well.
+    """Pack rows: one copy of each distinct prompt, followed by one copy of each distinct completion.
 
     Args:
         input_ids: Prompts and completions, padded anywhere; shape (B, P + K).
         attention_mask: 0 for padding; same shape.
-        is_scored: Which completion tokens need a log-prob; shape (B, K). If none does, the first one gets it,
-            so that the result depends on the weights all the same.
+        is_scored: 1 for completion tokens that need a log-prob; shape (B, K). If none does, the first token
+            gets one, so that the result still depends on the weights.
     """
     width = is_scored.shape[1]
     ids, present, scored = input_ids.cpu(), attention_mask.bool().cpu(), is_scored.bool().cpu()
@@ -65,10 +65,10 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
         prompt = ids[needed[0], :prompt_width][present[needed[0], :prompt_width]].tolist()
         offset += len(prompt)
         end_of_prompt = offset - 1
-        starts: dict[tuple[int, ...], int] = {}  # of distinct continuations, each forwarded once
+        starts: dict[tuple[int, ...], int] = {}  # offset of each distinct continuation
         for row in needed:
             columns = present[row, prompt_width:].nonzero()[:, 0]
-            numbers = scored[row, columns].nonzero()[:, 0]  # of scored tokens among the row's own
+            numbers = scored[row, columns].nonzero()[:, 0]  # indices of scored tokens in the row
             continuation = tuple(ids[row, prompt_width + columns[: int(numbers[-1])]].tolist())
             if continuation not in starts:
                 starts[continuation] = offset
@@ -88,12 +88,12 @@ def pack_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored:
 
 
 def trimmed(inputs: dict[str, Any], *, prompts: bool = True) -> dict[str, Any]:
-    """A micro-batch of TRL's without the columns that are padding in all its rows.
+    """Cut the columns of a micro-batch that are padding in every row.
 
-    Two columns of completions are left at least: TRL takes one for a value of the whole sequence.
+    At least two columns of completions stay: TRL reads a single one as a value of the whole sequence.
 
     Args:
-        prompts: Whether to trim prompts too, which moves all tokens.
+        prompts: Trim prompts too, which shifts all tokens.
     """
     present = {name: inputs[f"{name}_mask"].any(0).nonzero()[:, 0] for name in ("prompt", "completion")}
     if not len(present["prompt"]) or not len(present["completion"]):
@@ -111,23 +111,23 @@ def trimmed(inputs: dict[str, Any], *, prompts: bool = True) -> dict[str, Any]:
     return inputs | cut
 
 
-def teaching_rows(inputs: dict[str, Any]) -> torch.Tensor:
-    """Which rows have an advantage, or share a prompt with one that has; bool, shape (B, 1)."""
+def rows_with_advantage(inputs: dict[str, Any]) -> torch.Tensor:
+    """True for rows that have an advantage, or share a prompt with one that has; bool, shape (B, 1)."""
     advantages = inputs["advantages"]
-    teaches = torch.zeros(len(advantages), 1, dtype=torch.bool)
+    has_advantage = torch.zeros(len(advantages), 1, dtype=torch.bool)
     for rows in group_rows(inputs["prompt_ids"], inputs["prompt_mask"]):
-        teaches[rows] = bool(advantages[rows].any())
-    return teaches.to(advantages.device)
+        has_advantage[rows] = bool(advantages[rows].any())
+    return has_advantage.to(advantages.device)
 
 
 def shuffled_groups(batch: dict[str, Any]) -> list[int]:
-    """Rows of a generation batch, whole groups in random order."""
+    """Order of the rows of a generation batch: whole groups, shuffled."""
     groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
     return [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
 
 
 def by_length(batch: dict[str, Any], *, parts: int = 1) -> list[int]:
-    """Rows of a generation batch, the shortest first in each of its equal parts."""
+    """Order of the rows of a generation batch: shortest first within each of `parts` equal parts."""
     lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
     sizes = [len(lengths) * (part + 1) // parts - len(lengths) * part // parts for part in range(parts)]
     ordered, start = list[int](), 0
@@ -138,7 +138,7 @@ def by_length(batch: dict[str, Any], *, parts: int = 1) -> list[int]:
 
 
 def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list[int]]:
-    """Rows with equal prompts, in the order in which those come first; both of shape (B, P)."""
+    """Group rows by prompt, in order of first occurrence; both arguments have shape (B, P)."""
     rows_of = defaultdict(list)
     for row, (ids, mask) in enumerate(zip(prompt_ids.cpu(), prompt_mask.bool().cpu(), strict=True)):
         rows_of[ids[mask].numpy().tobytes()].append(row)
@@ -147,7 +147,7 @@ def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list
 
 @contextmanager
 def keep_hidden_states(backbone: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
-    """Lets a model's head see some hidden states alone, by their places among those of all rows."""
+    """Pass only the hidden states at `places` (flat indices over all rows) to the model's head."""
 
     def keep(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[None, places]

@@ -1,7 +1,7 @@
-"""Attention over a flat list of tokens: prefixes, each with the sequences that continue it behind it.
+"""Attention over a flat list of tokens: prefixes, each followed by the sequences that continue it.
 
-No token is padded and no prefix is repeated. Scores are made tile by tile and made again for the gradient, so
-that their memory does not grow with the batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135).
+No padding and no repeated prefix. Scores are computed tile by tile, and again for the gradient, so that
+their memory does not grow with the batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135).
 
 Shapes: N tokens, H key-value heads, Q query heads of each, D head size.
 """
@@ -22,11 +22,11 @@ _FAR = -1e30  # finite, so that it can be added and taken off
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some queries and what they see: all of `prefix` and `own`, but for the queries' own place at its end.
+    """A tile of queries, which attend to `prefix` and to `own`.
 
     Attributes:
-        own: Ends with the queries.
-        mask: Added to the scores of the queries among themselves; shape (queries, queries).
+        own: Keys of the queries' sequences; the queries' own keys are the last.
+        mask: Added to the scores of the queries' own keys; shape (queries, queries).
     """
 
     queries: slice
@@ -41,8 +41,8 @@ class PackedTokens:
 
     Attributes:
         ids: Shape (N,).
-        positions: Of each token in its own sequence; shape (N,).
-        tiles: What sees what.
+        positions: Position of each token in its own sequence; shape (N,).
+        tiles: All queries with the keys that they attend to.
     """
 
     ids: torch.Tensor
@@ -51,17 +51,17 @@ class PackedTokens:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What a model that can `attend_to_packed` is called with."""
+        """Keyword arguments of a model after `attend_to_packed`."""
         return {
             "input_ids": self.ids[None],
             "position_ids": self.positions[None],
-            "attention_mask": self.ids.new_zeros(1, 1, 1, 1),  # Nobody reads it; without it, one is made.
+            "attention_mask": self.ids.new_zeros(1, 1, 1, 1),  # unused; transformers makes a mask without it
             "packed": self,
         }
 
 
 def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.device) -> PackedTokens:
-    """Prefixes, each with its continuations; both may be empty."""
+    """Pack prefixes, each with its continuations; both may be empty."""
     ids: list[int] = []
     positions: list[int] = []
     tiles = []
@@ -81,7 +81,7 @@ def pack(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.
 
 
 def _tiles(spans: Sequence[tuple[int, int]], prefix: slice, causal: torch.Tensor) -> list[_Tile]:
-    """Tiles of neighbouring sequences: several short ones in one, a long one in several."""
+    """Cut sequences into tiles: several short sequences in one, a long one in several."""
     tiles = []
     short: list[tuple[int, int]] = []
     for start, end in spans:
@@ -110,7 +110,7 @@ def _tile_of_short(spans: Sequence[tuple[int, int]], prefix: slice, causal: torc
 
 
 class _SharedPrefixAttention(torch.autograd.Function):
-    """Output of scaled queries (H, Q, N, D), keys and values (H, N, D); shape and dtype of the queries."""
+    """Attention of scaled queries (H, Q, N, D) to keys and values (H, N, D)."""
 
     @staticmethod
     def forward(
@@ -145,7 +145,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 
 def _seen(states: torch.Tensor, tile: _Tile) -> torch.Tensor:
-    """Keys or values that a tile's queries see, shape (H, prefix and own, D)."""
+    """Keys or values that a tile's queries attend to, shape (H, prefix and own, D)."""
     if tile.prefix.stop in (tile.prefix.start, tile.own.start):  # one behind the other
         return states[:, tile.own.start - (tile.prefix.stop - tile.prefix.start) : tile.own.stop]
     return torch.cat([states[:, tile.prefix], states[:, tile.own]], dim=1)
@@ -154,9 +154,7 @@ def _seen(states: torch.Tensor, tile: _Tile) -> torch.Tensor:
 def _weights(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tensor:
     """Attention weights of one tile, float32, shape (H, Q * queries, prefix and own)."""
     queries, keys = query[:, :, tile.queries].flatten(1, 2), _seen(key, tile)
-    if (
-        query.device.type == "cpu"
-    ):  # Else scores are rounded to bfloat16, which sdpa's are not: a third more error.
+    if query.device.type == "cpu":  # sdpa does not round scores to bfloat16 either: a third less error
         queries, keys = queries.float(), keys.float()
     scores = queries @ keys.mT
     among = scores.unflatten(1, (query.shape[1], -1))[..., -len(tile.mask) :]
@@ -165,7 +163,7 @@ def _weights(query: torch.Tensor, key: torch.Tensor, tile: _Tile) -> torch.Tenso
 
 
 def _add(total: torch.Tensor, tile: _Tile, part: torch.Tensor) -> None:
-    """Adds gradients of what a tile has seen to those of all tokens."""
+    """Add the gradients of a tile's keys or values to those of all tokens."""
     length = tile.prefix.stop - tile.prefix.start
     total[:, tile.prefix] += part[:, :length]
     total[:, tile.own] += part[:, length:]
@@ -187,7 +185,7 @@ def _attention(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
         return output, None
-    # Under autocast, rotated queries and keys come in float32.
+    # Under autocast, rotated queries and keys are float32.
     scaled = (query[0] * scaling).to(value.dtype).unflatten(0, (key.shape[1], -1))
     with torch.autocast(query.device.type, enabled=False):
         output = _SharedPrefixAttention.apply(  # type: ignore[no-untyped-call]
@@ -201,8 +199,8 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def attend_to_packed(model: PreTrainedModel) -> None:
-    """Lets a model forward `packed` tokens too; all else it forwards by sdpa, as before.
+    """Let a model forward `packed` tokens too; other inputs use sdpa as before.
 
-    For good, since gradient checkpointing calls attention again in the backward pass.
+    Not undone: gradient checkpointing calls attention again in the backward pass.
     """
     model.set_attn_implementation(ATTENTION)

@@ -1,4 +1,4 @@
-"""How the trainer's update forwards each distinct prompt of a micro-batch once."""
+"""The trainer's update, with each distinct prompt of a micro-batch forwarded once."""
 
 import logging
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.shared_prefix import (
     by_length,
     pack_batch,
+    rows_with_advantage,
     shuffled_groups,
-    teaching_rows,
     trimmed,
 )
 from text2sql_grpo.training.shared_prefix_attention import attend_to_packed
@@ -26,19 +26,19 @@ LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class LossTokens:
-    """Which log-probs are read.
+    """Tokens whose log-probs the loss reads.
 
     Attributes:
-        is_scored: Completion tokens that need one, shape (B, K).
-        teaches: Rows whose log-probs need a gradient, bool of shape (B, 1).
+        is_scored: 1 for completion tokens that need a log-prob; shape (B, K).
+        needs_gradient: True for rows whose log-probs need a gradient; bool, shape (B, 1).
     """
 
     is_scored: torch.Tensor
-    teaches: torch.Tensor
+    needs_gradient: torch.Tensor
 
     @classmethod
     def sampled(cls, completion_mask: torch.Tensor, rows: Sequence[Sequence[int]] | None) -> "LossTokens":
-        """Those that the policy wrote, by the flags of each row; None for whole completions."""
+        """Sampled tokens, by the flags of each row; None for whole completions."""
         sampled = torch.ones_like(completion_mask)
         for mask, flags in zip(sampled, rows or (), strict=rows is not None):
             mask[: len(flags)] = mask.new_tensor(flags)
@@ -46,16 +46,16 @@ class LossTokens:
 
 
 class SharedPrefixUpdate:
-    """What the update leaves out, as far as model and settings allow: repeated prompts, padding, flat rows.
+    """Update without repeated prompts, padding and zero-variance rows, as far as model and settings allow.
 
     Args:
         trainer: Complete, its models prepared.
-        is_wanted: Whether to do anything.
-        keeps_order: Whether the order of the generation batch decides which optimiser step a group is in.
-        keeps_halves: Whether no group may leave its half of the generation batch.
+        is_wanted: False for TRL's plain update.
+        keeps_order: Keep the order of the generation batch, which decides the optimiser step of a group.
+        keeps_halves: Keep each group in its half of the generation batch.
 
     Attributes:
-        is_on: Whether prompts are shared.
+        is_on: True if prompts are shared.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SharedPrefixUpdate:
         obstacle = trl_compat.shared_prefix_obstacle(trainer) if is_wanted else None
         self.is_on = is_wanted and obstacle is None
         if obstacle is not None:
-            logger.warning("The slower update, which forwards a prompt once a completion: %s", obstacle)
+            logger.warning("shared_prefix is off, so the update is slower: %s", obstacle)
         if self.is_on:
             trl_compat.shrink_logit_tiles(trainer)
             for model in (trainer.model, trainer.ref_model):
@@ -76,7 +76,7 @@ class SharedPrefixUpdate:
                     attend_to_packed(trl_compat.causal_lm(trainer, model))
 
     def splitting(self) -> AbstractContextManager[None]:
-        """A generation batch is split so that groups stay together, or else, where it may, by length."""
+        """Split a generation batch with groups together, or else by length where the loss allows it."""
         if self.is_on and not self._keeps_order:
             return trl_compat.rows_ordered(shuffled_groups)
         if not self.is_on and self._is_wanted and trl_compat.may_sort_rows(self._trainer):
@@ -86,7 +86,7 @@ class SharedPrefixUpdate:
         return nullcontext()
 
     def narrowed(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], LossTokens | None]:
-        """Inputs of a loss without what it does not read, and the tokens that it reads; None for any."""
+        """Return the inputs of a loss without padding, and the tokens that it reads; None for all."""
         if not self._is_wanted:
             return inputs, None
         if self.is_on:
@@ -95,12 +95,13 @@ class SharedPrefixUpdate:
             # Padding before a prompt stays: old log-probs were made with it, and positions may count it.
             inputs = trimmed(inputs, prompts=False)
         is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        skips = trl_compat.may_skip_flat_rows(self._trainer)
-        teaches = teaching_rows(inputs) if skips else torch.ones_like(is_scored[:, :1], dtype=torch.bool)
-        # A token without a log-prob could have a ratio beyond all numbers, which no mask takes out.
+        needs_gradient = torch.ones_like(is_scored[:, :1], dtype=torch.bool)
+        if trl_compat.may_skip_zero_variance(self._trainer):
+            needs_gradient = rows_with_advantage(inputs)
+        # A token without a log-prob could have an infinite ratio, which survives any mask.
         known = ("old_per_token_logps", "ref_per_token_logps")
         masked = {name: inputs[name] * is_scored for name in known if name in inputs}
-        return inputs | masked, LossTokens(is_scored, teaches)
+        return inputs | masked, LossTokens(is_scored, needs_gradient)
 
     def log_probs(
         self,
@@ -112,9 +113,9 @@ class SharedPrefixUpdate:
         batch_size: int | None = None,
         compute_entropy: bool = False,
     ) -> LogProbs:
-        """As TRL's `_get_per_token_logps_and_entropies`; 0 for tokens that are not scored."""
+        """Return what TRL's `_get_per_token_logps_and_entropies` does; 0 for tokens that are not scored."""
         size = batch_size or len(input_ids)
-        columns = (input_ids, attention_mask, tokens.is_scored, tokens.teaches)
+        columns = (input_ids, attention_mask, tokens.is_scored, tokens.needs_gradient)
         chunks = zip(*(column.split(size) for column in columns), strict=True)
         log_probs, entropies = zip(*(self._chunk(model, *rows) for rows in chunks), strict=True)
         return torch.cat(log_probs), torch.cat(entropies) if compute_entropy else None, None
@@ -125,18 +126,18 @@ class SharedPrefixUpdate:
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         is_scored: torch.Tensor,
-        teaches: torch.Tensor,
+        needs_gradient: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs and entropies; those of rows that do not teach without a gradient."""
-        batch = pack_batch(input_ids, attention_mask, is_scored * teaches)
+        """Log-probs and entropies, with a gradient only where it is needed."""
+        batch = pack_batch(input_ids, attention_mask, is_scored * needs_gradient)
         log_probs, entropies = trl_compat.packed_log_probs(self._trainer, model, batch)
-        if (is_scored * ~teaches).any():
-            batch = pack_batch(input_ids, attention_mask, is_scored * ~teaches)
-            # Without the wrapper of distributed training, which would wait for the same pass elsewhere.
+        if (is_scored * ~needs_gradient).any():
+            batch = pack_batch(input_ids, attention_mask, is_scored * ~needs_gradient)
+            # Without the wrapper of distributed training, which would wait for the same pass on other ranks.
             model = self._trainer.accelerator.unwrap_model(model)
             with torch.no_grad():
-                watched, their_entropies = trl_compat.packed_log_probs(self._trainer, model, batch)
-            log_probs = torch.where(teaches, log_probs, watched)
-            if entropies is not None and their_entropies is not None:
-                entropies = torch.where(teaches, entropies, their_entropies)
+                other_log_probs, other_entropies = trl_compat.packed_log_probs(self._trainer, model, batch)
+            log_probs = torch.where(needs_gradient, log_probs, other_log_probs)
+            if entropies is not None and other_entropies is not None:
+                entropies = torch.where(needs_gradient, entropies, other_entropies)
         return log_probs, entropies

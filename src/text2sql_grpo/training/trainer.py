@@ -25,7 +25,12 @@ from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
 from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.advantages import no_signal, spread, turn_advantages, without_spread
+from text2sql_grpo.training.advantages import (
+    no_signal,
+    token_advantages,
+    turn_advantages,
+    zero_variance_by_prompt,
+)
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
@@ -41,14 +46,14 @@ Scores = dict[str, float] | None
 
 @dataclass(frozen=True)
 class Scored:
-    """The rollouts of one generation batch, judged; one entry of each list per rollout.
+    """Judged rollouts of one generation batch; one entry of each list per rollout.
 
     Attributes:
-        scores: Of each named reward; None for a rollout that must not be trained on.
-        rewards: Their weighted sums.
-        metrics: Facts that are averaged over the batch and logged.
-        families: Of each rollout, the family of its question; None where there are no families.
-        turn_rewards: Of each rollout, what each of its sampled turns earned besides; None for none.
+        scores: Score of each named reward; None for a rollout that must not be trained on.
+        rewards: Weighted sums of the scores.
+        metrics: Figures that are averaged over the batch and logged.
+        families: Families of the questions; None where there are no families.
+        turn_rewards: Additional rewards of the sampled turns; None for none.
     """
 
     rollouts: Sequence[Rollout]
@@ -61,18 +66,18 @@ class Scored:
 
 @dataclass
 class StepState:
-    """What one override of the trainer leaves for a later one.
+    """State that one override of the trainer leaves for a later one.
 
     Attributes:
-        sampler: Draws the questions of the whole run.
-        batch: Numbers of the prompts of the generation batch in the making, one for each rollout.
-        scored: Its rollouts, judged; None before.
-        sampled: Of each of them, 1 for tokens that the loss may read; None when the batch is made.
-        micro_batch: Inputs of the loss; None before they are there.
-        half: The half of them to learn from instead, after memory ran out; None for the whole.
-        loss_weight: Weight of this half in the loss of the micro-batch.
-        is_forwarded: Whether the loss of the micro-batch was computed.
-        loss_tokens: Log-probs that the loss being computed reads; None while none is.
+        sampler: Sampler of prompts, for the whole run.
+        batch: Prompt index of each rollout of the current generation batch.
+        scored: Judged rollouts of `batch`; None until they are played and after the batch is made.
+        sampled: Masks of their completions, 1 for tokens that the loss may read; None with `scored`.
+        micro_batch: Inputs of the loss; None until they are prepared.
+        half: Half of `micro_batch`, trained on instead of it after out-of-memory; None for the whole.
+        loss_weight: Weight of `half` in the loss of the micro-batch.
+        is_forwarded: True once the loss of the micro-batch was computed.
+        loss_tokens: Tokens that the current loss reads; None outside of `_compute_loss`.
     """
 
     sampler: Any = None
@@ -85,8 +90,8 @@ class StepState:
     is_forwarded: bool = False
     loss_tokens: LossTokens | None = None
 
-    def forget_micro_batch(self) -> None:
-        """Make room for the next one."""
+    def clear_micro_batch(self) -> None:
+        """Reset the fields of one micro-batch."""
         self.micro_batch = self.half = self.loss_tokens = None
         self.loss_weight, self.is_forwarded = 1.0, False
 
@@ -103,24 +108,24 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         model: The policy, or its folder or Hub id.
         args: Training arguments.
         num_prompts: Number of prompts; the dataset holds their indices.
-        reward_weights: Of each named reward.
-        tools: JSON schemas that the chat template shows; None for none.
-        selection: Which prompts a step plays; None for TRL's shuffled epochs.
+        reward_weights: Weight of each named reward.
+        tools: JSON schemas for the chat template; None for none.
+        selection: Selection of the prompts of a step; None for TRL's shuffled epochs.
         options: Other arguments of `GRPOTrainer`.
 
     Attributes:
-        on_episode: Called during rollouts with the number of episodes that are over and of all of this rank.
+        on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank.
     """
 
-    # A step, in the order in which TRL calls the methods; what one leaves for another is in `StepState`:
-    # training_step                     each micro-batch; once more for each half if memory runs out
-    #   _prepare_inputs                 plays and splits a generation batch when it is time
+    # A step, in the order in which TRL calls the methods; `StepState` holds what one leaves for another:
+    # training_step                     each micro-batch; again for each half after out-of-memory
+    #   _prepare_inputs                 plays and splits a generation batch when one is due
     #     _generate_and_score_completions
     #       _rollout                    (`rollout_func`)
     #         _play_batch               plays and judges; the subclass
     #           _play                   the rollout engine
     #       _named_reward               one reward function for each score
-    #       _get_per_token_logps_and_entropies    of the old policy and the reference, if needed
+    #       _get_per_token_logps_and_entropies    old policy and reference, if needed
     #       _credit_turns               advantages of turns
     #   _compute_loss
     #     _get_per_token_logps_and_entropies      with gradient
@@ -149,12 +154,12 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             model=model,
             reward_funcs=[_named_reward(name, logs_metrics=i == 0) for i, name in enumerate(reward_weights)],
             args=args,
-            # Numbers of examples, which may lie on disk; what TRL calls the prompt is the session's to write.
+            # Indices only: examples may lie on disk, and the session writes the prompt.
             train_dataset=Dataset.from_dict({"prompt": [blank] * num_prompts, "example": range(num_prompts)}),
             processing_class=processing_class,
             **options,
         )
-        # Assigned here, not passed: TRL then neither warns nor demands a template that it knows.
+        # Assigned here, not passed: TRL then neither warns nor requires a known template.
         self.rollout_func = self._rollout
         self._chat = ChatFormat(
             processing_class,
@@ -185,7 +190,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         return sampler
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As transformers', but without the first step of a warm-up, whose learning rate is 0."""
+        """Create transformers' schedule without the first step of a warm-up, whose learning rate is 0."""
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.lr_scheduler is not None or warmup_steps == 0:
             return super().create_scheduler(num_training_steps, optimizer)
@@ -194,7 +199,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         return trl_compat.without_first_step(scheduler)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Also restore what TRL would lose of a resumed run."""
+        """Restore also the state that no checkpoint of TRL holds."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             trl_compat.draw_orders(self, self._step_state.sampler)
@@ -203,20 +208,20 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Add the gradient of one micro-batch; half by half if it does not fit into memory."""
         step, losses = self._step_state, list[torch.Tensor]()
-        step.forget_micro_batch()
+        step.clear_micro_batch()
         with self._bad_steps.attempt():
             losses.append(super().training_step(*args, **kwargs))
         for half, weight in self._bad_steps.halves(step.micro_batch, is_forwarded=step.is_forwarded):
-            step.half, step.loss_weight = half, weight  # never reached if there was memory enough
+            step.half, step.loss_weight = half, weight  # reached only after out-of-memory
             with self._bad_steps.attempt(is_last=True):
                 losses.append(super().training_step(*args, **kwargs))
-        step.forget_micro_batch()
+        step.clear_micro_batch()
         trl_compat.log_metric(self, "step/halved", float(len(losses) > 1))
         self._noise.add_micro_batch()
         return torch.stack(losses).sum()
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The micro-batch, or the half of it to learn from."""
+        """Return the micro-batch, or `StepState.half`."""
         step = self._step_state
         if step.half is not None:
             return step.half
@@ -226,23 +231,23 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's generation batch of these prompts, with advantages of turns."""
+        """Play a generation batch; TRL's inputs of the loss, with advantages of turns."""
         step = self._step_state
         step.batch = [row["example"] for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        assert step.scored is not None  # by `_rollout`
+        assert step.scored is not None  # set by `_rollout`
         self._credit_turns(step.scored, output)
         self._log_families(step.scored, output["advantages"])
         step.scored = step.sampled = None
         return output
 
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's `rollout_func`: the rollouts of one generation batch, with their scores."""
+        """Play one generation batch and score it: TRL's `rollout_func`."""
         step = self._step_state
         step.scored = scored = self._play_batch(step.batch)
-        self._warn_of_no_signal(scored)
+        self._compare_rewards(scored)
         episodes, scores = scored.rollouts, scored.scores
-        filler = [self._chat.turn_ids("")[-1]]  # TRL cannot take an empty completion.
+        filler = [self._chat.turn_ids("")[-1]]  # TRL fails on an empty completion
         step.sampled = [
             [0] * len(episode.completion_ids or filler) if score is None else episode.completion_mask or [0]
             for episode, score in zip(episodes, scores, strict=True)
@@ -258,7 +263,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
 
     @abstractmethod
     def _play_batch(self, batch: Sequence[int]) -> Scored:
-        """The rollouts of these prompts, by number, played by `_play` and judged."""
+        """Play these prompts (indices) by `_play`, and judge them."""
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
         over = count(1)
@@ -274,24 +279,28 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             return run(sessions, policy, self._chat, self._budgets, on_end=on_end)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-        """Continue token ids with the current policy: the trainer is a `Policy` of the engine."""
+        """Continue token ids with the current policy; makes the trainer a `Policy` of the engine."""
         return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens) or Continuations([])
 
-    def _warn_of_no_signal(self, scored: Scored) -> None:
-        """Log why a generation batch of all ranks has no gradient, where it has none.
+    def _compare_rewards(self, scored: Scored) -> None:
+        """Mark rollouts of zero-variance groups; warn if the batch of all ranks has no gradient.
 
         Ranks wait here: rollouts last unequally long, and TRL's collectives have a time-out.
         """
+        batch = self._step_state.batch
         stops = (str(rollout.stop_reason) for rollout in scored.rollouts)
-        everybody = gather(list(zip(scored.rewards, stops, strict=True)))
-        rewards, reasons = zip(*(row for rows in everybody for row in rows), strict=True)
+        gathered = gather(list(zip(batch, scored.rewards, stops, strict=True)))
+        prompts, rewards, reasons = zip(*(row for rows in gathered for row in rows), strict=True)
+        has_zero_variance = zero_variance_by_prompt(zip(prompts, rewards, strict=True))
+        for row, prompt in zip(scored.metrics, batch, strict=True):
+            row["group/no_spread"] = float(has_zero_variance[prompt])
         reason = no_signal(rewards, reasons, group_size=self.num_generations)
         has_turn_rewards = any(map(any, scored.turn_rewards or ()))
         if reason and self.model.training and not has_turn_rewards and self.accelerator.is_main_process:
-            logger.warning(f"step {self.state.global_step + 1} has nothing to learn from: {reason}")
+            logger.warning(f"step {self.state.global_step + 1} has no gradient: {reason}")
 
     def _credit_turns(self, scored: Scored, output: dict[str, Any]) -> None:
-        """Give turns their own advantages, where any of them earned something."""
+        """Set advantages per turn, if any turn has a reward."""
         if scored.turn_rewards is None:
             return
         here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
@@ -301,8 +310,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         size = self.num_generations if self.model.training else self.num_generations_eval
         advantages = turn_advantages(all_rows, group_size=size, scale=self.scale_rewards)
         first = self.accelerator.process_index * len(here)
-        mine = advantages[first : first + len(here)]
-        output["advantages"] = spread(mine, [rollout.completion_mask for rollout in scored.rollouts], output)
+        local = advantages[first : first + len(here)]
+        masks = [rollout.completion_mask for rollout in scored.rollouts]
+        output["advantages"] = token_advantages(local, masks, output)
 
     def _log_families(self, scored: Scored, advantages: torch.Tensor) -> None:
         """Log means by family over the generation batch of all ranks."""
@@ -310,12 +320,12 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             return
         means = advantages.reshape(len(advantages), -1).mean(1).tolist()
         rows = zip(scored.families, scored.metrics, scored.rewards, means, strict=True)
-        everybody = [row for rows in gather(list(rows)) for row in rows]
-        for name, value in family_metrics(everybody).items():
+        gathered = [row for rows in gather(list(rows)) for row in rows]
+        for name, value in family_metrics(gathered).items():
             trl_compat.log_metric(self, name, value)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss of a micro-batch, or what one half of it adds to that."""
+        """Return TRL's loss of a micro-batch, or the weighted loss of one half of it."""
         step = self._step_state
         inputs, step.loss_tokens = self._update.narrowed(inputs)
         loss: torch.Tensor = super()._compute_loss(model, inputs)
@@ -331,7 +341,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         batch_size: int | None = None,
         **options: Any,
     ) -> LogProbs:
-        """Log-probs of completions, each distinct prompt forwarded once where the model allows it."""
+        """Compute log-probs of completions; forward each distinct prompt once if the model allows it."""
         step, inputs = self._step_state, (model, input_ids, attention_mask)
         tokens = step.loss_tokens
         if self._update.is_on:
@@ -341,34 +351,34 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         log_probs, *others = super()._get_per_token_logps_and_entropies(
             *inputs, logits_to_keep, batch_size, **options
         )
-        if tokens is not None:  # 0 where those are 0 that they are compared with: `narrowed`
+        if tokens is not None:  # 0 where `narrowed` zeroes the old and reference log-probs
             log_probs = log_probs.where(tokens.is_scored.bool(), 0.0)
         return log_probs, *others
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """A checkpoint that is whole or not there."""
+        """Save a checkpoint atomically."""
         with self._checkpoints.writing():
             super()._save_checkpoint(model, trial)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where transformers saves: aside while a checkpoint is written."""
+        """Return the partial folder while a checkpoint is written, else the run folder."""
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """No card beside the checkpoints: `publishing` writes one, with data and accuracy."""
+        """Do nothing: `publishing` writes the model card, with data and accuracy."""
 
 
 class SQLGRPOTrainer(RolloutGRPOTrainer):
-    """Trains on questions: an episode looks, reads, and submits a query. Every one is written to the log.
+    """Trainer on questions over SQL databases; logs every episode.
 
     Args:
         model: The policy, or its folder or Hub id.
         args: Training arguments.
-        examples: Questions; golds are expected to have been checked by `load_examples`.
-        environment: Makes their sessions.
+        examples: Questions with golds that `load_examples` checked.
+        environment: Environment of the sessions.
         rewards: Named scores and their weights.
-        grader: Judges submitted queries.
-        run_log: Where episodes are written; None to write none.
+        grader: Grader of submitted queries.
+        run_log: Log of episodes; None for none.
         strata: Share of each named family in a step (see `selection.strata`); None for shuffled epochs.
     """
 
@@ -411,29 +421,24 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         path = self.environment.databases.path
         answers = [self._judge.judge(episode, path(episode.example.database)) for episode in episodes]
         self._write(answers)
-        metrics = [episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers]
-        everybody = gather([(answer.example.id, answer.reward) for answer in answers])
-        is_flat = without_spread(pair for pairs in everybody for pair in pairs)
-        for row, example in zip(metrics, examples, strict=True):
-            row["group/no_spread"] = float(is_flat[example.id])
         return Scored(
             episodes,
             scores=[answer.scores for answer in answers],
             rewards=[answer.reward for answer in answers],
-            metrics=metrics,
+            metrics=[episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers],
             families=[example.family for example in examples],
         )
 
     def _write(self, answers: Sequence[Answer]) -> None:
         if self._run_log is None:
             return
-        everybody = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
+        gathered = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
         if self.accelerator.is_main_process:
-            self._run_log.write_episodes(record for records in everybody for record in records)
+            self._run_log.write_episodes(record for records in gathered for record in records)
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:
-    """A TRL reward function that hands out one of the scores made during the rollout."""
+    """Make a TRL reward function that returns one of the scores of the rollout."""
 
     def reward(
         scores: list[Scores],

@@ -1,4 +1,4 @@
-"""Episodes on disk, and those that are worth learning from."""
+"""Collected episodes on disk, and the selection of those to train on."""
 
 import json
 import threading
@@ -16,16 +16,16 @@ _IN_MEMORY = ("example", "sample", "database", "messages", "stop_reason", "is_ma
 
 
 class EpisodeFile:
-    """Episodes as JSONL, each once: a collection that was killed goes on where it was.
+    """Episodes as JSONL, each once, so that a killed collection resumes.
 
-    Each line is written at once; a line that a kill left torn is cut off when the file is opened.
+    Each line is written at once; opening the file cuts off a line that a kill left half written.
 
     Args:
-        path: The file; what made it is kept beside it, as `.settings.json`.
-        settings: What the episodes depend on.
+        path: The file; its settings are stored beside it, as `.settings.json`.
+        settings: Settings that the episodes depend on.
 
     Attributes:
-        records: All that are in the file, without tokens and actions.
+        records: All episodes in the file, without tokens and actions.
 
     Raises:
         ConfigError: The file holds episodes of other settings.
@@ -42,15 +42,15 @@ class EpisodeFile:
             cut_lines(path)
             self.records = [_slim(record) for record in read_episodes(path)]
         except OSError as error:
-            raise RunError(f"expected a file that can be written, got {error} ({path})") from error
+            raise RunError(f"the file of episodes cannot be written: {error} ({path})") from error
 
     def missing(self, wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """The samples that are not there yet."""
-        there = {(record["example"], record["sample"]) for record in self.records}
-        return [key for key in wanted if key not in there]
+        """The samples that are not in the file yet."""
+        present = {(record["example"], record["sample"]) for record in self.records}
+        return [key for key in wanted if key not in present]
 
     def add(self, record: Record) -> None:
-        """Appends an episode; from any thread."""
+        """Append an episode; thread-safe."""
         with self._lock:
             append_jsonl(self.path, [record])
             self.records.append(_slim(record))
@@ -70,17 +70,17 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
                 name for name in earlier.keys() | settings.keys() if earlier.get(name) != settings.get(name)
             )
             raise ConfigError(
-                f"expected the settings of the episodes that are in the file, got another "
-                f"{', '.join(different)} ({path}): take another --out"
+                f"the episodes in the file were collected with other settings: {', '.join(different)} "
+                f"({path}): choose another --out"
             )
         return
     if has_episodes:
-        raise ConfigError(f"expected a new file or one of an earlier collection, got {path}")
+        raise ConfigError(f"not a file of collected episodes: {path}: choose another --out")
     write_json(beside, settings)
 
 
 def read_episodes(path: Path) -> Iterator[Record]:
-    """The lines of a file of episodes or chats.
+    """Read a file of episodes or chats line by line.
 
     Raises:
         DataError: No such file, or a line that is no JSON object.
@@ -88,19 +88,19 @@ def read_episodes(path: Path) -> Iterator[Record]:
     return read_jsonl(path, "episodes")
 
 
-def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
-    """Chats to learn from, in the order of questions and samples, whatever order they were collected in.
+def select_chats(records: Iterable[Record], keep: Keep) -> list[Record]:
+    """Select chats to train on, sorted by question and sample.
 
     Only episodes that submitted an answer count, and equal ones of a question once.
 
     Args:
-        keep: `correct`: all that are strictly right. `best_of_n`: of each question the one with the highest
-            reward, right or not. `shortest_correct`: of each question the right one that says least.
+        keep: `correct`: all that are strictly right. `best_of_n`: the one with the highest reward of each
+            question, right or not. `shortest_correct`: the right one with the least text of each question.
     """
     by_question: dict[str, dict[tuple[str, ...], Record]] = {}
     for record in sorted(records, key=lambda record: (record["example"], record["sample"])):
         if record["stop_reason"] == "submitted" and not record["is_masked"]:
-            by_question.setdefault(record["example"], {}).setdefault(_said(record), record)
+            by_question.setdefault(record["example"], {}).setdefault(_assistant_texts(record), record)
     chosen: list[Record] = []
     for episodes in by_question.values():
         right = [record for record in episodes.values() if record["strict"]]
@@ -110,10 +110,10 @@ def kept(records: Iterable[Record], keep: Keep) -> list[Record]:
             scored = [record for record in episodes.values() if record["reward"] is not None]
             chosen += sorted(scored, key=lambda record: -record["reward"])[:1]
         else:
-            chosen += sorted(right, key=lambda record: sum(map(len, _said(record))))[:1]
+            chosen += sorted(right, key=lambda record: sum(map(len, _assistant_texts(record))))[:1]
     names = ("example", "sample", "database", "messages", "tools")
     return [{name: record[name] for name in names if name in record} for record in chosen]
 
 
-def _said(record: Record) -> tuple[str, ...]:
+def _assistant_texts(record: Record) -> tuple[str, ...]:
     return tuple(message["content"] for message in record["messages"] if message["role"] == "assistant")

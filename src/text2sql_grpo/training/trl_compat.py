@@ -3,16 +3,16 @@
 | private name | why | public hook that would replace it |
 | --- | --- | --- |
 | `_generate_single_turn` | TRL's generation: transformers, paged or vLLM | `generate(prompt_ids)` |
-| `_dist`, `_entropy_bonus_enabled` | what of the update may be left out | properties of the trainer |
+| `_dist`, `_entropy_bonus_enabled` | parts of the update that may be skipped | properties of the trainer |
 | `_metrics` | metrics of a step | `log_metric`, which reward functions have |
-| `_step`, `_buffered_inputs` | episodes that later steps learn from | a `state_dict` of the trainer |
-| `_tr_loss`, `_globalstep_last_logged` | what a resumed run logs next | the same |
+| `_step`, `_buffered_inputs` | episodes that later steps train on | a `state_dict` of the trainer |
+| `_tr_loss`, `_globalstep_last_logged` | metrics after a resume | the same |
 | `_load_from_checkpoint` | weights of the best checkpoint | `load_weights(folder)` |
-| `shuffle_sequence_dict` | how a generation batch is split | a method that splits it |
+| `shuffle_sequence_dict` | split of a generation batch | a method that splits it |
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
-| text of a log message | masked samples are no mistake | a class of warning |
+| text of a log message | masked samples are no error | a class of warning |
 | `_last_lr` | a warm-up whose first step is not 0 | `get_scheduler(.., first_step=1)` |
-| `_attn_implementation` (in `rollout.policy`, a room before this one) | to put it back | a getter |
+| `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
 | `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
 
@@ -50,7 +50,7 @@ from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
 
 @contextmanager
 def patched(holder: Any, **values: Any) -> Iterator[None]:
-    """Attributes of an object or module, set to other values until the context ends."""
+    """Set attributes of an object or module until the context ends."""
     before = {name: getattr(holder, name) for name in values}
     for name, value in values.items():
         setattr(holder, name, value)
@@ -63,7 +63,7 @@ def patched(holder: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def generating(trainer: GRPOTrainer) -> Iterator[None]:
-    """Rollouts by `generate`; no process waits for ever where another one's take more turns."""
+    """Context of rollouts by `generate`; at its end, join the calls of ranks that still play."""
     with nullcontext() if trainer.use_vllm else whole_weights(trainer.model_wrapped):
         yield
         while generate(trainer, [], max_new_tokens=1) is not None:
@@ -71,9 +71,9 @@ def generating(trainer: GRPOTrainer) -> Iterator[None]:
 
 
 def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations | None:
-    """One continuation per prompt by TRL's own generation; None where no process has a prompt left.
+    """Generate one continuation per prompt with TRL; None if no rank has a prompt left.
 
-    In a call of all processes, TRL wants as many prompts of each: those that have fewer ask for nothing.
+    A collective call needs the same number of prompts on each rank: ranks with fewer add fillers.
     """
     count = most = len(prompts)
     if _generates_together(trainer):
@@ -82,7 +82,7 @@ def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: 
     if most == 0:
         return None
     prompts = prompts + [[trainer.eos_token_ids[0]]] * (most - count)
-    # TRL gives every turn the budget of a whole completion: set it to the turn's own.
+    # TRL gives every turn the budget of a whole completion: set it to that of a turn.
     if trainer.use_vllm:
         limited = patched(trainer.vllm_generation, max_completion_length=max_new_tokens)
     else:
@@ -95,9 +95,9 @@ def generate(trainer: GRPOTrainer, prompts: list[list[int]], *, max_new_tokens: 
 
 
 def _generates_together(trainer: GRPOTrainer) -> bool:
-    """Whether TRL generates in one call of all processes.
+    """True if TRL generates in one collective call.
 
-    vLLM does so as a server, and where several processes share one; transformers where weights are divided.
+    That is so with vLLM as a server or shared by several ranks, and with transformers if weights are sharded.
     """
     if not trainer.use_vllm:
         return is_distributed() and (trainer._dist.is_zero3 or trainer.is_fsdp_enabled)
@@ -105,22 +105,22 @@ def _generates_together(trainer: GRPOTrainer) -> bool:
 
 
 def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Rollout]) -> list[list[float]] | None:
-    """What TRL is handed as `logprobs`; None where it has no use for them, or a wrong one.
+    """`logprobs` for TRL; None if TRL does not need them, or would misread them.
 
-    TRL needs them to correct what vLLM samples otherwise than it trains. Without vLLM it reads them for the
-    off-policy mask alone, and compares them with log-probs of the whole vocabulary: right unless top-p,
-    top-k or min-p took tokens out.
+    TRL corrects with them for differences between vLLM and the trained model. Without vLLM it reads them for
+    the off-policy mask alone, and compares them with log-probs of the whole vocabulary, which is right unless
+    top-p, top-k or min-p removed tokens.
     """
     is_unfiltered = sampling(trainer) == Sampling(trainer.temperature)
     is_compared = trainer.off_policy_mask_threshold is not None and is_unfiltered
     is_known = all(len(episode.log_probs) == len(episode.completion_ids) for episode in episodes)
     if not is_known or not (trainer.use_vllm or is_compared):
         return None
-    return [episode.log_probs or [0.0] for episode in episodes]  # TRL cannot take an empty completion
+    return [episode.log_probs or [0.0] for episode in episodes]  # TRL fails on an empty completion
 
 
 def slots_obstacle(trainer: GRPOTrainer) -> str | None:
-    """What in a trainer's settings only TRL's own generation can do; None for nothing."""
+    """Setting that only TRL's own generation supports; None if there is none."""
     if trainer.use_vllm:
         return "vLLM generates"
     if trainer.use_transformers_continuous_batching:
@@ -131,15 +131,15 @@ def slots_obstacle(trainer: GRPOTrainer) -> str | None:
 
 
 def sampling(trainer: GRPOTrainer) -> Sampling:
-    """How the trainer draws tokens."""
+    """Sampling settings of a trainer."""
     return Sampling(trainer.temperature, trainer.top_p, trainer.top_k, trainer.min_p)
 
 
 @contextmanager
 def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
-    """The policy as TRL generates with it: without gradient checkpointing, in the dtype of training.
+    """Unwrap the policy for generation: without gradient checkpointing, in the dtype of training.
 
-    One autocast around all passes, so that weights are cast once.
+    A single autocast spans all passes, so that weights are cast once.
     """
     with (
         unwrap_model_for_generation(
@@ -162,46 +162,46 @@ def autocast(trainer: Trainer, model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def whole_weights(model: torch.nn.Module) -> Iterator[None]:
-    """All weights of a model that FSDP2 divides, in each process, until the context ends.
+    """Unshard the weights of an FSDP2 model on each rank until the context ends.
 
-    Else each forward pass gathers them, layer by layer, and a process that has one more to do than another
-    waits for ever. The layers then keep them between passes, as FSDP2 has it for its root.
+    Otherwise each forward pass gathers them, layer by layer, and a rank with one more pass than the others
+    blocks for ever. Layers keep their weights between passes, as FSDP2's root module does.
     """
-    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for part in parts:
-        part.unshard()
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.unshard()
     try:
-        with ExitStack() as kept:
-            for group in (group for part in parts for group in _weight_groups(part)):
-                kept.enter_context(patched(group, post_forward_mesh_info=None))
+        with ExitStack() as stack:
+            for group in (group for module in modules for group in _weight_groups(module)):
+                stack.enter_context(patched(group, post_forward_mesh_info=None))
             yield
     finally:
-        for part in parts:
-            part.reshard()
+        for module in modules:
+            module.reshard()
 
 
-def _weight_groups(part: FSDPModule) -> list[Any]:
-    """What FSDP2 gathers at once; older versions of torch have one group or none in each module."""
-    state = vars(part._get_fsdp_state())
+def _weight_groups(module: FSDPModule) -> list[Any]:
+    """Parameter groups of a module; older versions of torch have at most one."""
+    state = vars(module._get_fsdp_state())
     groups = state.get("_fsdp_param_groups", [state.get("_fsdp_param_group")])
     return [group for group in groups if group is not None]
 
 
 def shared_prefix_obstacle(trainer: Trainer) -> str | None:
-    """Why a trainer cannot forward each prompt once for all its completions; None if it can."""
+    """Reason why a trainer cannot forward each prompt once for all its completions; None if it can."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.args.use_liger_kernel or trainer.args.torch_compile:
         return "use_liger_kernel or torch_compile is set"
     config = model.config.get_text_config()
     if getattr(config, "attention_dropout", 0.0):
-        return "its attention drops out"
+        return "the model has attention dropout"
     if attention_of(config) not in ("sdpa", "eager"):
-        return f"its attention is {attention_of(config)}, not sdpa"
+        return f"the model's attention is {attention_of(config)}, not sdpa"
     return obstacle(model)
 
 
 def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
-    """The model below what accelerate and PEFT wrap around it."""
+    """Unwrap a model from accelerate and PEFT."""
     model = trainer.accelerator.unwrap_model(model)
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
@@ -209,7 +209,7 @@ def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
 def packed_log_probs(
     trainer: GRPOTrainer, model: torch.nn.Module, batch: PackedBatch
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of scored tokens by TRL's fused head, and entropies unless of a reference; shape (B, K)."""
+    """Log-probs and entropies (None for a reference) of scored tokens by TRL's fused head; shape (B, K)."""
     backbone = causal_lm(trainer, model).base_model
     with autocast(trainer, model), keep_hidden_states(backbone, batch.sources):
         output = model(**batch.tokens.inputs, shift_labels=batch.targets[None], fused_lm_head=True)
@@ -218,7 +218,7 @@ def packed_log_probs(
 
 
 def shrink_logit_tiles(trainer: GRPOTrainer) -> None:
-    """On a CPU, TRL's fused head takes fewer tokens at once, so that their logits fit into its caches.
+    """Make TRL's fused head take fewer tokens at once on a CPU, so that their logits fit into its caches.
 
     An update on episodes of the quickstart took 1.4 s instead of 1.9 s.
     """
@@ -232,9 +232,9 @@ _TRL_LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # before it is shrunk
 
 @contextmanager
 def estimated_logit_tiles(vocabulary: int, *, is_packed: bool) -> Iterator[None]:
-    """Tiles of logits that take as much memory as those of an update on a CPU.
+    """Give tiles of logits the size that they take in an update on a CPU.
 
-    TRL makes one wider than a small vocabulary; on a CPU, what is not used takes nothing.
+    TRL allocates tiles wider than a small vocabulary; on a CPU, the unused part takes no memory.
     """
     width = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, vocabulary)
     tokens = _LOGIT_TILE if is_packed else _TRL_LOGIT_TILE
@@ -251,12 +251,12 @@ def logit_tile_size(scored_tokens: int) -> int:
 
 
 def rows_ordered(order: Callable[[dict[str, Any]], list[int]]) -> AbstractContextManager[None]:
-    """Order the rows of a generation batch before TRL splits it, which else shuffles them."""
+    """Order the rows of a generation batch before TRL splits it, instead of TRL's shuffle."""
     return patched(grpo_trainer, shuffle_sequence_dict=lambda batch: rows_of(batch, order(batch)))
 
 
 def rows_of(batch: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """Rows of one of TRL's batches; what is no tensor or list with a row each stays."""
+    """Select rows of one of TRL's batches; values without a row per episode stay."""
 
     def placed(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.ndim > 0:
@@ -266,19 +266,19 @@ def rows_of(batch: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return {name: placed(value) for name, value in batch.items()}
 
 
-def may_skip_flat_rows(trainer: GRPOTrainer) -> bool:
-    """Whether rows without an advantage have no gradient, and may have a pass of their own.
+def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
+    """True if rows of zero-variance groups have no gradient, and may have a forward pass of their own.
 
-    Where weights are divided, each pass waits for the same one of the other processes.
+    With sharded weights, each pass waits for the same pass on the other ranks.
     """
     has_no_gradient = trainer.beta == 0.0 and not trainer._entropy_bonus_enabled
     return bool(has_no_gradient and not trainer.is_fsdp_enabled and not trainer._dist.is_zero3)
 
 
 def may_trim_completions(trainer: GRPOTrainer) -> bool:
-    """Whether padding behind the last token of all rows changes no log-prob before it.
+    """True if padding behind the last token of all rows changes no log-prob before it.
 
-    Not where rotary positions turn by the length of the batch, or the loss of a router counts padding.
+    False if rotary positions depend on the length of the batch, or the router's loss counts padding.
     """
     config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -288,7 +288,7 @@ def may_trim_completions(trainer: GRPOTrainer) -> bool:
 
 
 def may_sort_rows(trainer: GRPOTrainer) -> bool:
-    """Whether loss and gradient of a step are the same, in whichever of its micro-batches a row is."""
+    """True if loss and gradient of a step do not depend on which micro-batch a row is in."""
     return bool(
         trainer.args.steps_per_generation == trainer.args.gradient_accumulation_steps
         and trainer.loss_type != "bnpo"
@@ -307,10 +307,10 @@ def _is_not_of_masked_sample(record: logging.LogRecord) -> bool:
 
 
 def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
-    """What TRL and transformers keep between two steps and no checkpoint of theirs holds.
+    """State between two steps that no checkpoint of TRL or transformers holds.
 
-    Episodes that later steps are still to learn from, where several steps share one generation; and the sums
-    of what is logged every few steps.
+    Episodes of a generation batch that later steps still train on, and sums of metrics that are not logged
+    yet.
     """
     _, *counts = _batch_shape(trainer)
     is_used_up = trainer._step % math.prod(counts) == 0
@@ -325,15 +325,15 @@ def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
 
 
 def _batch_shape(trainer: GRPOTrainer) -> list[int]:
-    """Episodes of a micro-batch, micro-batches of a generation, and how often each is learned from."""
+    """Episodes per micro-batch, micro-batches per generation batch, and iterations over it."""
     args = trainer.args
     return [args.per_device_train_batch_size, args.steps_per_generation, trainer.num_iterations]
 
 
 def set_loop_state(trainer: GRPOTrainer, state: dict[str, Any]) -> None:
-    """Puts `loop_state` back, once transformers has begun to train.
+    """Restore `loop_state`, after transformers has begun to train.
 
-    Episodes of a batch of another shape, which the settings of a resumed run may ask for, are played anew.
+    If the resumed run has another batch shape, its episodes are played anew.
     """
     if state["batch"] == _batch_shape(trainer):
         trainer._step, trainer._buffered_inputs = state["step"], state["episodes"]
@@ -343,7 +343,7 @@ def set_loop_state(trainer: GRPOTrainer, state: dict[str, Any]) -> None:
 
 
 def draw_orders(trainer: GRPOTrainer, sampler: Any) -> None:
-    """Leaves a fresh sampler as it stood when the epoch of a resumed run began.
+    """Advance a fresh sampler to the epoch in which a run is resumed.
 
     Each epoch draws the order of its questions from one generator; transformers skips steps, not orders.
     """
@@ -352,24 +352,24 @@ def draw_orders(trainer: GRPOTrainer, sampler: Any) -> None:
 
 
 def log_metric(trainer: GRPOTrainer, name: str, value: float) -> None:
-    """Adds to what the next line of metrics averages."""
+    """Add a value to a metric, which is averaged until the next log."""
     trainer._metrics["train"][name].append(value)
 
 
 def count_micro_batch_once(trainer: GRPOTrainer) -> None:
-    """Take back that TRL counted a half as a micro-batch: the number tells which episodes come next."""
+    """Undo TRL's count of a half as a micro-batch: the count selects the next episodes."""
     trainer._step -= 1
 
 
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
-    """Takes the weights of a checkpoint, without the rest of its state."""
+    """Load the weights of a checkpoint, without the rest of its state."""
     trainer._load_from_checkpoint(str(checkpoint))
 
 
 def halving_obstacle(trainer: GRPOTrainer) -> str | None:
-    """Why the loss of a micro-batch is not the sum of its halves' weighted losses; None if it is."""
+    """Reason why the loss of a micro-batch is not the sum of its halves' weighted losses; None if it is."""
     if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        return "other processes wait for one gradient of the whole micro-batch"
+        return "other ranks wait for one gradient of the whole micro-batch"
     if trainer._entropy_bonus_enabled:
         return "the entropy bonus is a mean over its tokens"
     if trainer.top_entropy_quantile < 1.0:
@@ -380,7 +380,7 @@ def halving_obstacle(trainer: GRPOTrainer) -> str | None:
 
 
 def without_first_step(scheduler: Any) -> Any:
-    """A schedule of transformers that begins with its second step; others are left as they are."""
+    """Let a schedule of transformers begin with its second step; leave other schedules as they are."""
     if not isinstance(scheduler, LambdaLR):
         return scheduler
 
@@ -396,7 +396,7 @@ def without_first_step(scheduler: Any) -> Any:
 
 
 def half_gradient_obstacle(trainer: GRPOTrainer) -> str | None:
-    """Why the gradient of half a step cannot be read; None if it can."""
+    """Reason why the gradient of half a step cannot be read; None if it can."""
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         return "ranks shard gradients"
     if trainer.args.gradient_accumulation_steps < 2:
@@ -405,8 +405,8 @@ def half_gradient_obstacle(trainer: GRPOTrainer) -> str | None:
 
 
 def half_weights(trainer: GRPOTrainer, halves: Sequence[dict[str, Any]]) -> list[float]:
-    """By how much the loss of each half counts in the loss of the micro-batch that they make."""
-    if trainer.loss_type in ("cispo", "dapo", "vespo"):  # divided by the tokens of the generation
+    """Weight of the loss of each half in the loss of the whole micro-batch."""
+    if trainer.loss_type in ("cispo", "dapo", "vespo"):  # divided by the tokens of the generation batch
         return [1.0 for _ in halves]
     if trainer.loss_type == "bnpo":  # a mean over tokens
         masks = [half["completion_mask"] * half.get("tool_mask", 1) for half in halves]

@@ -1,4 +1,4 @@
-"""One update of a model without content, with every allocation followed."""
+"""One update of a model with fake weights, with every allocation tracked."""
 
 import copy
 import dataclasses
@@ -26,17 +26,17 @@ from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pac
 
 @dataclass(frozen=True)
 class Update:
-    """One forward and backward pass of a process.
+    """Shape of one forward and backward pass of a rank.
 
     Attributes:
-        rows: Completions, `per_device_train_batch_size`.
-        num_generations: Completions of a prompt; those in the same pass share it.
-        prompt_tokens: Of each prompt.
-        completion_tokens: Of each episode after its prompt.
-        sampled_tokens: Of those, the policy's own, which get log-probs.
-        shares_prompts: Whether each distinct prompt is forwarded once.
-        gradient_checkpointing: Whether activations inside layers are computed again.
-        autocast: The type of the passes; None for that of the weights.
+        rows: Number of completions, `per_device_train_batch_size`.
+        num_generations: Completions per prompt; those in the same pass share it.
+        prompt_tokens: Tokens of each prompt.
+        completion_tokens: Tokens of each episode after its prompt.
+        sampled_tokens: Number of `completion_tokens` that the policy sampled, which get log-probs.
+        shares_prompts: Forward each distinct prompt once.
+        gradient_checkpointing: Recompute activations inside layers.
+        autocast: dtype of the passes; None for that of the weights.
     """
 
     rows: int
@@ -49,11 +49,11 @@ class Update:
     autocast: torch.dtype | None = torch.bfloat16
 
 
-def follow_update(
+def trace_update(
     config: PreTrainedConfig, settings: ModelConfig, update: Update, device: str
 ) -> tuple[Any, int]:
-    """The model without content, and the bytes that one update adds to its weights and gradients."""
-    model, causal_lm = _model_without_content(config, settings)
+    """Run one update on fake tensors: the model, and the bytes added to its weights and gradients."""
+    model, causal_lm = _meta_model(config, settings)
     shares_prompts = update.shares_prompts and obstacle(causal_lm) is None
     if update.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable()
@@ -85,8 +85,8 @@ def follow_update(
     return model, max(live.peak, after_forward + head)
 
 
-def _model_without_content(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, PreTrainedModel]:
-    """The model with its adapter, on the device `meta`, and the same below what PEFT wraps around it."""
+def _meta_model(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, PreTrainedModel]:
+    """The model on the device `meta`: with its adapter, and unwrapped from PEFT."""
     with torch.device("meta"):
         causal_lm = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=getattr(torch, settings.dtype)
@@ -96,14 +96,14 @@ def _model_without_content(config: PreTrainedConfig, settings: ModelConfig) -> t
         model = get_peft_model(causal_lm, adapter) if adapter else causal_lm
     if settings.quantization == "4bit":
         for parameter in model.parameters():
-            if parameter.requires_grad:  # TRL trains adapters of 4-bit models in this type.
+            if parameter.requires_grad:  # TRL trains adapters of 4-bit models in this dtype
                 parameter.data = parameter.data.to(torch.bfloat16)
     model.train()
     return model, causal_lm
 
 
 def _fill_with_fakes(model: torch.nn.Module) -> None:
-    """Puts tensors of a fake CPU in the place of those on `meta`, with gradients where there will be some."""
+    """Replace tensors on `meta` by fake CPU tensors, with gradients for trained weights."""
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, old in module.named_parameters(recurse=False):
@@ -118,13 +118,13 @@ def _fill_with_fakes(model: torch.nn.Module) -> None:
 
 
 def _packed_inputs(model: PreTrainedModel, update: Update) -> dict[str, Any]:
-    """A pass that forwards each distinct prompt once, as `trl_compat.packed_log_probs` makes it."""
+    """Inputs of `trl_compat.packed_log_probs`, with each distinct prompt once."""
     attend_to_packed(model)
     rows = [update.num_generations] * (update.rows // update.num_generations)
     rows += [update.rows % update.num_generations] * (update.rows % update.num_generations > 0)
     groups = [([0] * update.prompt_tokens, [[0] * update.completion_tokens] * n) for n in rows]
     tokens = pack(groups, torch.device("cpu"))
-    # Tiles come one after another: the largest alone takes as much memory as all of them.
+    # Tiles run one after another, so the largest one alone has the same peak.
     largest = max(
         tokens.tiles,
         key=lambda tile: tile.mask.numel() + len(tile.mask) * (tile.prefix.stop - tile.prefix.start),
@@ -139,19 +139,19 @@ def _packed_inputs(model: PreTrainedModel, update: Update) -> dict[str, Any]:
 
 
 def _plain_inputs(update: Update) -> dict[str, Any]:
-    """A pass of padded rows, as TRL makes it."""
+    """Inputs of padded rows, as in TRL."""
     shape = (update.rows, update.prompt_tokens + update.completion_tokens)
     return {
         "input_ids": torch.zeros(shape, dtype=torch.long),
         "position_ids": torch.zeros(shape, dtype=torch.long),
-        # What transformers makes of a mask of padding.
+        # transformers expands a padding mask to this
         "attention_mask": torch.ones(shape[0], 1, shape[1], shape[1], dtype=torch.bool),
         "labels": torch.zeros(shape, dtype=torch.long),
     }
 
 
 def _head_bytes(model: PreTrainedModel, update: Update) -> int:
-    """What TRL's fused head takes on a GPU: a tile of logits, gradients in float32."""
+    """Bytes of TRL's fused head on a GPU: a tile of logits, gradients in float32."""
     head = model.get_output_embeddings().weight
     scored = update.rows * (update.sampled_tokens if update.shares_prompts else update.completion_tokens)
     size = (update.autocast or head.dtype).itemsize
@@ -160,7 +160,7 @@ def _head_bytes(model: PreTrainedModel, update: Update) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the bytes of all storages that operations make; those of `known` tensors do not count."""
+    """Dispatch mode that tracks the bytes of all storages that operations allocate, but those of `known`."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

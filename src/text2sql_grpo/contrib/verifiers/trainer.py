@@ -19,7 +19,6 @@ from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability.ranks import gather
-from text2sql_grpo.training.advantages import without_spread
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored
@@ -123,16 +122,11 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
             trace.reward if trace.ok and not (leaves_out and session.episode.is_masked) else None
             for session, trace in zip(sessions, traces, strict=True)
         ]
-        metrics = _metrics(traces)
-        everybody = gather([(str(number), reward) for number, reward in zip(batch, rewards, strict=True)])
-        is_flat = without_spread(pair for pairs in everybody for pair in pairs)
-        for row, number in zip(metrics, batch, strict=True):
-            row["group/no_spread"] = float(is_flat[str(number)])
         return Scored(
             rollouts=[session.episode for session in sessions],
             scores=[None if reward is None else {"reward": reward} for reward in rewards],
             rewards=rewards,
-            metrics=metrics,
+            metrics=_metrics(traces),
             turn_rewards=[turn_rewards(trace) for trace in traces],
         )
 
