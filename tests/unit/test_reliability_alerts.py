@@ -88,7 +88,7 @@ class Training:
         ("max_hack_rate", 0.2, "hack/rate", 0.0, 0.5),
     ],
 )
-def test_each_collapse_is_told_once_and_again_after_it_was_over(
+def test_each_collapse_is_sent_once_and_again_after_it_was_over(
     tmp_path: Any, receiver: Receiver, name: str, limit: float, metric: str, well: float, badly: float
 ) -> None:
     settings = AlertsConfig(**{**OFF, "webhook": receiver.address, "window": 2, name: limit})
@@ -108,7 +108,7 @@ def test_each_collapse_is_told_once_and_again_after_it_was_over(
     assert printed.count("alert: ") == 2
 
 
-def test_a_stalled_step_is_told_once_until_a_step_ends(tmp_path: Any, receiver: Receiver) -> None:
+def test_a_stalled_step_is_sent_once_until_a_step_ends(tmp_path: Any, receiver: Receiver) -> None:
     training = Training(tmp_path, AlertsConfig(**OFF | {"webhook": receiver.address, "stalled_s": 0.2}))
     wait_for(lambda: len(receiver.posts) == 1)
     time.sleep(0.4)
@@ -153,7 +153,7 @@ def test_nobody_listens(tmp_path: Any) -> None:
     assert "did not reach the webhook: <urlopen error" in training.end()
 
 
-def test_without_a_webhook_the_terminal_is_told(tmp_path: Any) -> None:
+def test_without_a_webhook_it_is_printed(tmp_path: Any) -> None:
     training = Training(tmp_path, AlertsConfig(**OFF | {"window": 1, "min_reward": 0.5}))
     training.log({"reward": 0.25})
 
@@ -163,7 +163,7 @@ def test_without_a_webhook_the_terminal_is_told(tmp_path: Any) -> None:
     )
 
 
-def test_wandb_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_alerts(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     with wandb.init(mode="disabled") as run:
         told: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""Tells people when training collapses or stalls: on the terminal, by a webhook, and through W&B."""
+"""Alerts when training collapses or stalls: on the terminal, by a webhook, and through W&B."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _PATIENCE_S = 10.0  # for the receiver of an alert
 
 @dataclass(frozen=True)
 class _Limit:
-    """A metric whose mean is not to leave one side of a limit."""
+    """Limit of the mean of a metric; a minimum or a maximum by the prefix of its field."""
 
     field: str
     metric: str
@@ -38,15 +38,15 @@ _LIMITS = (
     _Limit("min_reward", "reward", "the reward has collapsed"),
     _Limit("min_entropy", "entropy", "the policy has become certain of every token"),
     _Limit("max_kl", "kl", "the policy has left its reference"),
-    _Limit("max_dead_groups", "group/no_spread", "nearly all groups have one reward and teach nothing"),
+    _Limit("max_dead_groups", "group/no_spread", "nearly all groups have zero variance"),
     _Limit("max_hack_rate", "hack/rate", "answers win the reward by other means than being right"),
 )
 
 
 class Alerts(TrainerCallback):
-    """Watches the logged metrics and the clock. What cannot be sent is said once and never stops training.
+    """Callback that watches metrics and the time between steps; delivery failures are printed once.
 
-    An alert is told when its limit is passed, and again only after the metric was back for once.
+    An alert is sent when its limit is passed, and again only after the metric was back within it.
 
     Raises:
         ConfigError: The webhook is no address, or names an environment variable that is not set.
@@ -58,8 +58,8 @@ class Alerts(TrainerCallback):
         self._run_name = run_name
         self._webhook = _address(settings.webhook)
         self._recent: dict[str, deque[float]] = {}
-        self._told: set[str] = set()
-        self._failed: set[str] = set()
+        self._active: set[str] = set()
+        self._unreachable: set[str] = set()
         self._outbox: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._sender: threading.Thread | None = None
         self._last_step = time.monotonic()
@@ -70,7 +70,7 @@ class Alerts(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Starts the clock; in one process of many."""
+        """Start the clock, on rank 0."""
         self._tracks_with_wandb = "wandb" in args.report_to
         self._last_step = time.monotonic()
         self._is_over.clear()
@@ -80,9 +80,9 @@ class Alerts(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A step is done."""
+        """Reset the clock."""
         self._last_step, self._step = time.monotonic(), state.global_step
-        self._told.discard("stalled_s")
+        self._active.discard("stalled_s")
 
     def on_log(
         self,
@@ -92,7 +92,7 @@ class Alerts(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Compares each metric that has a limit."""
+        """Compare each metric with its limit."""
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
         for limit in _LIMITS:
@@ -103,19 +103,19 @@ class Alerts(TrainerCallback):
             recent.append(value)
             mean = sum(recent) / len(recent)
             if not limit.is_passed(mean, bound):
-                self._told.discard(limit.field)
+                self._active.discard(limit.field)
             elif len(recent) == recent.maxlen:
                 facts = f"mean {limit.metric} of the last {len(recent)} logged steps is {mean:.4g}"
-                self._tell(limit.field, f"{limit.what}: {facts}, alerts.{limit.field} is {bound:g}")
+                self._alert(limit.field, f"{limit.what}: {facts}, alerts.{limit.field} is {bound:g}")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stops the clock, and waits a moment for what is being sent."""
+        """Call `close`."""
         self.close()
 
     def close(self) -> None:
-        """Stops the clock, and waits a moment for what is being sent."""
+        """Stop the clock, and wait a few seconds for alerts that are being sent."""
         self._is_over.set()
         if self._sender is not None:
             self._outbox.put(None)
@@ -126,12 +126,12 @@ class Alerts(TrainerCallback):
         while not self._is_over.wait(min(stalled_s / 4, 10.0)):
             waited_s = time.monotonic() - self._last_step
             if waited_s > stalled_s:
-                self._tell("stalled_s", f"no step was finished for {waited_s:.0f} s")
+                self._alert("stalled_s", f"no step was finished for {waited_s:.0f} s")
 
-    def _tell(self, name: str, what: str) -> None:
-        if name in self._told:
+    def _alert(self, name: str, what: str) -> None:
+        if name in self._active:
             return
-        self._told.add(name)
+        self._active.add(name)
         text = f"{self._run_name}, after step {self._step}: {what}"
         self._console.print(Text(f"alert: {text}"), soft_wrap=True)
         record = {"text": text, "content": text, "alert": name, "run": self._run_name, "step": self._step}
@@ -146,7 +146,7 @@ class Alerts(TrainerCallback):
                 try:
                     _post(self._webhook, record)
                 except (OSError, HTTPException) as error:
-                    self._say_once("the webhook", error)
+                    self._print_failure("the webhook", error)
             if self._tracks_with_wandb:
                 import wandb
 
@@ -154,11 +154,11 @@ class Alerts(TrainerCallback):
                     if wandb.run is not None:
                         wandb.run.alert(title=f"{record['run']}: {record['alert']}", text=record["text"])
                 except (wandb.Error, OSError) as error:
-                    self._say_once("W&B", error)
+                    self._print_failure("W&B", error)
 
-    def _say_once(self, receiver: str, error: Exception) -> None:
-        if receiver not in self._failed:
-            self._failed.add(receiver)
+    def _print_failure(self, receiver: str, error: Exception) -> None:
+        if receiver not in self._unreachable:
+            self._unreachable.add(receiver)
             self._console.print(Text(f"An alert did not reach {receiver}: {error}"), soft_wrap=True)
 
 
@@ -175,7 +175,7 @@ def _address(webhook: str | None) -> str | None:
     address = os.path.expandvars(webhook)
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        # Not what it stands for, which may be a secret.
+        # Not its value, which may be a secret.
         raise ConfigError(
             f"alerts.webhook must be an address that begins with https:// or http://, or $NAME of an "
             f"environment variable that holds one, got {webhook!r}"
