@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import read_json, read_jsonl
 
 CONFIG = "config.yaml"
@@ -16,10 +17,27 @@ COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
 
 
-def config_around(path: Path) -> Path | None:
-    """Path of the `config.yaml` in a folder or its parent; None if neither has one."""
-    path = path.resolve()
-    return next((folder / CONFIG for folder in (path, path.parent) if (folder / CONFIG).is_file()), None)
+def find_config(*models: str) -> Path | None:
+    """Find `config.yaml` in the folder of a model (or of its answers), or in the folder around it.
+
+    Args:
+        models: Paths, tried in order; Hub ids are passed over.
+    """
+    paths = [Path(model).resolve() for model in models if Path(model).exists()]
+    places = [folder / CONFIG for path in paths for folder in (path, path.parent)]
+    return next((place for place in places if place.is_file()), None)
+
+
+def config_around(*models: str) -> Path:
+    """`find_config`, with an error instead of None.
+
+    Raises:
+        ConfigError: There is no config.
+    """
+    found = find_config(*models)
+    if found is None:
+        raise ConfigError(f"no config.yaml around {' or '.join(models)}: add --config FILE")
+    return found
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

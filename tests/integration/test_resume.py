@@ -182,7 +182,7 @@ def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Pat
     assert f"Kept the weights of step {best.name.removeprefix('checkpoint-')} of 3 (dev: step 0 " in said
 
 
-def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(
+def test_a_damaged_checkpoint_is_skipped_and_later_ones_moved(
     config: Path, tmp_path: Path, rewards_with_spread: None
 ) -> None:
     """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
@@ -198,8 +198,8 @@ def test_a_broken_checkpoint_is_passed_over_and_later_ones_put_aside(
     finish(config, folder, *options)
 
     said = folder.with_suffix(".txt").read_text()
-    assert f"Passed over a broken checkpoint: {folder / 'checkpoint-3'} (optimizer.pt has " in said
-    assert f"Put later checkpoints of this folder aside: {folder / 'earlier-1'}" in said
+    assert f"Skipped a damaged checkpoint: {folder / 'checkpoint-3'} (optimizer.pt has " in said
+    assert f"Moved later checkpoints of this folder to {folder / 'earlier-1'}" in said
     assert (folder / "earlier-1" / "checkpoint-3" / "optimizer.pt").is_file()
     again = load_file(folder / "checkpoint-3" / "adapter_model.safetensors")
     torch.testing.assert_close(again, weights, rtol=0, atol=0)
@@ -222,4 +222,4 @@ def test_sigterm_saves_and_ends_like_ctrl_c(config: Path, tmp_path: Path) -> Non
     assert ended(pid) == 130
     (checkpoint,) = saved_checkpoints(folder)
     assert find_damage(checkpoint) is None
-    assert f"Stopped. Saved: {checkpoint}. Go on with:" in folder.with_suffix(".txt").read_text()
+    assert f"Stopped. Saved: {checkpoint}. Resume with:" in folder.with_suffix(".txt").read_text()

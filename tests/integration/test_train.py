@@ -135,7 +135,7 @@ def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
     printed = capsys.readouterr()
     assert {path: path.stat().st_mtime_ns for path in (own_cache / "sft").rglob("*")} == kept
     assert len(json_lines(run / "sft" / "metrics.jsonl")) == 60
-    assert f"aside: {run / 'earlier-1'}" in printed.out
+    assert f"Moved the earlier run of this folder to {run / 'earlier-1'}" in printed.out
     assert {path.name for path in (run / "earlier-1").iterdir()} == RUN_FILES
     assert (run / "earlier-1" / "rollouts.jsonl").read_bytes() == episodes
     assert len(json_lines(run / "metrics.jsonl")) == 1

@@ -93,7 +93,7 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
 def test_what_is_no_traces_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["collect", "--traces", str(tmp_path), "--out", str(tmp_path / "chats.jsonl")]
     assert main(options) == 1
-    assert "expected --keep with --traces, got none" in capsys.readouterr().err
+    assert "--traces needs --keep" in capsys.readouterr().err
     assert main([*options, "--keep", "correct"]) == 1
     assert f"cannot read traces of verifiers: [Errno 2] No such file or directory: '{tmp_path}" in (
         capsys.readouterr().err

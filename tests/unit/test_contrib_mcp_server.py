@@ -243,7 +243,10 @@ def test_all_addresses_with_a_token() -> None:
         ),
         (["--db", "{db}", "--transport", "http", "--token", ""], "the token is empty"),
         (["--db", "{db}", "--audit_log", "{db}/log"], "cannot write the audit log"),
-        (["--db", "{db}", "--environment.max_turns", "3"], "expected --config FILE with settings"),
+        (
+            ["--db", "{db}", "--environment.max_turns", "3"],
+            "settings such as --environment.max_turns need --config FILE",
+        ),
         (["--db", "{db}", "--config", "none.yaml"], "cannot read the config"),
     ],
 )

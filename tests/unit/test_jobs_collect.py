@@ -184,7 +184,7 @@ def test_an_endpoint_that_dies_on_the_way_ends_the_run(config: Config, tmp_path:
 
     with served(right, fails=fails) as url:
         source = Endpoint(url, "script", parallel=1, retries=0)
-        with pytest.raises(RunError, match="got 4 failures in a row: InternalServerError"):
+        with pytest.raises(RunError, match="the endpoint failed 4 times in a row: InternalServerError"):
             collect(config, tmp_path / "e.jsonl", source, console=silent())
     assert len(json_lines(tmp_path / "e.jsonl")) == 2
 
@@ -213,7 +213,7 @@ def test_a_failure_in_passing_is_asked_again(config: Config, tmp_path: Path) -> 
 
 def test_an_endpoint_that_never_answers_ends_the_run(config: Config, tmp_path: Path) -> None:
     source = Endpoint("http://127.0.0.1:9/v1", "script", parallel=2, retries=0)
-    with pytest.raises(RunError, match="expected episodes, got 4 failures in a row: APIConnectionError"):
+    with pytest.raises(RunError, match="the endpoint failed 4 times in a row: APIConnectionError"):
         collect(config, tmp_path / "e.jsonl", source, console=silent())
     assert json_lines(tmp_path / "e.jsonl") == []
 

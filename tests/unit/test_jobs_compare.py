@@ -145,17 +145,20 @@ def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["run", "a.jsonl"], "expected a run folder with evaluation.jsonl, got none (run)"),
-        (["a.jsonl", "a.jsonl", "--sets", "dev"], "expected --sets of test_values, got 'dev'"),
+        (["run", "a.jsonl"], "the run folder has no evaluation.jsonl (run)"),
+        (["a.jsonl", "a.jsonl", "--sets", "dev"], "--sets must be of test_values, got 'dev'"),
         (["a.jsonl", "broken.jsonl"], "broken.jsonl, line 1"),
         (["a.jsonl", "mistyped.jsonl"], "No such file or directory: 'mistyped.jsonl'"),
-        (["a.jsonl", "a.jsonl", "--run.seed", "1"], "expected --run.seed with a model to ask"),
-        (["a.jsonl", "a.jsonl", "--out", "c.txt"], "expected --out to name a .json file, got c.txt"),
-        (["nobody/base", "nobody/model"], "got none: add --config FILE"),
+        (["a.jsonl", "a.jsonl", "--run.seed", "1"], "--run.seed has no effect: both sides are saved answers"),
+        (["a.jsonl", "a.jsonl", "--out", "c.txt"], "--out must name a .json file, got c.txt"),
+        (
+            ["nobody/base", "nobody/model"],
+            "no config.yaml around nobody/model or nobody/base: add --config FILE",
+        ),
         (["a.jsonl", "lonely.json"], "No such file or directory: 'lonely.jsonl'"),
     ],
 )
-def test_what_cannot_be_compared_is_said(
+def test_what_cannot_be_compared_is_refused(
     bench: Workbench, tmp_path: Path, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(bench, tmp_path / "a.jsonl", right=set())

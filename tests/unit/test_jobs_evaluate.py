@@ -228,11 +228,13 @@ def test_wrong_model_set_and_place_are_errors_that_leave_nothing(config: Config,
     out, console = tmp_path / "evaluation.json", Console(file=StringIO())
     with pytest.raises(ModelError, match="cannot read the model"):
         evaluate(str(tmp_path / "databases"), config, out=out, console=console)
-    with pytest.raises(ConfigError, match=r"\(test_values, test_databases\), got 'dev'"):
+    with pytest.raises(
+        ConfigError, match=r"--sets must be of data\.test \(test_values, test_databases\), got 'dev'"
+    ):
         evaluate("run/merged", config, out=out, console=console, sets=["dev"])
     with pytest.raises(ConfigError, match="--out"):
         evaluate("run/merged", config, out=tmp_path, console=console)
     bare = replace(config, data=replace(config.data, test={}))
-    with pytest.raises(ConfigError, match=r"held-out sets in data\.test"):
+    with pytest.raises(ConfigError, match=r"data\.test has no held-out sets"):
         evaluate("run/merged", bare, out=out, console=console)
     assert not out.exists()

@@ -32,7 +32,7 @@ def test_the_verb_answers_questions_before_and_after(run: Path, capsys: pytest.C
     out = capsys.readouterr().out
     assert "largest change of a logit: merging" in out
     assert (
-        "the same 3 questions, greedy: 0 answered by another query, 0 in other words; "
+        "the same 3 questions, greedy: 0 with different SQL, 0 with different tokens; "
         "0 right before merging, 0 after"
     ) in " ".join(out.split())
 
@@ -57,10 +57,12 @@ def test_what_cannot_be_checked_is_said(run: Path, capsys: pytest.CaptureFixture
         assert main(["merge", *options]) == 1
         return capsys.readouterr().err
 
-    assert "expected --num_samples with --config" in refused("--adapter", "run/adapter", "--run.seed", "1")
-    assert "expected an adapter to compare" in refused(
+    assert "--config and settings need --num_samples" in refused(
+        "--adapter", "run/adapter", "--run.seed", "1"
+    )
+    assert "compares an adapter with its merged model, but base holds none" in refused(
         "--adapter", "base", "--num_samples", "2", "--config", "run/config.yaml"
     )
-    assert "held-out sets in data.test" in refused(
+    assert "data.test has no held-out sets" in refused(
         "--adapter", "run/adapter", "--num_samples", "2", "--data.test", "{}"
     )

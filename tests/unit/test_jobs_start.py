@@ -45,7 +45,7 @@ def test_a_start_that_never_looks_is_refused_and_printed(tmp_path: Path, policy:
 
         if is_refused:
             advice = (
-                "too few looks to learn from" if band == [0.15, 0.4] else "does not tell look-ups from others"
+                "too few episodes look" if band == [0.15, 0.4] else "others look nearly as often as look-ups"
             )
             with pytest.raises(RunError, match=f"episodes that look: look-ups 0%, others 0%.*{advice}"):
                 check()
@@ -69,7 +69,7 @@ def test_sft_goes_on_with_another_mix_until_no_round_is_left(tmp_path: Path, pol
     before = policy.model.get_input_embeddings().weight.clone()
     attention = policy.model.config._attn_implementation
 
-    with pytest.raises(RunError, match="too few looks to learn from"):
+    with pytest.raises(RunError, match=r"too few episodes look; raise sft\.look_share"):
         settle_start(run, policy, run.bench.load(config.data.train), run_arguments(config), is_resumed=False)
 
     assert printed.getvalue().count("Start of GRPO, look-ups") == 3

@@ -1,7 +1,7 @@
 """`text2sql-grpo VERB`: one module a verb, whose function's signature and docstring are its options and help.
 
-Everything heavy is imported inside the verbs, so that `--help` answers at once and `.env` is read
-before any library looks at its variables.
+Slow imports are inside the verbs, so that `--help` answers at once and `.env` is read before any library
+reads the environment.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from text2sql_grpo.commands.options import writing_to
 from text2sql_grpo.commands.parser import Parser, add_verb
 from text2sql_grpo.errors import RunError
 
-# Each is a module here, with a function of the same name; those of `data` and `audit` are verbs below it.
+# Each verb is a function of its module's name; a group is a module with one function per verb.
 VERBS = ("train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask", "mcp")
 GROUPS = {"data": ("make", "overlap"), "audit": ("data", "reward")}
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code of one verb: 0, 1 after an error told in a message, 130 after Ctrl-C.
+    """Run one verb; exit code 0, 1 after an error with a message, or 130 after Ctrl-C.
 
     Args:
-        argv: Without the program's name; None takes the command line.
+        argv: Arguments without the program's name; None for the command line.
     """
     verb, options, parser = _read(sys.argv[1:] if argv is None else list(argv))
     load_dotenv(Path(".env"))
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]:
-    """The verb of a command line, its options, and its parser."""
+    """Parse a command line into verb, options and parser."""
     parser = Parser(
         prog="text2sql-grpo",
         description="Train language models to answer questions over a SQL database.",
@@ -98,7 +98,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _MessageHandler(logging.Handler):
-    """Prints to whatever stderr is at the moment: a progress bar on the terminal stands in for it."""
+    """Handler that prints to the current stderr, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Find what is wrong with questions or a reward."""
+"""Find faults of questions or of a reward."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def data(
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.
-        keep: Reasons that are no ground for quarantine; default: tie_dependent.
+        keep: Reasons that do not quarantine; default: tie_dependent.
         json: Print JSON instead of a report.
     """
     from text2sql_grpo.jobs.audit import audit_data
@@ -54,7 +54,7 @@ def reward(
 
     Args:
         config: YAML of the run.
-        golds: Golds of data.train.
+        golds: Number of golds of data.train.
         seed: Random seed.
         json: Print JSON instead of a report.
     """

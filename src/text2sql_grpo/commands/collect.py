@@ -5,6 +5,7 @@ from typing import Literal
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Seconds, Temperature
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run_folder import config_around
 
 
 def collect(
@@ -33,7 +34,7 @@ def collect(
         out: JSONL of episodes; continued if it is there.
         model_path: Model folder, such as RUN/merged, or Hub id.
         base_url: OpenAI-compatible endpoint; needs --model.
-        traces: Folder that vf-eval or a training left, to choose from; nothing is played.
+        traces: Folder with traces of vf-eval or a training, to select from; nothing is played.
         model: Name of the model at --base_url.
         config: Default: config.yaml in the folder around --model_path.
         questions: Default: data.train of the config.
@@ -41,8 +42,8 @@ def collect(
         samples: Episodes of each question.
         temperature: 0 is greedy.
         seed: Random seed of sampling.
-        keep: Write the chats worth learning from beside --out, as NAME.FILTER.jsonl.
-        parallel: Episodes at --base_url at once.
+        keep: Write the chats that pass these filters beside --out, as NAME.FILTER.jsonl.
+        parallel: Concurrent episodes at --base_url.
         retries: Retries of one request.
         timeout_s: Seconds for one request.
         key_variable: Environment variable of the endpoint's key.
@@ -56,10 +57,10 @@ def collect(
 
             return collect_traces(traces, out, console=Console(), keep=keep or ())
         if (base_url is None) != (model is None):
-            raise ConfigError("expected --base_url and --model together, got one of them")
+            raise ConfigError("--base_url and --model go together: give both")
         if config is None and model_path is None:
-            raise ConfigError("expected --config FILE with --base_url, got none")
-        run = options.read_config(config or options.config_around(str(model_path)), settings)
+            raise ConfigError("--base_url needs --config FILE")
+        run = options.read_config(config or config_around(str(model_path)), settings)
 
         console = options.quiet_console()
         from text2sql_grpo.jobs import collect as job

@@ -18,7 +18,7 @@ def compare(
 
     Args:
         base: Model folder or Hub id; or answers: .jsonl, an evaluation's .json, or a run folder.
-        trained: The same.
+        trained: Another one, as for base.
         num_samples: N of each held-out set.
         config: Default: config.yaml around the trained model or the base.
         sets: Held-out sets; default: all.

@@ -3,7 +3,7 @@
 import json
 import textwrap
 
-# No config is complete without these; the quickstart's.
+# Fields without a default, with the values of the quickstart.
 REQUIRED = {
     "model.path": "smollm2-135m",
     "data.databases": "data/databases",
@@ -14,7 +14,7 @@ REQUIRED = {
 def config() -> int:
     """Print a default config as YAML, with comments.
 
-    Each field stands below its meaning; optional sections are commented out.
+    Each field follows its meaning; optional sections are commented out.
     """
     from text2sql_grpo.config import config_fields
 
@@ -32,7 +32,7 @@ def config() -> int:
 
 
 def fields_help() -> str:
-    """Every field of the config, for a help text."""
+    """List every field of the config, for a help text."""
     from text2sql_grpo.config import config_fields
 
     lines = ["", "settings:"]

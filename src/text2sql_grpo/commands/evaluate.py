@@ -4,6 +4,7 @@ from typing import Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
+from text2sql_grpo.run_folder import config_around
 
 
 def evaluate(
@@ -32,7 +33,7 @@ def evaluate(
         seed: Random seed of sampling.
         out: Default: evaluation-MODEL.json in the folder around the model.
     """
-    run = options.read_config(config or options.config_around(model_path), settings)
+    run = options.read_config(config or config_around(model_path), settings)
     model = Path(model_path)
     folder = model.resolve().parent if model.is_dir() else Path()
     out = out or folder / f"evaluation-{model.resolve().name}.json"

@@ -42,7 +42,7 @@ def mcp(
     if config is not None:
         environment = read_config(config, settings).environment
     elif settings:
-        raise ConfigError(f"expected --config FILE with settings such as {settings[0]}, got none")
+        raise ConfigError(f"settings such as {settings[0]} need --config FILE")
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     if token == "":
         raise ConfigError(f"the token is empty (--token or ${TOKEN_VARIABLE})")

@@ -5,6 +5,7 @@ from typing import Literal
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run_folder import config_around
 
 
 def merge(
@@ -25,15 +26,15 @@ def merge(
         out: Folder to write; default: 'merged' beside the adapter.
         base: Folder or Hub id of the base; default: the one the adapter names.
         dtype: Type of the merged weights.
-        quantization: Of the base in training; auto: as the config.yaml beside the adapter has it.
+        quantization: Quantization of the base in training; auto: that of config.yaml beside the adapter.
         num_samples: Held-out questions to answer before and after.
         config: YAML with these questions; default: config.yaml beside the adapter.
     """
     run = None
     if num_samples is not None:
-        run = options.read_config(config or options.config_around(str(adapter)), settings)
+        run = options.read_config(config or config_around(str(adapter)), settings)
     elif config or settings:
-        raise ConfigError("expected --num_samples with --config, for whose questions it is, got none")
+        raise ConfigError("--config and settings need --num_samples")
     out = out or adapter.parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)

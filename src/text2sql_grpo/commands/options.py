@@ -1,4 +1,4 @@
-"""Kinds of options that several verbs share, and what verbs do around their jobs."""
+"""Option types that several verbs share, and the set-up around their jobs."""
 
 import argparse
 import errno
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from text2sql_grpo.errors import ModelError, RunError
+from text2sql_grpo.errors import RunError
 
 if TYPE_CHECKING:  # slow to import, and help needs neither
     from rich.console import Console
@@ -48,29 +48,16 @@ def check_one_of(**options: object) -> None:
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
-    """The config of a YAML file, with settings of the command line applied."""
+    """Read a config, with settings of the command line applied."""
     from text2sql_grpo.config import load_config
 
     return load_config(path, settings)
 
 
-def config_around(model_path: str) -> Path:
-    """The config of the run that made a model."""
-    folder = Path(model_path)
-    if not folder.is_dir():
-        raise ModelError(
-            f"no model folder such as RUN/merged at {model_path}; for a model of the Hub add --config FILE"
-        )
-    config = folder.resolve().parent / "config.yaml"
-    if not config.is_file():
-        raise ModelError(f"no config of the model's run at {config}: add --config FILE")
-    return config
-
-
 def quiet_console(*, highlight: bool = True) -> "Console":
-    """Console of a job; call before importing the job, to hide what a user can do nothing about.
+    """Make the console of a job; call before importing the job.
 
-    These are deprecations, notes of the trainer, and progress bars of single files.
+    Hides what a user cannot change: deprecations, missing kernels, progress bars of single files.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     # PEFT looks for a resized vocabulary in the base model; adapters here never resize it.
@@ -92,7 +79,7 @@ def quiet_console(*, highlight: bool = True) -> "Console":
 
 @contextmanager
 def writing_to(place: Path) -> Iterator[None]:
-    """Turn a full disk into a RunError, at `place` where the failed write names no file."""
+    """Turn a full disk into a RunError that names the file, or `place` if the error names none."""
     try:
         yield
     except RunError:
@@ -105,9 +92,9 @@ def writing_to(place: Path) -> Iterator[None]:
 
 
 def _is_full_disk(error: BaseException) -> bool:
-    """Whether a write failed for want of space: a full disk, a quota, or a limit on file sizes.
+    """True if a write failed for lack of space: a full disk, a quota, or a limit on file sizes.
 
-    torch and safetensors write in C++ and Rust: their errors say so in their text alone.
+    torch and safetensors write in C++ and Rust: only the text of their errors shows it.
     """
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if isinstance(error, OSError):

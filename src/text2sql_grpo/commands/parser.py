@@ -12,7 +12,7 @@ from text2sql_grpo.docstrings import described, opening
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that suggests the verb or choice that was meant."""
+    """Parser that suggests the closest verb or choice."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
@@ -27,10 +27,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
-    """Add the command of a function.
+    """Add a verb with the options of its function's signature.
 
-    Its keyword-only parameters are options, required without a default; the others are positional.
-    `settings` are the fields of the config, which are left to the caller to read.
+    Keyword-only parameters are options, required if they have no default; the others are positional.
+    `settings` are fields of the config, which the verb itself reads.
     """
     text, about = opening(verb), described(verb, "Args")
     parser = verbs.add_parser(
@@ -59,7 +59,7 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
 
 
 def _reading(kind: Any, default: Any) -> dict[str, Any]:
-    """How argparse reads values of a type."""
+    """Arguments of `add_argument` for values of a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction if default else "store_true"}
     if type(None) in get_args(kind):

@@ -20,14 +20,14 @@ def push(
         folder: Merged model or adapter, inside its run folder.
         run_folder: Run folder, pushed as a dataset.
         public: Make it public; default: private.
-        include: Of a run folder: also push these, such as adapter or 'checkpoint-*'.
-        audit: For a model's card: what `audit data --json` printed; default: audit*.json of the run.
+        include: Also push these of a run folder, such as adapter or 'checkpoint-*'.
+        audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
     """
     check_one_of(folder=folder, run_folder=run_folder)
     if folder is None and audit:
-        raise ConfigError("expected --audit with --folder, for a model's card, got a run folder")
+        raise ConfigError("--audit goes into a model's card: it needs --folder")
     if run_folder is None and include:
-        raise ConfigError("expected --include with --run_folder, got a model's folder")
+        raise ConfigError("--include needs --run_folder")
     from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 
     with writing_to(folder or run_folder or Path()):

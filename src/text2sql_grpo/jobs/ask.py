@@ -1,4 +1,4 @@
-"""One question about one SQLite database, answered by a model in the environment of its training."""
+"""Answer of a model to one question over one SQLite database, in the environment of its training."""
 
 import json
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy
-from text2sql_grpo.run_folder import config_around
+from text2sql_grpo.run_folder import find_config
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
 from text2sql_grpo.sql.sqlite_file import open_database
@@ -36,11 +36,11 @@ _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and what a model made of it.
+    """Episode of a question, with the result of its final query.
 
     Attributes:
-        episode: The exploratory queries, and the final one.
-        result: Of the final query; None where nothing was submitted.
+        episode: The exploratory queries and the final one.
+        result: Outcome of the final query; None if none was submitted.
     """
 
     episode: Episode
@@ -48,7 +48,7 @@ class Asked:
 
     @property
     def failure(self) -> str:
-        """Reason why there is no result; empty where there is one."""
+        """Reason why there is no result; empty if there is one."""
         if self.result is None:
             return f"no final SQL: the episode stopped with {self.episode.stop_reason}"
         return "" if self.result.is_ok else f"the final SQL failed: {self.result.error}"
@@ -81,7 +81,7 @@ def ask(
     """Print each exploratory query with its rows, the final SQL and its result; exit code 1 without one.
 
     Args:
-        config: Its environment and engine count; None takes that of the model's run, else the defaults.
+        config: Config of environment and engine; None for that of the model's run, or the defaults.
 
     Raises:
         RunError: The question is empty, or the model, the database or the config cannot be read.
@@ -93,24 +93,24 @@ def ask(
         database = Databases(database.parent).path(database.stem)
     open_database(database).close()  # before the model is loaded, which takes longer
     schema = replace(read_schema(database), name=name)
-    config = config or config_of(model)
+    found = find_config(model)
+    config = config or (load_config(found) if found else None)
     environment = config.environment if config else EnvironmentConfig()
     rollout = config.rollout if config else RolloutConfig()
     settings = environment.settings()
 
     policy = load_policy(model)
-    if not getattr(policy.model, "is_quantized", False):  # else it was placed when it was loaded
+    if not getattr(policy.model, "is_quantized", False):  # a quantised model is on its device already
         policy.model.to(device_type())
     policy.model.eval()
     options = config.grpo.get("chat_template_kwargs") if config else None
     chat = chat_format(policy.tokenizer, policy.model, settings, template_options=options)
-    speaker = model_policy(policy.model, chat, engine=rollout.engine)
     with SQLExecutor(settings.limits) as executor:
         asked = answer_question(
             question,
             database,
             schema=schema,
-            policy=speaker,
+            policy=model_policy(policy.model, chat, engine=rollout.engine),
             chat=chat,
             settings=settings,
             executor=executor,
@@ -121,12 +121,6 @@ def ask(
     else:
         show(asked, console)
     return int(bool(asked.failure))
-
-
-def config_of(model: str) -> Config | None:
-    """The config in a model's folder or in the run folder around it; None where there is none."""
-    found = config_around(Path(model)) if Path(model).is_dir() else None
-    return None if found is None else load_config(found)
 
 
 def answer_question(
@@ -140,7 +134,7 @@ def answer_question(
     executor: SQLExecutor,
     context_tokens: int,
 ) -> Asked:
-    """One session, played as in training; its final query is executed."""
+    """Play one session as in training, and execute its final query."""
     text = schema_text(
         schema,
         settings.schema_text,
@@ -161,7 +155,7 @@ def answer_question(
 
 
 def show(asked: Asked, console: Console) -> None:
-    """Print an answer. What a model or a database wrote is printed as text, without control characters."""
+    """Print an answer; texts of a model or a database without markup and control characters."""
     episode = asked.episode
     for turn, action in enumerate(episode.actions, 1):
         if action.kind == "submit_sql":
@@ -204,7 +198,7 @@ def _plain(text: str) -> Text:
 
 
 def _outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
-    """As JSON; bytes as text, and infinity, which JSON lacks, too."""
+    """Record for JSON, with bytes and infinity as text."""
     if outcome is None:
         return None
     rows = [[_json_cell(cell) for cell in row] for row in outcome.rows]

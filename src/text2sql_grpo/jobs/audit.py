@@ -1,4 +1,4 @@
-"""Audits before a run: of a file of questions, and of a config's reward; for people and as JSON."""
+"""Audits before a run: of a file of questions, and of a config's reward."""
 
 import json
 import time
@@ -50,18 +50,18 @@ def audit_data(
     keep: Collection[str] | None = None,
     as_json: bool = False,
 ) -> int:
-    """Audits a file of questions and prints what was found; exit code 0. Options: see `commands.audit`.
+    """Audit a file of questions and print the findings; exit code 0. Options: see `commands.audit`.
 
     Args:
-        environment: What prompts are made of; None for the defaults.
+        environment: Settings of the prompts; None for the defaults.
 
     Raises:
-        RunError: A file cannot be read or written, or an unknown reason.
+        RunError: A file cannot be read or written, or a reason is unknown.
     """
     keep = KEPT if keep is None else keep
     for reason in keep:
         if reason not in REASONS:
-            raise ConfigError(f"expected --keep of {', '.join(REASONS)}, got {reason!r}")
+            raise ConfigError(f"--keep must be of {', '.join(REASONS)}, got {reason!r}")
     started = time.monotonic()
     databases = Databases(db)
     questions = read_questions(file)
@@ -105,10 +105,10 @@ def audit_data(
 def _question_table(audit: QuestionAudit, keep: Collection[str]) -> Table:
     table = Table(
         "reason",
-        "what it says",
+        "meaning",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title="What is wrong with questions",
+        title="Faults of questions",
     )
     for column in ("questions", "quarantine"):
         table.add_column(column, justify="right")
@@ -128,10 +128,10 @@ def _show_findings(audit: QuestionAudit, console: Console) -> None:
 
 
 def audit_reward(config: Config, *, golds: int = 40, seed: int = 0, as_json: bool = False) -> int:
-    """Audits a config's reward by the probe battery and by mutants of its own questions; exit code 0.
+    """Audit a config's reward by the probe battery and by mutants of its questions; exit code 0.
 
     Args:
-        golds: So many questions of `data.train`, drawn by `seed`.
+        golds: Number of questions of `data.train`, drawn by `seed`.
 
     Raises:
         RunError: Anything wrong with config or data.
@@ -175,7 +175,7 @@ def audit_reward(config: Config, *, golds: int = 40, seed: int = 0, as_json: boo
 
 
 def _rates(answers: Sequence[Answer]) -> dict[str, Rate]:
-    """Of wrong answers how many are accepted, of right ones how many refused, by how they were made."""
+    """Rates of accepted wrong answers and refused right answers, by their origin."""
 
     def some(kind: str, *, is_right: bool) -> list[Answer]:
         return [answer for answer in answers if answer.kind == kind and answer.is_right == is_right]
@@ -190,7 +190,7 @@ def _rates(answers: Sequence[Answer]) -> dict[str, Rate]:
 
 
 def _reward_table(rates: dict[str, Rate]) -> Table:
-    table = Table("", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="What the reward takes for right")
+    table = Table("", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Wrong verdicts")
     for column in ("answers", "this reward", "official EX"):
         table.add_column(column, justify="right")
     for name, rate in rates.items():

@@ -1,4 +1,4 @@
-"""Rolls out any model in the environment of a config, to episodes on disk and chats worth learning from."""
+"""Collection of episodes of any model in the environment of a config, and of chats to train on."""
 
 import dataclasses
 import json
@@ -27,19 +27,19 @@ from text2sql_grpo.training.progress import progress_bar
 from text2sql_grpo.training.trajectories import EpisodeFile, Keep, select_chats
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
-_PATIENCE = 4  # failures of an endpoint in a row, or as many as episodes are played at once
+_PATIENCE = 4  # failures of an endpoint in a row; at least `Endpoint.parallel`
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a served model is.
+    """Endpoint of a served model.
 
     Attributes:
-        model: Its name there.
-        key_variable: Environment variable of the key; local servers take any.
-        parallel: Episodes at the same time.
-        retries: Of one request, after failures of the connection or the server, with back-off.
-        timeout_s: Of one request.
+        model: Name of the model at the endpoint.
+        key_variable: Environment variable of the API key; local servers accept any.
+        parallel: Number of concurrent episodes.
+        retries: Retries of one request, with back-off, after failures of the connection or the server.
+        timeout_s: Time limit of one request.
     """
 
     base_url: str
@@ -69,17 +69,17 @@ def collect(
     seed: int = 0,
     keep: Sequence[Keep] = (),
 ) -> int:
-    """Plays each question several times; goes on where an earlier call with the same file stopped.
+    """Play each question several times; resume an earlier call with the same file.
 
     Options: see `commands.collect`.
 
     Args:
-        config: Its data, environment, rewards and grading count, not its model.
+        config: Config of data, environment, rewards and grading; its model is not used.
         out: JSONL of whole episodes, one line per sample, like `rollouts.jsonl`.
         source: A model folder or Hub id, or an endpoint.
 
     Returns:
-        The exit code: 1 if episodes are missing, which another call will try again.
+        The exit code: 1 if episodes are missing, which another call tries again.
 
     Raises:
         RunError: Anything wrong with model, endpoint, config or data, or `out` cannot be written.
@@ -113,7 +113,7 @@ def collect(
     right = sum(record["strict"] for record in found)
     console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
     is_native = config.environment.protocol == "native"
-    _write_kept(found, keep, out, console, tools=bench.environment.tools if is_native else None)
+    _write_chats(found, keep, out, console, tools=bench.environment.tools if is_native else None)
     if failures:
         console.print(f"{len(failures)} episodes were not played, the first: {failures[0]}", soft_wrap=True)
         console.print("Run the same command again to try them once more.")
@@ -142,11 +142,11 @@ def _play_local(
     console: Console,
 ) -> list[str]:
     choose_threads(console)
-    policy = load_policy(source)
-    model = policy.model.to(device_type()).eval()
-    chat = bench.chat(policy.tokenizer, model)
-    speaker = bench.policy(model, chat, temperature=temperature)
-    # What is left is sampled anew in a call that goes on, so the seed must differ from the first call's.
+    loaded = load_policy(source)
+    model = loaded.model.to(device_type()).eval()
+    chat = bench.chat(loaded.tokenizer, model)
+    policy = bench.policy(model, chat, temperature=temperature)
+    # A resumed call must not sample with the seed of the first one.
     set_seed(seed + 1_000_003 * todo[0].number + len(todo))
     failures: list[str] = []
     with (
@@ -170,7 +170,7 @@ def _play_local(
                     written.append(judge.submit(write, sample_of[id(episode)], episode))
                 on_end()
 
-            run(sessions, speaker, chat, bench.budgets(model), on_end=over)
+            run(sessions, policy, chat, bench.budgets(model), on_end=over)
             for future in written:
                 future.result()
     return failures
@@ -219,7 +219,7 @@ def _play_served(
                 in_a_row += not isinstance(failure, chat_endpoint.RequestRefused)
                 if in_a_row >= max(_PATIENCE, source.parallel):
                     raise RunError(
-                        f"expected episodes, got {in_a_row} failures in a row: {failure} ({source.base_url})"
+                        f"the endpoint failed {in_a_row} times in a row: {failure} ({source.base_url})"
                     ) from failure
             on_end()
     finally:
@@ -229,29 +229,27 @@ def _play_served(
 
 
 def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[Keep]) -> int:
-    """Writes chats worth learning from, of what `vf-eval` or a verifiers training played; exit code 0.
+    """Write chats to train on from traces of `vf-eval` or of a verifiers training; exit code 0.
 
     Args:
-        folder: With `traces.jsonl`.
-        out: Chats are written beside it, as `NAME.FILTER.jsonl`.
+        folder: Folder of `traces.jsonl`.
+        out: Path beside which chats are written, as `NAME.FILTER.jsonl`.
 
     Raises:
-        RunError: The traces cannot be read, or the chats not be written.
+        RunError: The traces cannot be read, or the chats cannot be written.
     """
     from text2sql_grpo.contrib.verifiers.chats import trace_records
 
     if not keep:
-        raise ConfigError(
-            "expected --keep with --traces, got none: nothing is played, so nothing else is made"
-        )
+        raise ConfigError("--traces needs --keep: nothing is played, so nothing else is written")
     records = list(trace_records(folder))
     console.print(f"{len(records)} traces: {folder}", soft_wrap=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    _write_kept(records, keep, out, console)
+    _write_chats(records, keep, out, console)
     return 0
 
 
-def _write_kept(
+def _write_chats(
     records: Sequence[dict[str, Any]],
     keep: Sequence[Keep],
     out: Path,

@@ -1,4 +1,4 @@
-"""Two models on the same questions: accuracy, difference, gained and lost, and whether it could be chance."""
+"""Comparison of two models on the same questions: accuracy, difference, gained, lost, significance."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,36 +35,34 @@ def compare_models(
     num_samples: int | None = None,
     sets: Sequence[str] | None = None,
 ) -> int:
-    """Compares two models, question by question; exit code 0. Options: see `commands.compare`.
+    """Compare two models, question by question; exit code 0. Options: see `commands.compare`.
 
-    A model is asked greedily; answers at hand are not asked again.
+    Models answer greedily; saved answers are used instead where given.
 
     Args:
-        out: The JSON file of all figures. Answers of a model that was asked are written beside it.
-        num_samples: So many questions of each set, evenly spaced; None for all.
+        out: JSON file of all figures. New answers of a model are written beside it.
+        num_samples: Number of questions of each set, evenly spaced; None for all.
 
     Raises:
         RunError: Anything wrong with a model, file, config or data, or `out` cannot be written.
     """
     check_place(out)
     given = (base, trained)
-    found = {role: _at_hand(name, sets) for role, name in zip(ROLES, given, strict=True)}
+    found = {role: _saved_answers(name, sets) for role, name in zip(ROLES, given, strict=True)}
     known = {role: answers for role, answers in found.items() if answers is not None}
     if len(known) == 2 and (config is not None or settings):
-        given_for_nothing = "--config" if config is not None else settings[0]
-        raise ConfigError(
-            f"expected {given_for_nothing} with a model to ask, got answers at hand on both sides"
-        )
+        option = "--config" if config is not None else settings[0]
+        raise ConfigError(f"{option} has no effect: both sides are saved answers")
     if len(known) < 2:
-        bench = open_workbench(load_config(config or _config_around(trained, base), settings))
-        asked = _asked(bench, sets, num_samples, *known.values())
+        bench = open_workbench(load_config(config or config_around(trained, base), settings))
+        chosen = _questions(bench, sets, num_samples, *known.values())
         examples = {
-            name: [example for example in bench.test[name] if (name, example.id) in asked]
+            name: [example for example in bench.test[name] if (name, example.id) in chosen]
             for name in held_out_sets(bench, sets)
         }
         for role, name in zip(ROLES, given, strict=True):
             if role in known:
-                known[role] = [one for one in known[role] if one.key in asked]
+                known[role] = [one for one in known[role] if one.key in chosen]
                 continue
             answers = answer_all(load_policy(name), bench, examples, console, title=f"Evaluation of {role}")
             write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
@@ -77,15 +75,14 @@ def compare_models(
     return 0
 
 
-def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
-    """The answers that a name stands for; None for a model."""
+def _saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
+    """Read the answers in a file or run folder; None for a model."""
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
         path = answers_file(path)
         if not path.is_file():
             raise DataError(
-                f"expected a run folder with evaluation.jsonl, got none ({name}): name its merged model, "
-                "or a file of answers"
+                f"the run folder has no evaluation.jsonl ({name}): name its merged model or answers"
             )
     if path.suffix not in (".json", ".jsonl"):
         return None
@@ -93,38 +90,27 @@ def _at_hand(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
     known = {one.set for one in answers}
     for wanted in sets or ():
         if wanted not in known:
-            raise ConfigError(f"expected --sets of {', '.join(sorted(known))}, got {wanted!r} (in {path})")
+            raise ConfigError(f"--sets must be of {', '.join(sorted(known))}, got {wanted!r} (in {path})")
     return [one for one in answers if sets is None or one.set in sets]
 
 
-def _config_around(*names: str) -> Path:
-    """The config of the run that made the first of these that has one."""
-    for name in names:
-        found = config_around(Path(name))
-        if found is not None:
-            return found
-    raise ConfigError(f"expected a config.yaml around {' or '.join(names)}, got none: add --config FILE")
-
-
-def _asked(
+def _questions(
     bench: Workbench, sets: Sequence[str] | None, count: int | None, *known: Sequence[Judged]
 ) -> set[tuple[str, str]]:
-    """Set and id of the questions to ask: those of which answers are at hand, if any are."""
+    """Set and id of the questions to answer: those with saved answers, if there are any."""
     keys = [
         (name, example.id) for name, examples in held_out_sets(bench, sets).items() for example in examples
     ]
     for answers in known:
-        at_hand = {one.key for one in answers}
-        keys = [key for key in keys if key in at_hand]
+        answered = {one.key for one in answers}
+        keys = [key for key in keys if key in answered]
     if not keys:
-        raise DataError(
-            "expected answers to questions of the config's data.test, got none of these sets and ids"
-        )
+        raise DataError("the saved answers and the config's data.test have no set and id in common")
     return _spread(keys, count)
 
 
 def _spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
-    """So many questions of each set, evenly spaced."""
+    """`count` questions of each set, evenly spaced."""
     names = dict.fromkeys(name for name, _ in keys)
     return {key for name in names for key in evenly_spaced([key for key in keys if key[0] == name], count)}
 
@@ -132,7 +118,7 @@ def _spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str
 def _show(comparison: Comparison, console: Console) -> None:
     left_out = comparison.only_base + comparison.only_trained
     if left_out:
-        console.print(f"{left_out} questions were left out: asked of one model only.")
+        console.print(f"{left_out} questions were left out: only one model answered them.")
     console.print(comparison_table(comparison))
     changed = comparison.changed()
     for base, trained in changed[:_CHANGES_SHOWN]:
@@ -153,9 +139,9 @@ def _show(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Strict accuracy of both models by set and kind; a row by question below each set of several databases.
+    """Table of strict accuracy by set and kind, with a row by question below each set of several databases.
 
-    Fits 80 columns where names of sets have at most 14 letters.
+    Fits 80 columns if names of sets have at most 14 letters.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals by database")
     table.add_column("", min_width=14, overflow="fold")

@@ -1,4 +1,4 @@
-"""Whether a config would run here, found out before a long run does."""
+"""Check that a config would run on this machine, before a long run."""
 
 import dataclasses
 import json
@@ -35,10 +35,10 @@ def doctor(
     dry_run: bool = True,
     as_json: bool = False,
 ) -> int:
-    """Looks at everything that a run needs and says what to do; exit code 1 if a run would fail, else 0.
+    """Check everything that a run needs and print what to mend; exit code 1 if a run would fail, else 0.
 
     Args:
-        launch: The accelerate config that will start it; None for one process.
+        launch: Accelerate config that will start the run; None for one process.
     """
     findings = []
     for finding in _findings(config, launch, dry_run):
@@ -136,7 +136,7 @@ def _with_model(
         "--no-dry-run was given": not dry_run,
         "the model would not fit": fits.status == "problem",
         "vLLM needs the whole run around it": arguments.use_vllm,
-        "its weights are divided among processes": launch.sharding.stage == 3,
+        "its weights are sharded": launch.sharding.stage == 3,
     }
     holding = [reason for reason, holds in reasons.items() if holds]
     if holding:
@@ -164,7 +164,7 @@ def _dry_run(
 
 
 def _size_of_run(arguments: SQLGRPOConfig, questions: Sequence[Example], launch: Launch) -> tuple[int, int]:
-    """Optimiser steps, and episodes of each."""
+    """Number of optimiser steps, and of episodes per step."""
     episodes = (
         arguments.per_device_train_batch_size
         * arguments.gradient_accumulation_steps

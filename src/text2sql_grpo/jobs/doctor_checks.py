@@ -1,4 +1,4 @@
-"""What `doctor` can say about a run before any model is read: machine, files, keys, databases, executor."""
+"""Checks of `doctor` that need no model: machine, files, keys, databases, executor."""
 
 import importlib.util
 import os
@@ -36,14 +36,14 @@ _WRITE = "CREATE TABLE doctor_was_here (a INTEGER)"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: What.
+        name: Name of the check.
         status: `problem` if a run would fail.
-        text: What was found, and what to do about it where something is.
-        facts: The same for machines.
-        shown: To be printed below, for people alone.
+        text: Result in words, with a remedy if there is a problem.
+        facts: Figures of the result, for `--json`.
+        shown: Text to print below, without `--json`.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run is started, as an accelerate config says.
+    """Launch of a run by accelerate.
 
     Attributes:
-        file: The accelerate config; None for one process.
+        file: Accelerate config; None for one process.
     """
 
     file: Path | None = None
@@ -66,10 +66,10 @@ class Launch:
 
 
 def read_launch(file: Path | None) -> Launch:
-    """The processes of an accelerate config.
+    """Read an accelerate config.
 
     Raises:
-        ConfigError: No such file, or not one of accelerate's.
+        ConfigError: The file does not exist, or is not accelerate's.
     """
     if file is None:
         return Launch()
@@ -78,7 +78,7 @@ def read_launch(file: Path | None) -> Launch:
         processes = int(tree["num_processes"])
         kind = tree["distributed_type"]
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"expected a config of accelerate, got {error!r} ({file})") from error
+        raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
     deepspeed = tree.get("deepspeed_config") or {}
     stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
     return Launch(
@@ -93,7 +93,7 @@ def read_launch(file: Path | None) -> Launch:
 
 
 def versions() -> Finding:
-    """Installed versions against those that this package asks for."""
+    """Compare installed versions with those that this package requires."""
     found = {name: metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     wrong = []
     try:
@@ -106,13 +106,13 @@ def versions() -> Finding:
             wrong.append(f"{requirement.name} {version} (expected {requirement.specifier})")
     text = f"Python {platform.python_version()}, " + ", ".join(f"{n} {v}" for n, v in found.items())
     if wrong:
-        text = f"expected other versions of {', '.join(wrong)}: pip install -r requirements_pinned.txt"
+        text = f"wrong versions: {', '.join(wrong)}: pip install -r requirements_pinned.txt"
     facts = {"python": platform.python_version(), **found}
     return Finding("versions", "problem" if wrong else "ok", text, facts)
 
 
 def device() -> Finding:
-    """The accelerator of the run, its memory, and what it can do."""
+    """Describe the accelerator of the run and its memory."""
     facts = hardware()
     text = f"{facts['type']}, {(facts['memory_bytes'] or 0) / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
     if "name" in facts:
@@ -124,13 +124,13 @@ def device() -> Finding:
 
 
 def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Finding:
-    """Settings that do not go together, with the processes of the launch."""
+    """Find settings that contradict each other or the launch."""
     sharding = launch.sharding
     reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
     if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
         reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")
     if config.model.quantization == "4bit" and sharding.stage == 3:
-        reasons.append("4-bit weights cannot be divided among processes here: take DDP or ZeRO-2")
+        reasons.append("4-bit weights cannot be sharded: use DDP or ZeRO-2")
     mode = "full" if config.model.lora is None else "LoRA"
     mode = "QLoRA" if config.model.quantization == "4bit" else mode
     text = f"{mode}, {config.model.dtype} weights, {sharding.processes} process(es)"
@@ -138,10 +138,10 @@ def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Findin
 
 
 def disk(config: Config, needed_bytes: int | None) -> Finding:
-    """Space where the run and its caches are written.
+    """Check the disk space of the run folder and of the cache.
 
     Args:
-        needed_bytes: By checkpoints and the merged model; None if the model is not known.
+        needed_bytes: Size of checkpoints and of the merged model; None if the model is not known.
     """
     folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
     free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
@@ -161,7 +161,7 @@ def _existing(folder: Path) -> Path:
 
 
 def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
-    """Keys of the Hub and of W&B; a run needs neither."""
+    """Check for keys of the Hub and of W&B; a run needs neither."""
     has_hub, has_wandb = get_token() is not None, bool(os.environ.get("WANDB_API_KEY"))
     parts = ["HF token found" if has_hub else "no HF token: pushing and gated models need HF_TOKEN in .env"]
     if "wandb" in arguments.report_to:
@@ -173,7 +173,7 @@ def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
 
 
 def trackers(config: Config) -> Finding:
-    """Whether what follows the run is installed, and what of it stays on this machine."""
+    """Check that the configured trackers are installed; note what stays on this machine."""
     from text2sql_grpo.contrib import trackers as tracking
 
     names = tracking.trackers(config.grpo.get("report_to"))
@@ -183,13 +183,13 @@ def trackers(config: Config) -> Finding:
     except ConfigError as error:
         return Finding("trackers", "problem", str(error), facts)
     if "weave" in names and not os.environ.get("WANDB_API_KEY"):
-        text = f"{', '.join(names)}; no WANDB_API_KEY: Weave is sent nothing, it has no offline mode"
+        text = f"{', '.join(names)}; no WANDB_API_KEY: nothing is sent to Weave, which has no offline mode"
         return Finding("trackers", "note", text, facts)
     return Finding("trackers", "ok", ", ".join(names) or "none", facts)
 
 
 def mcp_server(config: Config) -> Iterator[Finding]:
-    """Whether the MCP server starts, or answers, and offers tools that the protocol can call."""
+    """Check that the MCP server starts, or answers, and has tools that the protocol can call."""
     server = config.environment.mcp
     if server is None:
         return
@@ -209,11 +209,11 @@ def mcp_server(config: Config) -> Iterator[Finding]:
 
 
 def databases(config: Config) -> Iterator[Finding]:
-    """Whether each can be read and none can be written, and how the executor's limits hold here."""
+    """Check that databases can be read and not written, and that the executor's time limit holds."""
     opened = Databases(config.data.databases)
     names = opened.names()
     if not names:
-        yield Finding("databases", "problem", f"expected databases, got none (in {opened.folder})")
+        yield Finding("databases", "problem", f"no databases in {opened.folder}")
         return
     limits = Limits(timeout_s=min(0.5, config.environment.limits.timeout_s))
     with SQLExecutor(config.environment.limits, workers=2, cache_entries=0) as executor:
@@ -246,13 +246,13 @@ def databases(config: Config) -> Iterator[Finding]:
         "ok" if is_stopped else "problem",
         f"a query takes {call_ms:.1f} ms; one without end was stopped {late_s:.2f} s after its limit"
         if is_stopped
-        else f"expected a query without end to be stopped, got {endless.status}, {late_s:.1f} s late",
+        else f"a query without end was not stopped: {endless.status}, {late_s:.1f} s after its limit",
         facts,
     )
 
 
 def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings of a check; what stops a run is one of them."""
+    """Yield the findings of a check; turn a RunError into one."""
     try:
         yield from found
     except RunError as error:
@@ -260,5 +260,5 @@ def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def failing(findings: Sequence[Finding]) -> bool:
-    """Whether a run would fail."""
+    """True if a run would fail."""
     return any(finding.status == "problem" for finding in findings)

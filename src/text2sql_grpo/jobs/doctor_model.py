@@ -1,4 +1,4 @@
-"""What `doctor` says with the model at hand: its chat template, memory, and a dry run of real episodes."""
+"""Checks of `doctor` with the model: chat template, memory, and a dry run of real episodes."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ _LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
 
 
 def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
-    """Whether the template keeps what it wrote, and one episode's trained tokens."""
+    """Check that the template is prefix-stable; show the trained tokens of one episode."""
     is_native, tokenizer = chat.tools is not None, chat.tokenizer
     episode = _scripted(questions[0], bench, chat, is_native=is_native)
     is_stable = _is_prefix_stable(tokenizer)
@@ -61,7 +61,7 @@ def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Exampl
 
 
 def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native: bool) -> Episode:
-    """An episode that looks at the tables, then submits the gold query."""
+    """Play an episode with an exploratory query and the gold query."""
     calls = (("run_sql", example.look_sql or _LOOK), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
     turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
@@ -69,7 +69,7 @@ def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native
 
 
 def _is_prefix_stable(tokenizer: Any) -> bool:
-    """Whether a chat rendered with one more turn begins as it was rendered without."""
+    """True if a chat with one more turn begins with the text of the chat without it."""
 
     def rendered(messages: Any) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False))
@@ -80,7 +80,7 @@ def _is_prefix_stable(tokenizer: Any) -> bool:
 
 
 def _coloured(episode: Episode, tokenizer: Any) -> Text:
-    """What the policy writes in green, what it reads dimmed."""
+    """Text of an episode, with sampled tokens green and the others dimmed."""
     shown = Text.assemble(("... " + tokenizer.decode(episode.prompt_ids[-40:]), "dim"))
     flagged = zip(episode.completion_ids, episode.completion_mask, strict=True)
     for is_trained, span in itertools.groupby(flagged, key=lambda pair: pair[1]):
@@ -124,7 +124,7 @@ def memory_of(
     prompt_tokens: int,
     episodes_per_step: int,
 ) -> MemoryEstimate:
-    """The estimate of a run with its longest episodes."""
+    """Estimate the memory of a run with its longest episodes."""
     settings, kind = config.model, device_type()
     length = config.environment.max_episode_tokens
     autocast = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
@@ -161,7 +161,7 @@ def memory_of(
 
 
 def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
-    """Whether the estimate fits into this machine."""
+    """Check that the estimate fits into this machine."""
     kind = device_type()
     total, host = device_memory(kind), host_memory()
     parts = {
@@ -169,8 +169,8 @@ def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
         for name, size in dataclasses.asdict(estimate).items()
         if name not in ("parameters", "trained_parameters") and size
     }
-    said = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-    text = f"peak {estimate.peak / GIB:.1f} GiB a process, longest episodes assumed (GiB: {said})"
+    sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+    text = f"peak {estimate.peak / GIB:.1f} GiB a process, longest episodes assumed (GiB: {sizes})"
     facts = dataclasses.asdict(estimate) | {"peak": estimate.peak, "device_bytes": total}
     processes = launch.sharding.processes
     on_host = estimate.host * processes + (estimate.peak * processes if kind == "cpu" else 0)
@@ -196,7 +196,7 @@ def dry_run(
     steps: int,
     episodes_per_step: int,
 ) -> Iterator[Finding]:
-    """One real step of at most `EPISODES` episodes, thrown away: dead groups, time, measured memory."""
+    """Run one real step of at most `EPISODES` episodes: zero-variance groups, time, measured memory."""
     group = arguments.num_generations
     most = min(EPISODES, len(questions) * group)  # TRL drops a batch that is not full
     rows = min(arguments.per_device_train_batch_size, most // group * group or group)
@@ -224,7 +224,7 @@ def dry_run(
         try:
             trainer.train()
         except (torch.OutOfMemoryError, RunError, ValueError) as error:
-            yield Finding("dry run", "problem", f"expected one step to run, got {error}")
+            yield Finding("dry run", "problem", f"the first step failed: {error}")
             return
         seconds = time.monotonic() - started
         played = list(read_jsonl(Path(folder) / ROLLOUTS, "episodes"))
@@ -243,18 +243,18 @@ def dry_run(
 
 
 def _groups(played: Sequence[dict[str, Any]], size: int) -> Finding:
-    """Groups in which all earned the same, so that none teaches anything."""
+    """Count zero-variance groups."""
     rewards: dict[str, list[float | None]] = {}
     for record in played:
         rewards.setdefault(record["example"], []).append(record["reward"])
     groups = [values[i : i + size] for values in rewards.values() for i in range(0, len(values), size)]
-    alike = [group for group in groups if len({round(r, 6) for r in group if r is not None}) < 2]
-    share = len(alike) / len(groups)
+    zero_variance = [group for group in groups if len({round(r, 6) for r in group if r is not None}) < 2]
+    share = len(zero_variance) / len(groups)
     best = max((r for group in groups for r in group if r is not None), default=None)
-    facts = {"groups": len(groups), "dead": len(alike), "share": share, "best_reward": best}
-    text = f"{len(alike)} of {len(groups)} groups teach nothing (all their episodes earn the same)"
+    facts = {"groups": len(groups), "zero_variance": len(zero_variance), "share": share, "best_reward": best}
+    text = f"{len(zero_variance)} of {len(groups)} groups have zero variance (one reward, so no gradient)"
     if share == 1:
         text += (
             ": easier questions, an sft stage, more grpo.num_generations or a higher temperature would help"
         )
-    return Finding("dead groups", "note" if share > 0.5 else "ok", text, facts)
+    return Finding("zero-variance groups", "note" if share > 0.5 else "ok", text, facts)

@@ -1,4 +1,4 @@
-"""Held-out questions answered by a finished model: shown whole, counted, and written down."""
+"""Evaluation of a finished model on held-out questions: answers, accuracies, files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,13 +45,13 @@ def evaluate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Evaluate a model on the held-out questions of a config. Options: see `commands.evaluate`.
+    """Evaluate a model in the environment of a config. Options: see `commands.evaluate`.
 
     Args:
-        config: Its data, environment and `evaluation.batch_size` count.
-        out: File for what is returned, `.json`; whole answers go beside it, as `.jsonl`. None writes neither.
-        console: Where answers and accuracies are printed; None for standard output.
-        num_samples: So many of each set, evenly spaced, each shown whole; None for all, not shown.
+        config: Config of data, environment and `evaluation.batch_size`.
+        out: File of the record, `.json`; whole answers go beside it, as `.jsonl`. None writes neither.
+        console: Console of answers and accuracies; None for standard output.
+        num_samples: Number of questions of each set, evenly spaced, each shown; None for all, not shown.
 
     Returns:
         `sets`: counts, accuracies and intervals by the name of the set; and the options.
@@ -106,11 +106,11 @@ def _add_r_ves(
 
 
 def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Table:
-    """Accuracy with 95% intervals, and R-VES where it was measured: each set, then its parts.
+    """Table of accuracy with 95% intervals, and R-VES if measured, by set, family and difficulty.
 
     Args:
-        sets: Of `evaluation.json`.
-        metrics: `strict`, `official`; both where neither is named.
+        sets: `sets` of `evaluation.json`.
+        metrics: `strict`, `official`; both if neither is named.
     """
     shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
     has_ves = any("r_ves" in scores for scores in sets.values())
@@ -138,10 +138,10 @@ INTERVALS = "accuracy (95% interval in %: by database, below it by question)"
 
 
 def few_databases(sets: Mapping[str, Any]) -> Text | None:
-    """Remark about sets of few databases; None where each has enough.
+    """Remark about sets of few databases; None if each has enough.
 
     Args:
-        sets: Of `evaluation.json`.
+        sets: `sets` of `evaluation.json`.
     """
     lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
     return Text("\n".join(lines)) if lines else None
@@ -153,33 +153,33 @@ def _cells(both: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 
 
 def stacked_intervals(accuracy: Accuracy) -> str:
-    """Interval by database, and below it the one by question; one of them where there is one database."""
+    """Interval by database, and below it the one by question; only one of them for a single database."""
     return "\n".join(f"({bounds})" for bounds in accuracy.intervals.split("; "))
 
 
 def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
-    """The sets of these names; all of the config for None.
+    """Held-out sets of these names; all of the config for None.
 
     Raises:
-        ConfigError: There is no such set, or none at all.
+        ConfigError: A name is unknown, or the config has no set.
     """
     known = ", ".join(bench.test) or "none"
     for name in sets or ():
         if name not in bench.test:
-            raise ConfigError(f"expected --sets of data.test ({known}), got {name!r}")
+            raise ConfigError(f"--sets must be of data.test ({known}), got {name!r}")
     if not bench.test:
-        raise ConfigError("expected held-out sets in data.test, got none")
+        raise ConfigError("data.test has no held-out sets")
     return {name: examples for name, examples in bench.test.items() if sets is None or name in sets}
 
 
 def check_place(out: Path) -> None:
-    """The place is tried before minutes of work, not after; what an earlier run wrote there stays.
+    """Fail early if `out` cannot be written; an existing file stays.
 
     Raises:
         ConfigError: It cannot be written, or does not end in `.json`.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"expected --out to name a .json file, got {out}")
+        raise ConfigError(f"--out must name a .json file, got {out}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         is_new = not out.exists()
@@ -187,9 +187,7 @@ def check_place(out: Path) -> None:
         if is_new:
             out.unlink()
     except OSError as error:
-        raise ConfigError(
-            f"expected --out to name a file that can be written, got {error} ({out})"
-        ) from error
+        raise ConfigError(f"--out cannot be written: {error} ({out})") from error
 
 
 def answer_all(
@@ -203,20 +201,20 @@ def answer_all(
     seed: int = 0,
     force_look: bool = False,
 ) -> dict[str, list[Answer]]:
-    """Each question of each set answered by a model on the device of the run.
+    """Answer each question of each set with a model on the device of the run.
 
     Args:
-        title: Of the bar that a person sees.
+        title: Title of the progress bar.
         temperature: 0 is greedy.
-        seed: Of sampling.
-        force_look: The first turn of each is given: the look of a demonstration.
+        seed: Random seed of sampling.
+        force_look: Give the first turn of each episode: the exploratory query of a demonstration.
     """
     model = policy.model
-    if not getattr(model, "is_quantized", False):  # else it was placed when it was loaded
+    if not getattr(model, "is_quantized", False):  # a quantised model is on its device already
         model.to(device_type())
     model.eval()
     chat = bench.chat(policy.tokenizer, model)
-    speaker = bench.policy(model, chat, temperature=temperature)
+    sampler = bench.policy(model, chat, temperature=temperature)
     set_seed(seed)
     answers = {}
     bf16 = bench.config.evaluation.bf16
@@ -225,7 +223,7 @@ def answer_all(
         for name, examples in chosen.items():
             answers[name] = answer_questions(
                 examples,
-                speaker,
+                sampler,
                 chat,
                 bench.environment,
                 bench.grader,
@@ -241,7 +239,7 @@ def _looks(examples: Sequence[Example]) -> list[str]:
 
 
 def show(answer: Answer, set_name: str, console: Console) -> None:
-    """One question whole. Everything that a model or a database wrote is shown as text, never as markup."""
+    """Print one question whole; texts of a model or a database are never read as markup."""
     episode, verdict, example = answer.episode, answer.verdict, answer.example
     console.print(Rule(Text(f"{set_name}: {example.id} (database {example.database})"), align="left"))
     console.print(Text(f"question: {example.question}", style="bold"))
@@ -270,7 +268,7 @@ def _turn_text(action: Action) -> str:
 
 
 def formatted(sql: str) -> str:
-    """The query over several lines; as it is where it nests too deep for sqlparse."""
+    """Format a query over several lines; unchanged if it nests too deep for sqlparse."""
     try:
         return str(sqlparse.format(sql, reindent=True)).strip()
     except SQLParseError:

@@ -1,4 +1,4 @@
-"""Held-out accuracy of a policy before and after its training, by all processes of a run together."""
+"""Held-out accuracy of a policy before and after its training, measured on all ranks."""
 
 from typing import Any
 
@@ -25,17 +25,17 @@ def answer_on_all_ranks(
     force_look: bool = False,
     temperature: float | None = None,
 ) -> dict[str, list[Answer]]:
-    """The answers to all questions; each process that holds the whole model makes a share of them.
+    """Answer all questions, split among the ranks that hold the whole model; returned on every rank.
 
     Args:
-        temperature: None for that of evaluation.
+        temperature: Sampling temperature; None for that of evaluation.
     """
     holds = [holds for (holds,) in ranks.gather([ranks.holds_all_weights(policy.model)])]
-    holders = [number for number, has_all in enumerate(holds) if has_all]
+    holders = [rank for rank, has_all in enumerate(holds) if has_all]
     if not holders:
         raise ConfigError(
-            "expected a process that holds the whole model for the evaluation, got none (ZeRO-3 divides it "
-            "while it is read): set evaluation.before_training: false, or accelerate's zero3_init_flag: false"
+            "no rank holds the whole model for the evaluation, since ZeRO-3 shards it while it is read: set "
+            "evaluation.before_training: false, or accelerate's zero3_init_flag: false"
         )
     own: dict[str, list[Answer]] = {}
     if ranks.rank() in holders:
@@ -51,8 +51,8 @@ def answer_on_all_ranks(
             seed=run.config.run.seed + first,  # ranks that share a question's samples draw different ones
             force_look=force_look,
         )
-    everybody = ranks.gather([own])
-    shares = [everybody[number][0] for number in holders]
+    gathered = ranks.gather([own])
+    shares = [gathered[rank][0] for rank in holders]
     return {
         name: [shares[i % len(shares)][name][i // len(shares)] for i in range(len(examples))]
         for name, examples in sets.items()
@@ -67,7 +67,7 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 
 
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
-    """Held-out accuracy before GRPO, the accuracy with the look forced, and the blind cap."""
+    """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap."""
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
@@ -85,7 +85,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict
 
 
 def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
-    """Counts and accuracies of each held-out set; whole answers are written into the run folder."""
+    """Measure accuracy on each held-out set; write the answers into the run folder."""
     answers = answer_on_all_ranks(run, policy, _held_out(run), f"Evaluation {when}")
     if ranks.is_main():
         write_answers(answers_file(run.folder, when), answers)
@@ -93,18 +93,17 @@ def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, An
 
 
 def _lookup_marks(run: Run, policy: LoadedPolicy) -> dict[str, Any]:
-    """Per held-out set: look-up accuracy with the look forced, and what a blind policy can reach."""
+    """Reference points of look-up questions per held-out set: accuracy with the look forced, blind cap."""
     protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
     marks: dict[str, Any] = {}
     for name, examples in _held_out(run).items():
-        asked = [example for example in examples if example.look_sql]
-        if not asked:
+        lookups = [example for example in examples if example.look_sql]
+        if not lookups:
             continue
-        cap = blind_cap(asked, run.bench.databases, run.bench.grader)
+        cap = blind_cap(lookups, run.bench.databases, run.bench.grader)
         marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
         if protocol_can_force:
-            forced = answer_on_all_ranks(run, policy, {name: asked}, f"Look forced, {name}", force_look=True)[
-                name
-            ]
-            marks[name]["forced_look_before"] = accuracy(forced).record()
+            title = f"Look forced, {name}"
+            forced = answer_on_all_ranks(run, policy, {name: lookups}, title, force_look=True)
+            marks[name]["forced_look_before"] = accuracy(forced[name]).record()
     return marks

@@ -1,4 +1,4 @@
-"""A merge, and whether the merged model answers as the adapter did on its base."""
+"""Merge of an adapter, checked by answers of the merged model to held-out questions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,9 @@ class MergeCheck:
 
     Attributes:
         before: Strict accuracy of the adapter on its base.
-        after: Of the merged model.
-        other_sql: Questions that the two answer with another query.
-        other_words: Questions in whose episodes any sampled token differs.
+        after: Strict accuracy of the merged model.
+        other_sql: Number of questions with different final SQL.
+        other_words: Number of questions with different sampled tokens.
     """
 
     before: Accuracy
@@ -36,13 +36,13 @@ class MergeCheck:
 
     def __str__(self) -> str:
         return (
-            f"  the same {self.before.total} questions, greedy: {self.other_sql} answered by another query, "
-            f"{self.other_words} in other words; {self.before.correct} right before merging, "
+            f"  the same {self.before.total} questions, greedy: {self.other_sql} with different SQL, "
+            f"{self.other_words} with different tokens; {self.before.correct} right before merging, "
             f"{self.after.correct} after"
         )
 
     def record(self) -> dict[str, Any]:
-        """As in `evaluation.json`."""
+        """Fields of `evaluation.json`."""
         return {
             "before": self.before.record(),
             "after": self.after.record(),
@@ -62,19 +62,19 @@ def merge(
     config: Config | None = None,
     num_samples: int | None = None,
 ) -> MergeReport:
-    """Merges, shows by how much logits moved, and, with `num_samples`, which answers did.
+    """Merge, print by how much logits moved and, with `num_samples`, how many answers changed.
 
     Args:
-        num_samples: Questions, evenly spaced over all held-out sets of `config`; None for none.
+        num_samples: Number of questions, evenly spaced over all held-out sets of `config`; None for none.
 
     Raises:
         RunError: See `merge_adapter` and `check_merge`.
     """
     if num_samples is not None and not (adapter / "adapter_config.json").is_file():
-        raise ModelError(f"expected an adapter to compare with its merged model, got none: {adapter}")
+        raise ModelError(f"--num_samples compares an adapter with its merged model, but {adapter} holds none")
     bench = open_workbench(config) if config is not None and num_samples is not None else None
     if bench is not None:
-        held_out_sets(bench, None)  # that there are none is said before the work
+        held_out_sets(bench, None)  # fail before the work if there are none
     report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
     console.print(str(report), soft_wrap=True)
     if bench is not None and num_samples is not None:
@@ -103,29 +103,29 @@ def check_merge(
     dtype: str,
     quantization: str,
 ) -> MergeCheck:
-    """What the adapter on its base and the merged model answer to the same questions, greedy.
+    """Compare greedy answers of the adapter on its base and of the merged model to the same questions.
 
-    Weights of 16 bits round what float32 does not, so some answers may differ though the merge is right.
+    16-bit weights are rounded, so that some answers may differ though the merge is right.
 
     Args:
-        num_samples: Questions, evenly spaced over all held-out sets.
+        num_samples: Number of questions, evenly spaced over all held-out sets.
         base: Folder or Hub id.
-        dtype: Of the base, as in training.
-        quantization: Of the base, as in training: `none` or `4bit`.
+        dtype: dtype of the base in training.
+        quantization: Quantization of the base in training: `none` or `4bit`.
 
     Raises:
         RunError: A model cannot be read, or there is no held-out question.
     """
     pairs = [(name, one) for name, examples in held_out_sets(bench, None).items() for one in examples]
     if not pairs:
-        raise DataError("expected questions in the held-out sets, got none (data.test)")
+        raise DataError("the held-out sets of data.test have no questions")
     chosen: dict[str, list[Example]] = {}
     for name, example in evenly_spaced(pairs, num_samples):
         chosen.setdefault(name, []).append(example)
     policy = load_policy(base, dtype=dtype, quantization=quantization)
     policy.model.load_adapter(str(adapter))
     before = _flat(answer_all(policy, bench, chosen, console, title="Before merging"))
-    del policy  # or both would be in memory
+    del policy  # frees its memory for the merged model
     after = _flat(answer_all(load_policy(str(merged)), bench, chosen, console, title="After merging"))
     both = [(one.episode, other.episode) for one, other in zip(before, after, strict=True)]
     return MergeCheck(

@@ -1,9 +1,10 @@
-"""A training run's folder: tried before work, an earlier run put aside, and where to go on from."""
+"""A training run's folder: check, archive of an earlier run, checkpoint to resume from."""
 
 import itertools
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,7 @@ _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "t
 
 
 def check_folder(folder: Path) -> None:
-    """The run folder is tried before minutes of work; a folder that holds other things is left alone."""
+    """Fail early if the run folder cannot be written, or holds other files than those of a run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -32,60 +33,56 @@ def check_folder(folder: Path) -> None:
         names = [path.name for path in folder.iterdir() if not path.name.endswith(PARTIAL)]
         others = [] if (folder / CONFIG).exists() else names
     except OSError as error:
-        raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+        raise RunError(f"cannot write to the run folder: {error} ({folder})") from error
     if others:
         raise RunError(
-            f"expected a new run folder or that of an earlier run, got one with other files, such as "
-            f"{min(others)} ({folder}): choose another run.output_dir"
+            f"the run folder holds other files than those of a run, such as {min(others)} ({folder}): "
+            "choose another run.output_dir"
         )
 
 
 def find_checkpoint(config: Config, resume: str | None, console: Console) -> Path | None:
-    """The folder to go on from, saved whole by a run of the same model; None to start afresh.
+    """Find the checkpoint to resume from, undamaged and of the same model; None to start afresh.
 
     Args:
-        resume: A checkpoint folder, or `auto` for the newest whole one of the run folder. Broken ones are
-            named and passed over.
+        resume: A checkpoint folder, or `auto` for the newest undamaged one of the run folder.
     """
     if resume is None:
         return None
-    # One process reads gigabytes for all.
+    # One rank reads gigabytes for all.
     found = [_find(config.run.output_dir, resume, console)] if ranks.is_main() else []
     checkpoint = ranks.gather(found)[0][0]
     if isinstance(checkpoint, str):
         raise RunError(checkpoint)
     saved = checkpoint.parent / CONFIG
     if saved.is_file() and load_config(saved).model != config.model:
-        raise ConfigError(
-            f"expected the model settings with which {checkpoint} was saved, got others ({saved})"
-        )
+        raise ConfigError(f"{checkpoint} was saved with other settings of the section model ({saved})")
     return checkpoint
 
 
 def _find(folder: Path, resume: str, console: Console) -> Path | str:
-    """The checkpoint, or why there is none."""
+    """Path of the checkpoint, or text of an error."""
     if resume != "auto":
-        wrong = find_damage(Path(resume))
-        if wrong is None:
+        damage = find_damage(Path(resume))
+        if damage is None:
             return Path(resume)
-        expected = "expected --resume to name a checkpoint (trainer_state.json and weights)"
-        return f"{expected}, got {resume}: {wrong}"
-    n_broken = 0
+        return f"--resume names no checkpoint with trainer_state.json and weights: {resume}: {damage}"
+    n_damaged = 0
     for checkpoint in reversed(saved_checkpoints(folder)):
-        wrong = find_damage(checkpoint)
-        if wrong is None:
+        damage = find_damage(checkpoint)
+        if damage is None:
             return checkpoint
-        console.print(f"Passed over a broken checkpoint: {checkpoint} ({wrong})", soft_wrap=True)
-        n_broken += 1
-    broken = f"{n_broken} broken" if n_broken else "none"
-    return f"expected a checkpoint to resume from, got {broken} (in {folder}): start without --resume"
+        console.print(f"Skipped a damaged checkpoint: {checkpoint} ({damage})", soft_wrap=True)
+        n_damaged += 1
+    damaged = f" ({n_damaged} damaged)" if n_damaged else ""
+    return f"no checkpoint to resume from in {folder}{damaged}: start without --resume"
 
 
 def prepare_folder(config: Config, checkpoint: Path | None, console: Console) -> None:
-    """Readies the run folder for a run that starts afresh or goes on from a checkpoint; one process does it.
+    """Prepare the run folder for a new or a resumed run, on rank 0.
 
-    An earlier run is put aside: its logs are never appended to by another, and nothing of it is lost. The
-    logs of a run that goes on are cut back to its checkpoint.
+    Archive an earlier run whole, so that no other run appends to its logs. Cut the logs of a resumed run back
+    to its checkpoint.
     """
     folder = config.run.output_dir
     is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
@@ -94,51 +91,47 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             if checkpoint is not None and is_same_run:
                 step = steps_done(checkpoint)
-                _put_aside_later_steps(folder, step, console)
+                _archive_later_steps(folder, step, console)
                 RunLog(folder).cut_back(step)
             else:
-                _put_aside_earlier_run(folder, console)
+                _archive_earlier_run(folder, console)
             write_text(folder / CONFIG, dump_config(config))
         except OSError as error:
-            raise RunError(f"expected a run folder that can be written, got {error} ({folder})") from error
+            raise RunError(f"cannot write to the run folder: {error} ({folder})") from error
     ranks.barrier()
 
 
-def _put_aside_earlier_run(folder: Path, console: Console) -> None:
+def _archive_earlier_run(folder: Path, console: Console) -> None:
     earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
-    if [path.name for path in earlier] in ([], [CONFIG]):  # it had not begun
-        return
-    target = _new_folder(folder)
-    for path in earlier:
-        path.rename(target / path.name)
-    console.print(f"Put the earlier run of this folder aside: {target}", soft_wrap=True)
+    if [path.name for path in earlier] not in ([], [CONFIG]):  # a config alone: it had not begun
+        target = _move(earlier, folder)
+        console.print(f"Moved the earlier run of this folder to {target}", soft_wrap=True)
 
 
-def _put_aside_later_steps(folder: Path, step: int, console: Console) -> None:
-    """Else later checkpoints than the one to go on from would be taken for this run's, and their logs."""
+def _archive_later_steps(folder: Path, step: int, console: Console) -> None:
+    """Archive checkpoints newer than the one being resumed, with their logs."""
     later = [path for path in saved_checkpoints(folder) if checkpoint_step(path) > step]
-    if not later:
-        return
-    target = _new_folder(folder)
-    for path in later:
-        path.rename(target / path.name)
-    for path in (folder / METRICS, folder / ROLLOUTS):
-        if path.exists():
-            shutil.copy2(path, target)
-    console.print(f"Put later checkpoints of this folder aside: {target}", soft_wrap=True)
+    if later:
+        target = _move(later, folder)
+        for path in (folder / METRICS, folder / ROLLOUTS):
+            if path.exists():
+                shutil.copy2(path, target)
+        console.print(f"Moved later checkpoints of this folder to {target}", soft_wrap=True)
 
 
-def _new_folder(folder: Path) -> Path:
+def _move(paths: Sequence[Path], folder: Path) -> Path:
     number = next(n for n in itertools.count(1) if not (folder / f"earlier-{n}").exists())
     target = folder / f"earlier-{number}"
     target.mkdir()
+    for path in paths:
+        path.rename(target / path.name)
     return target
 
 
-def how_to_go_on(folder: Path, command: str = "text2sql-grpo train") -> str:
+def resume_hint(folder: Path, command: str = "text2sql-grpo train") -> str:
     """Message after Ctrl-C: the newest checkpoint, and the command that resumes from it."""
     checkpoints = saved_checkpoints(folder)
     if not checkpoints:
         return "No checkpoint was due yet. Run the same command again."
     config = shlex.quote(str(folder / CONFIG))
-    return f"Saved: {checkpoints[-1]}. Go on with:\n  {command} --config {config} --resume auto"
+    return f"Saved: {checkpoints[-1]}. Resume with:\n  {command} --config {config} --resume auto"

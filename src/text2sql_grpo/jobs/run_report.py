@@ -1,4 +1,4 @@
-"""What a finished run leaves and says: its record, curve, model card, table and times."""
+"""Report of a finished run: record, learning curve, model card, table and times."""
 
 import shlex
 from pathlib import Path
@@ -25,7 +25,7 @@ from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, answers_file
 def report(
     run: Run, policy: LoadedPolicy, merged: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    """Writes and prints all that a run has to say at its end."""
+    """Write and print the report of a run."""
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
@@ -59,7 +59,7 @@ def report(
     run.console.print(f"Look at its answers: {command}", soft_wrap=True)
     answers = read_answers(answers_file(run.folder)) if run.bench.test else []
     if answers:
-        # A look-up that is right, if there is one: its answer shows the exploratory query.
+        # A right look-up, if there is one: its answer shows the exploratory query.
         best = max(answers, key=lambda answer: (answer.strict, answer.family == "lookup"))
         asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
         asked.append(str(run.bench.databases.source(best.database)))
@@ -67,7 +67,7 @@ def report(
 
 
 def _change(folder: Path) -> Comparison | None:
-    """The answers before GRPO against those after it; None where the policy was not evaluated before."""
+    """Compare the answers before and after GRPO; None if the policy was not evaluated before."""
     before = answers_file(folder, "before")
     if not before.is_file():
         return None
@@ -75,7 +75,7 @@ def _change(folder: Path) -> Comparison | None:
 
 
 def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> Table:
-    """Accuracy by held-out set, within 80 columns; counts stand in `evaluation.json`."""
+    """Table of accuracy by held-out set, of at most 80 columns; counts are in `evaluation.json`."""
     table = Table(
         Column("held-out set", no_wrap=True),
         box=box.SIMPLE_HEAD,

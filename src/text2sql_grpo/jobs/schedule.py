@@ -1,4 +1,4 @@
-"""Evaluations of `data.dev` during training, and the weights that are kept by them."""
+"""Evaluations of `data.dev` during training, and the choice of weights by them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,13 +24,12 @@ from text2sql_grpo.training.run_log import RunLog
 def schedule_evaluations(
     bench: Workbench, trainer: Trainer, folder: Path, console: Console, *, every: int | None
 ) -> None:
-    """Have a trainer of TRL evaluate `data.dev`; no-op without `every`.
+    """Let a trainer evaluate `data.dev` every few steps; no-op without `every`.
 
     Args:
-        bench: The questions, environment and grader of the run.
-        trainer: Any of TRL's, before training.
-        folder: Where `evaluation_schedule.jsonl` is written.
-        console: Prints a line per evaluation.
+        trainer: Any trainer of TRL or transformers, before training.
+        folder: Folder of `evaluation_schedule.jsonl`.
+        console: Console for one line per evaluation.
         every: Steps from one evaluation to the next; None for none.
     """
     if every is None:
@@ -47,17 +46,17 @@ def schedule_evaluations(
             bench.dev,
             every=every,
             run_log=RunLog(folder),
-            log=partial(Trainer.log, trainer),  # TRL's own would take the metrics of the step in progress
+            log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
             show=show,
         )
     )
 
 
 def pass_gap(bench: Workbench, trainer: Trainer, *, samples: int = 8) -> float:
-    """pass@k minus pass@1 on `data.dev`, sampled as GRPO samples: room for it to gain.
+    """Measure pass@k minus pass@1 on `data.dev`, sampled as in GRPO: the room for GRPO to gain.
 
     Args:
-        samples: k, episodes of each question.
+        samples: k, the number of episodes of each question.
     """
     questions = [question for question in bench.dev for _ in range(samples)]
     temperature = float(bench.config.grpo.get("temperature", 1.0))
@@ -70,7 +69,7 @@ def pass_gap(bench: Workbench, trainer: Trainer, *, samples: int = 8) -> float:
 def _answer_now(
     bench: Workbench, trainer: Trainer, questions: Sequence[Example], *, temperature: float = 0.0
 ) -> list[Answer]:
-    """Answers with a trainer's current weights, all of them on every rank; no effect on training."""
+    """Answer with a trainer's current weights, without effect on training; all answers on every rank."""
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
@@ -94,12 +93,12 @@ def _answer_now(
 
 
 def keep_best(bench: Workbench, trainer: Trainer, folder: Path, console: Console) -> int:
-    """Load the weights that `evaluation.keep` asks for after training; return their step.
+    """Load the weights that `evaluation.keep` selects; return their step.
 
     Args:
-        folder: With the checkpoints and `evaluation_schedule.jsonl`.
+        folder: Folder of the checkpoints and of `evaluation_schedule.jsonl`.
     """
-    # The state counts 0 where the checkpoint that a run resumed from had done all steps.
+    # The state counts 0 if the run resumed from a checkpoint that had done all steps.
     last = int(trainer.state.global_step or trainer.args.max_steps)
     best = best_checkpoint(folder) if bench.config.evaluation.keep == "best" else None
     if best is None:

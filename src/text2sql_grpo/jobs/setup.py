@@ -1,4 +1,4 @@
-"""What jobs share: databases, questions, environment, grader; and the run of the main job."""
+"""Set-up that jobs share: databases, questions, environment, grader; and the run of the main job."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workbench:
-    """The parts of a run that stand before any model is loaded.
+    """Parts of a run that need no model.
 
     Attributes:
-        test: Held-out questions by the name of their set, whole.
+        test: Held-out questions by the name of their set.
         dev: Held-out questions for evaluations during training; none without a schedule.
     """
 
@@ -46,9 +46,9 @@ class Workbench:
     dev: Sequence[Example] = ()
 
     def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
-        """Questions for training, their golds checked, without those in quarantine or on `dev_databases`.
+        """Load training questions with checked golds, but for those in quarantine or on `dev_databases`.
 
-        Those of a file are held in memory; those of a folder or a pattern of files stay on disk.
+        Questions of a file are held in memory; those of a folder or a pattern of files stay on disk.
 
         Raises:
             DataError: A file, question or gold is wrong, or none is left.
@@ -63,18 +63,21 @@ class Workbench:
                 leave_out=left_out,
                 leaves_out_large=True,
             )
-            kept = [one for one in examples if one.database not in self.config.data.dev_databases]
-            if not kept:
+            own = [one for one in examples if one.database not in self.config.data.dev_databases]
+            if not own:
                 raise DataError(f"every question of {path} is on one of data.dev_databases")
-            return kept
+            return own
         if self.config.data.dev_databases:
             raise DataError(f"data.dev_databases needs questions in one file, got several: {path}")
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
-        """The chat format of a model under this run's protocol; of its tokenizer alone for None.
+        """Make the chat format of a model under this run's protocol.
 
-        From now on its tokenizer measures `environment.max_schema_tokens`.
+        Its tokenizer then measures `environment.max_schema_tokens`.
+
+        Args:
+            model: The model; None for the tokenizer alone.
         """
         chat = chat_format(
             tokenizer,
@@ -87,7 +90,7 @@ class Workbench:
         return chat
 
     def policy(self, model: Any, chat: ChatFormat, *, temperature: float = 0.0) -> Policy | SlotPolicy:
-        """A model that plays episodes outside a trainer, with the engine and batch size of the config."""
+        """Make a policy for episodes outside of a trainer, with the engine and batch size of the config."""
         return model_policy(
             model,
             chat,
@@ -110,7 +113,7 @@ def chat_format(
     tools: list[dict[str, Any]] = TOOLS,
     template_options: dict[str, Any] | None = None,
 ) -> ChatFormat:
-    """The chat format of a model under the protocol of an environment."""
+    """Make the chat format of a model under the protocol of an environment."""
     eos = None if model is None else model.generation_config.eos_token_id
     return ChatFormat(
         tokenizer,
@@ -121,11 +124,11 @@ def chat_format(
 
 
 def open_workbench(config: Config) -> Workbench:
-    """Opens the databases and reads the held-out questions.
+    """Open the databases and read the held-out questions.
 
     Raises:
         DataError: A folder, file, question or gold query is wrong.
-        ConfigError: `environment.mcp` names no server that can be used.
+        ConfigError: `environment.mcp` names no usable server.
     """
     databases = Databases(config.data.databases)
     executor = SQLExecutor(config.environment.limits)
@@ -168,7 +171,7 @@ class Run:
     """One run of the main job, from an open workbench to a merged model.
 
     Attributes:
-        alerts: One or none.
+        alerts: The alerts, one or none.
     """
 
     bench: Workbench
@@ -187,7 +190,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times a stage; the run prints all of them at its end."""
+        """Time a stage; the run prints the times at its end."""
         started, cpu_started = time.monotonic(), time.process_time()
         yield
         self.seconds[name] = round(time.monotonic() - started, 1)
@@ -200,13 +203,13 @@ def quarantined(config: Config) -> frozenset[str]:
 
 
 def evenly_spaced(examples: Sequence[T], count: int | None) -> list[T]:
-    """`count` examples spread over the whole list, in order; all of them for None.
+    """`count` examples spread over the whole list, in order; all for None or if there are fewer.
 
     Raises:
-        DataError: Fewer examples than asked for is fine; less than one asked for is not.
+        DataError: `count` is below 1.
     """
     if count is not None and count < 1:
-        raise DataError(f"expected at least 1 question, got {count}")
+        raise DataError(f"the number of questions must be >= 1, got {count}")
     if count is None or count >= len(examples):
         return list(examples)
     return [examples[i * len(examples) // count] for i in range(count)]

@@ -1,4 +1,4 @@
-"""The stage of supervised fine-tuning (SFT): before GRPO, its result kept in the cache, or alone."""
+"""Supervised fine-tuning (SFT): as a stage before GRPO, with its result in the cache, or alone."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.files import draft, sha256
-from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, how_to_go_on, prepare_folder
+from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.hardware import device_type
@@ -54,12 +54,12 @@ INTERRUPTED = 130
 def sft(
     config: Config, out: Path, arguments: SQLGRPOConfig, *, console: Console, resume: str | None = None
 ) -> int:
-    """Fine-tune `model.path` by the section `sft`, all of it or an adapter as the config asks, and merge it.
+    """Fine-tune `model.path` by the section `sft`, whole or with LoRA, and merge it.
 
     Args:
         out: Folder to write: `model` or `adapter`, `merged`, checkpoints, `metrics.jsonl` and `config.yaml`.
-        arguments: Of GRPO; precision and optimiser are the same here.
-        resume: A checkpoint folder, or `auto` for the newest of `out`; None starts afresh.
+        arguments: Arguments of GRPO, for precision and optimiser.
+        resume: A checkpoint folder, or `auto` for the newest of `out`; None to start afresh.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
@@ -88,7 +88,7 @@ def sft(
             _train(trainer, out, checkpoint, console)
         except KeyboardInterrupt:
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
-            console.print(f"Stopped. {how_to_go_on(out, command)}", soft_wrap=True)
+            console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
             return INTERRUPTED
     trained = _save(trainer, policy, out)
     if ranks.is_main():
@@ -104,15 +104,15 @@ def sft(
 def started_policy(
     bench: Workbench, arguments: SQLGRPOConfig, console: Console, callbacks: Sequence[TrainerCallback] = ()
 ) -> LoadedPolicy:
-    """The policy that GRPO starts from: after the stage, run now or taken from the cache, if there is one.
+    """Make the policy that GRPO starts from: after SFT, if configured, run now or taken from the cache.
 
     With LoRA it is the base with the trained adapter, on which GRPO continues.
 
     Args:
-        callbacks: Of the stage's trainer, such as scheduled evaluations.
+        callbacks: Callbacks of the SFT trainer.
 
     Raises:
-        KeyboardInterrupt: The stage was stopped; the same call resumes it.
+        KeyboardInterrupt: SFT was stopped; the same call resumes it.
     """
     config = bench.config
     if config.sft is None:
@@ -120,7 +120,7 @@ def started_policy(
     folder = stage_folder(bench, arguments)
     if not ranks.any_rank(folder.exists()):
         if config.sft.adapter is not None:
-            _take_adapter(config, config.sft.adapter, folder)
+            _copy_adapter(config, config.sft.adapter, folder)
         else:
             _run_stage(bench, folder, arguments, callbacks, console)
         ranks.barrier()
@@ -156,7 +156,7 @@ def stage_trainer(
     callbacks: Sequence[TrainerCallback],
     console: Console,
 ) -> SFTStageTrainer:
-    """The trainer of the stage, with an adapter where the config asks for one and the policy has none.
+    """Make the SFT trainer; add an adapter if the config has one and the policy has none.
 
     Raises:
         RunError: Anything wrong with questions, chats or batch size.
@@ -202,12 +202,12 @@ def stage_trainer(
     if settings.stop is not None:
         trainer.add_callback(StopAtTarget(settings.stop, partial(pass_gap, bench, trainer)))
     if trainer.obstacle is not None:
-        console.print(f"SFT without shared prefixes, padded: {trainer.obstacle}", soft_wrap=True)
+        console.print(f"SFT pads sequences instead of sharing prefixes: {trainer.obstacle}", soft_wrap=True)
     return trainer
 
 
 def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
-    """Where the stage's result is kept, by a hash of settings, data, databases, model and code."""
+    """Folder of SFT's result in the cache, by a hash of settings, data, databases, model and code."""
     config, digest = bench.config, hashlib.sha256()
     settings = config.sft
     assert settings is not None
@@ -250,7 +250,7 @@ def _add_file(digest: Any, path: Path) -> None:
 
 
 def base_policy(config: Config) -> LoadedPolicy:
-    """The model of the config before any training, as its section `model` asks for it."""
+    """Load the base model by the section `model`."""
     model = config.model
     return load_policy(
         model.path,
@@ -261,8 +261,8 @@ def base_policy(config: Config) -> LoadedPolicy:
     )
 
 
-def _take_adapter(config: Config, adapter: Path, folder: Path) -> None:
-    """A shipped adapter in place of the stage; merged where all weights are trained."""
+def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
+    """Use a given adapter instead of SFT; merge it if GRPO trains all weights."""
     if not ranks.is_main():
         return
     if not (adapter / "adapter_config.json").is_file():
@@ -281,7 +281,7 @@ def _run_stage(
     callbacks: Sequence[TrainerCallback],
     console: Console,
 ) -> None:
-    """Train in a folder beside `folder`, resuming what was left there, and rename it when it is whole."""
+    """Train in a folder beside `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
     found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
     checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]

@@ -1,4 +1,4 @@
-"""The start of GRPO, measured on training questions before the first step, and checked against a band."""
+"""Start of GRPO: measured on training questions before the first step, and checked against a band."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,10 +27,9 @@ from text2sql_grpo.run_folder import START
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 _REMEDIES: dict[Advice, str] = {
-    "more looks": "too few looks to learn from; show more exploratory queries in SFT, or train it longer",
-    "fewer looks": "looking is no choice any more; show fewer exploratory queries in SFT",
-    "separate more": "the policy does not tell look-ups from others; train SFT longer, or weigh the token "
-    "by which its demonstrations differ more",
+    "more looks": "too few episodes look; raise sft.look_share, or train SFT longer",
+    "fewer looks": "too many episodes look; lower sft.look_share",
+    "separate more": "others look nearly as often as look-ups; train SFT longer, or raise sft.choice_weight",
 }
 
 
@@ -40,12 +39,12 @@ def measure_start(
     """Sample episodes on a fixed sample of training questions; print the figures and write `start.json`.
 
     Args:
-        questions: Of training; evenly spaced look-ups and others are played.
-        temperature: Of training.
+        questions: Training questions; evenly spaced look-ups and others are played.
+        temperature: Sampling temperature of training.
 
     Returns:
-        Figures of look-ups, of others and of each of their families; and what the start needs, None without
-        a band or without look-ups.
+        Figures of look-ups, of others and of each of their families; and the advice, None without a band or
+        without look-ups.
     """
     settings = run.config.start or StartConfig()
     sets: dict[str, list[Example]] = {}
@@ -84,12 +83,12 @@ def settle_start(
     *,
     is_resumed: bool,
 ) -> None:
-    """Measure the start and train SFT further, by `adjusted`, until it lies in the band; in place.
+    """Measure the start and train SFT further, by `adjusted`, until it is in the band; in place.
 
-    No-op without `start` in the config, or where an earlier part of a resumed run did it.
+    No-op without `start` in the config, or if the run is resumed and did it before.
 
     Raises:
-        RunError: It lies outside the band, and no section `sft` or no round is left to mend it.
+        RunError: The start is outside of the band, and there is no section `sft` or no round left.
         KeyboardInterrupt: It was stopped.
     """
     path, settings = run.folder / START, run.config.start
@@ -115,7 +114,7 @@ def settle_start(
 
 
 def adjusted(sft: SFTSettings, advice: Advice, steps: int) -> SFTSettings:
-    """SFT settings of a further round: another share of looks, or more weight on the token that decides.
+    """SFT settings of a further round: another share of looks, or more weight on the deciding token.
 
     >>> more = adjusted(SFTSettings(look_share=0.2, choice_weight=4.0), "more looks", 20)
     >>> round(more.look_share, 3), more.choice_weight, more.max_steps
@@ -127,8 +126,7 @@ def adjusted(sft: SFTSettings, advice: Advice, steps: int) -> SFTSettings:
         look_share=min(1.0, factor * sft.look_share),
         check_share=min(1.0, factor * sft.check_share),
         choice_weight=sft.choice_weight * (2 if advice == "separate more" else 1),
-        learning_rate=sft.learning_rate
-        and sft.learning_rate / 3,  # the stage's own has fallen far below its peak
+        learning_rate=sft.learning_rate and sft.learning_rate / 3,  # SFT ended far below its peak rate
         max_steps=steps,
         adapter=None,
     )
@@ -140,7 +138,7 @@ def _refusal(figures: dict[str, StartFigures], advice: Advice, settings: StartCo
     )
     low, high = settings.look_share or (0.0, 1.0)
     return (
-        f"GRPO cannot learn when to look from this start: episodes that look: {shares}; start.look_share "
-        f"asks for {low:.0%} to {high:.0%} of look-ups, start.margin for {settings.margin:.0%} fewer "
-        f"of others: {_REMEDIES[advice]} ({path})"
+        f"the start is outside of its band: episodes that look: {shares}; start.look_share requires "
+        f"{low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer of others: "
+        f"{_REMEDIES[advice]} ({path})"
     )

@@ -24,8 +24,8 @@ from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
     check_folder,
     find_checkpoint,
-    how_to_go_on,
     prepare_folder,
+    resume_hint,
 )
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
@@ -66,7 +66,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
         The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
 
     Raises:
-        RunError: Anything wrong with config, data, model or folder, said before work is lost; or no step of
+        RunError: Anything wrong with config, data, model or folder, raised before work is lost; or no step of
             GRPO had a gradient.
     """
     with stop_on_sigterm():
@@ -78,7 +78,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
 def _train(config: Config, console: Console, resume: str | None) -> int:
     from text2sql_grpo.contrib.trackers import check_installed, trackers, tracking
 
-    arguments = run_arguments(config)  # from here on, the processes of a run know of each other
+    arguments = run_arguments(config)  # initialises the process group
     ranks.create_group()
     if not ranks.is_main():
         console = Console(quiet=True)
@@ -98,7 +98,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     check_strata(questions, config)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
-    if ranks.is_main():  # the others would see what it tries and readies there
+    if ranks.is_main():  # other ranks would see its temporary files
         check_folder(run.folder)
     console.print(
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
@@ -118,7 +118,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         with tracking(names, arguments) as tracked:
             return _improve(run, arguments, policy, questions, checkpoint, tracked)
     except KeyboardInterrupt:
-        console.print(f"Stopped. {how_to_go_on(run.folder)}", soft_wrap=True)
+        console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
         return INTERRUPTED
 
 
@@ -144,7 +144,7 @@ def _improve(
     schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
     try:
         with run.stage("GRPO"), stopper.listening():
-            _learn(trainer, checkpoint)
+            _run_grpo(trainer, checkpoint)
     finally:
         progress.close()
         for alerts in run.alerts:
@@ -167,7 +167,7 @@ def _improve(
     return 0
 
 
-def _learn(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
+def _run_grpo(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
     if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
         trl_compat.load_weights(trainer, checkpoint)
         return
@@ -203,7 +203,7 @@ def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:
-    """The training arguments of a run.
+    """Make the training arguments of a run.
 
     Raises:
         ConfigError: See `training_arguments`.
@@ -228,18 +228,18 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
 
 
 def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) -> None:
-    """TRL drops a batch that is not full, and with it a whole run on few questions."""
+    """Fail if the questions do not fill one generation batch: TRL drops a batch that is not full."""
     needed = arguments.generation_batch_size // arguments.num_generations
     if len(questions) < needed:
         raise DataError(
-            f"expected at least {needed} questions for one batch (grpo: {arguments.generation_batch_size} "
-            f"episodes, {arguments.num_generations} of each), got {len(questions)} (data.train): "
+            f"one batch needs at least {needed} questions (grpo: {arguments.generation_batch_size} episodes, "
+            f"{arguments.num_generations} of each), got {len(questions)} (data.train): "
             "lower grpo.per_device_train_batch_size"
         )
 
 
 def check_strata(questions: Sequence[Example], config: Config) -> None:
-    """Return if the questions can fill the strata of a step.
+    """Fail if the questions cannot fill the strata of a step.
 
     Raises:
         DataError: See `training.selection.strata`.
@@ -255,7 +255,7 @@ def grpo_trainer(
     questions: Sequence[Example],
     callbacks: list[TrainerCallback],
 ) -> SQLGRPOTrainer:
-    """The trainer of a run, which prints nothing itself.
+    """Make the trainer of a run, which prints nothing itself.
 
     Raises:
         ConfigError: TRL refuses fields of `grpo`.
@@ -279,7 +279,7 @@ def grpo_trainer(
             run_log=RunLog(run.folder),
             strata=config.selection.strata,
         )
-    except ValueError as error:  # TRL's objections to how its fields go together
+    except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error
     name_base(trainer.model, policy)
     trainer.remove_callback(PrinterCallback)
@@ -288,11 +288,11 @@ def grpo_trainer(
 
 
 def _save_and_merge(run: Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> Path:
-    """The trained adapter or model as it is, and merged."""
+    """Save the trained adapter or model, and merge it."""
     config = run.config
     trained = run.folder / ("model" if config.model.lora is None else "adapter")
     trainer.save_model(str(trained))
-    unset_hf_deepspeed_config()  # else ZeRO-3 divides what is read from now on too
+    unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
     merged = run.folder / "merged"
     if ranks.is_main():
         policy.tokenizer.save_pretrained(trained)
@@ -303,7 +303,7 @@ def _save_and_merge(run: Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> 
 
 
 def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]:
-    """The same questions answered by the adapter on its base and by the merged model, by one process."""
+    """Compare answers of the adapter on its base and of the merged model, on rank 0."""
     config = run.config
     count = config.evaluation.merge_samples
     if config.model.lora is None or not count or not run.bench.test or not ranks.is_main():
