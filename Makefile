@@ -22,7 +22,7 @@ setup: $(READY)  ## create .venv with the pinned packages
 train: $(READY)  ## train, evaluate and merge the quickstart model
 	@$(BIN)/python scripts/train.py
 
-sft: $(READY)  ## train the quickstart's supervised start again (data/start; about 45 minutes)
+sft: $(READY)  ## train the quickstart's supervised start again (data/start; about an hour and a half)
 	@OMP_NUM_THREADS=1 $(BIN)/text2sql-grpo sft --config config/quickstart.yaml --out runs/sft
 	@$(BIN)/python data/make_start.py runs/sft
 

@@ -44,7 +44,7 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
     Args:
         extra: Name in pyproject.toml's optional dependencies.
-        purpose: What needs the package; the first words of the message.
+        purpose: User of the package, the first words of the message.
 
     Raises:
         ConfigError: An import in the block failed.

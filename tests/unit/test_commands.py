@@ -149,7 +149,7 @@ def test_help_of_train_lists_every_field_of_the_config(capsys: pytest.CaptureFix
     for field in config_fields():
         assert field.about, field.name
         assert f" {field.name} " in text if field.section else f" --{field.name} " in text
-    assert "--evaluation.keep last|best Which weights are merged" in text
+    assert "--evaluation.keep last|best Weights to merge" in text
     assert '(default: "last")' in text
     assert "--data.train Questions for reinforcement learning" in text and "(required)" in text
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "text2sql_grpo"
-EXEMPT_ROOMS = {"training", "jobs", "commands"}  # not yet rewritten; to be emptied
 # Texts that the model sees: an edit is an experiment.
 PROMPT_TEXTS = {"environment/protocols.py", "sql/failure_text.py", "sql/postgres_database.py"}
 
@@ -34,9 +33,8 @@ def test_docstrings_and_errors_use_plain_words() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if name.split("/")[0] not in EXEMPT_ROOMS:
-            lines = faults(path.read_text(encoding="utf-8"), has_prompt_texts=name in PROMPT_TEXTS)
-            found += [f"{name}: {line}" for line in lines]
+        lines = faults(path.read_text(encoding="utf-8"), has_prompt_texts=name in PROMPT_TEXTS)
+        found += [f"{name}: {line}" for line in lines]
     assert found == []
 
 

@@ -86,7 +86,7 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
 
 
 def _is_setting(flag: str) -> bool:
-    """Whether a flag names a field of the config, or a whole section: `--run.seed`, `--sft`."""
+    """True if a flag names a field of the config, or a whole section: `--run.seed`, `--sft`."""
     from text2sql_grpo.config import Config
 
     return "." in flag or flag.removeprefix("--") in {field.name for field in fields(Config)}

@@ -92,7 +92,7 @@ def _coloured(episode: Episode, tokenizer: Any) -> Text:
 def context(
     bench: Workbench, chat: ChatFormat, questions: Sequence[Example], model: PreTrainedConfig
 ) -> Finding:
-    """Whether the longest prompt of some evenly spaced questions fits, and its episode, into the context."""
+    """Check that the longest of some evenly spaced prompts fits into the context with its episode."""
     most = int(getattr(model.get_text_config(), "max_position_embeddings", 0) or 0)
     environment, episode = bench.environment, bench.config.environment.max_episode_tokens
     longest = without_schema = 0

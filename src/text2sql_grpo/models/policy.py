@@ -57,7 +57,7 @@ def load_policy(
 
     Args:
         path: See `model_folder`.
-        dtype: Of the weights; `auto` takes the stored one.
+        dtype: Type of the weights; `auto` for the stored one.
         quantization: `none`, or `4bit` for NF4 with double quantisation, placed on the device of the run.
         attn_implementation: `auto` takes FlashAttention where it is installed and this project's own
             attention cannot serve the model (see `rollout.policy.obstacle`), else transformers' choice.
@@ -103,7 +103,7 @@ def resolved(settings: ModelConfig, device: str) -> ModelConfig:
     """The settings with dtype and quantization decided for a device, so that a run folder says what was done.
 
     Args:
-        device: Of training, such as `cuda`; see `device_type`.
+        device: Kind of device of training, such as `cuda`; see `device_type`.
     """
     dtype, quantization = settings.dtype, settings.quantization
     if dtype == "auto":
