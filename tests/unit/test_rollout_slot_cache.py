@@ -102,7 +102,7 @@ def random_lengths(maximum: int) -> st.SearchStrategy[list[int]]:
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(derandomize=True, max_examples=12, deadline=None)
 def test_ragged_passes_are_plain_passes(model: PreTrainedModel, data: st.DataObject) -> None:
     shadow = Shadow(model, max_rows=6)
     with shadow.policy.attending():
