@@ -133,12 +133,10 @@ class SlotCache:
             rows, capacity = self.num_rows, _rounded(tokens + tokens // 8)
         self.suffixes = _resized(self.suffixes, max(rows, self.num_rows), capacity)
 
-    def line(self, rows: torch.Tensor | None) -> "_Line":
-        """Layout of these rows by prefix; None for all in use."""
-        if rows is not None:
-            return _line(self, rows)
+    def line(self) -> "_Line":
+        """Layout of the rows in use by prefix."""
         if self._line is None:
-            self._line = _line(self, None)
+            self._line = _line(self)
         return self._line
 
 
@@ -161,43 +159,33 @@ def _resized(stored: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Line:
-    """Layout of rows by their prefix, with the same number of places for each prefix.
+    """Layout of the rows in use by their prefix, with the same number of places for each prefix.
 
     Attributes:
-        prefixes: Indices of the prefixes; None for all in use.
         per_prefix: Places per prefix.
         places: Place of each row.
         rows: Row of each place; any row if the place is free.
         mask: Mask added to the scores of the prefixes' tokens; shape (F, 1, 1, P).
     """
 
-    prefixes: torch.Tensor | None
     per_prefix: int
     places: torch.Tensor
     rows: torch.Tensor
     mask: torch.Tensor
 
 
-def _line(cache: SlotCache, rows: torch.Tensor | None) -> _Line:
-    device = cache.prefix.device
-    lengths = torch.tensor(cache.prefix_lengths, device=device)
-    if rows is None:
-        used, prefix = None, cache.prefix[: cache.num_rows]
-    else:
-        used, prefix = cache.prefix[rows].unique(return_inverse=True)
-        if len(used) == len(lengths):
-            used = None
-        else:
-            lengths = lengths[used]
+def _line(cache: SlotCache) -> _Line:
+    prefix = cache.prefix[: cache.num_rows]
+    lengths = torch.tensor(cache.prefix_lengths, device=prefix.device)
     counts = prefix.bincount(minlength=len(lengths))
     order = prefix.argsort(stable=True)
     rank = torch.empty_like(prefix)
-    rank[order] = torch.arange(len(prefix), device=device) - (counts.cumsum(0) - counts)[prefix[order]]
+    rank[order] = torch.arange(len(prefix), device=prefix.device) - (counts.cumsum(0) - counts)[prefix[order]]
     per_prefix = int(counts.max())
-    is_token = torch.arange(cache.prefixes.shape[4], device=device) < lengths[:, None]
+    is_token = torch.arange(cache.prefixes.shape[4], device=prefix.device) < lengths[:, None]
     mask = torch.where(is_token, 0.0, _FAR)[:, None, None]
     places = prefix * per_prefix + rank
-    return _Line(used, per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask)
+    return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask)
 
 
 def _inverse(places: torch.Tensor, size: int) -> torch.Tensor:
@@ -232,17 +220,28 @@ class PrefillPass:
         for number, start, end in self._spans:
             for which, states in enumerate((key, value)):
                 self._cache.prefixes[which, layer, number, :, : end - start] = states[:, start:end]
-            outputs.append(
-                functional.scaled_dot_product_attention(
-                    query[None, :, start:end],
-                    key[None, :, start:end],
-                    value[None, :, start:end],
-                    is_causal=True,
-                    scale=scaling,
-                    enable_gqa=len(query) != len(key),
-                )[0]
-            )
+            keys, values = key[:, start:end], value[:, start:end]
+            outputs.append(_causal(query[:, start:end], keys, values, scaling))
         return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+def _causal(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of one sequence, shape (H * Q, tokens, D); `mask` None for as many queries as keys."""
+    return functional.scaled_dot_product_attention(
+        query[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=len(query) != len(keys),
+    )[0]
 
 
 class StepPass:
@@ -268,15 +267,12 @@ class StepPass:
         count = sum(chunk_sizes)  # given, to avoid a synchronisation with the device
         index = torch.arange(len(rows), device=device).repeat_interleave(sizes, output_size=count)
         columns = torch.arange(count, device=device) - (sizes.cumsum(0) - sizes)[index]
-        firsts = torch.zeros_like(singles)
         self.rows = torch.cat([singles, rows[index]])
-        self.positions = cache.length[self.rows] + torch.cat([firsts, columns])
+        self.positions = cache.length[self.rows] + torch.cat([torch.zeros_like(singles), columns])
         cache.make_room(self.positions, is_one_each=not chunk_rows)
-        self._blocks = []
-        if len(singles):
-            self._blocks.append(_Block(cache, None, singles, firsts, 1))
-        if chunk_rows:
-            self._blocks.append(_Block(cache, rows, index, columns, max(chunk_sizes)))
+        self._num_singles = len(singles)
+        self._singles = _Singles(cache, singles) if len(singles) else None
+        self._chunks = _chunks(cache, chunk_rows, chunk_sizes)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -284,73 +280,91 @@ class StepPass:
         stored = self._cache.suffixes[:, layer]
         for which, states in enumerate((key, value)):
             stored[which][self.rows, :, self.positions] = states.transpose(0, 1).to(stored.dtype)
-        heads = len(key)
-        query = (query * scaling).to(stored.dtype).transpose(0, 1)
-        query = query.reshape(len(query), heads, -1, query.shape[-1])  # (N, H, Q, D)
-        outputs, start = [], 0
-        for block in self._blocks:
-            outputs.append(block.attend(layer, query[start : start + block.num_tokens]))
-            start += block.num_tokens
-        return torch.cat(outputs).flatten(1, 2)
+        outputs = []
+        if self._singles is not None:
+            single = (query[:, : self._num_singles] * scaling).to(stored.dtype).transpose(0, 1)
+            outputs.append(self._singles.attend(layer, single.unflatten(1, (len(key), -1))).flatten(1, 2))
+        start = self._num_singles
+        for chunk in self._chunks:
+            end = start + chunk.size
+            outputs.append(chunk.attend(layer, query[:, start:end].to(stored.dtype), scaling).transpose(0, 1))
+            start = end
+        return torch.cat(outputs)
 
 
-class _Block:
-    """Queries of some rows, up to C of each, against the stored keys of those rows.
+@dataclass(frozen=True)
+class _Chunk:
+    """Several new tokens of one row: causal among each other, after all that the row has stored.
 
-    Args:
-        rows: Indices of the rows; None for all in use.
-        index: Index in `rows` of each token's row.
-        columns: Index of each token among its row's tokens.
-        width: C.
+    One attention for each row computes no padding: replies differ in length by ten times.
     """
 
-    def __init__(
-        self,
-        cache: SlotCache,
-        rows: torch.Tensor | None,
-        index: torch.Tensor,
-        columns: torch.Tensor,
-        width: int,
-    ) -> None:
-        self.num_tokens = len(index)
-        self._cache, self._rows, self._width = cache, rows, width
-        self._num_rows = cache.num_rows if rows is None else len(rows)
-        self._spots = index * width + columns  # index of each token among all queries with padding
-        self._tokens = _inverse(self._spots, self._num_rows * width)
-        device = index.device
-        lengths = cache.length[: cache.num_rows] if rows is None else cache.length[rows]
-        last = lengths[:, None] + torch.arange(width, device=device)  # position of each query
-        seen = torch.arange(cache.suffixes.shape[4], device=device) <= last[:, :, None]
-        self._suffix_mask = torch.where(seen, 0.0, _FAR)[:, None, :, None]  # (R, 1, C, 1, S)
-        self._line = cache.line(rows)
+    cache: SlotCache
+    row: int
+    prefix: int
+    size: int
+    length: int  # of the suffix, with the new tokens
+    mask: torch.Tensor  # True for the keys of each query; shape (size, prefix and suffix)
+
+    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Attention output, shape (H * Q, size, D) as the queries."""
+        prefix_length = self.cache.prefix_lengths[self.prefix]
+        keys, values = (
+            torch.cat([prefix[:, :prefix_length], suffix[:, : self.length]], dim=1)
+            for prefix, suffix in zip(
+                self.cache.prefixes[:, layer, self.prefix],
+                self.cache.suffixes[:, layer, self.row],
+                strict=True,
+            )
+        )
+        return _causal(query, keys, values, scaling, self.mask)
+
+
+def _chunks(cache: SlotCache, rows: Sequence[int], sizes: Sequence[int]) -> list[_Chunk]:
+    if not rows:
+        return []
+    device = cache.length.device
+    index = torch.tensor(rows, device=device)
+    chunks = []
+    places = zip(rows, cache.prefix[index].tolist(), sizes, cache.length[index].tolist(), strict=True)
+    for row, prefix, size, stored in places:
+        before = cache.prefix_lengths[prefix] + stored
+        mask = torch.ones(size, before + size, dtype=torch.bool, device=device).tril(before)
+        chunks.append(_Chunk(cache, row, prefix, size, stored + size, mask))
+    return chunks
+
+
+class _Singles:
+    """One query of each of some rows, against the stored keys; computed for all rows in use, without a copy.
+
+    Args:
+        rows: Indices of the rows, in order.
+    """
+
+    def __init__(self, cache: SlotCache, rows: torch.Tensor) -> None:
+        self._cache, self._rows = cache, rows
+        self._tokens = _inverse(rows, cache.num_rows)
+        lengths = cache.length[: cache.num_rows, None]
+        seen = torch.arange(cache.suffixes.shape[4], device=rows.device) <= lengths
+        self._suffix_mask = torch.where(seen, 0.0, _FAR)[:, None, None]  # (R, 1, 1, S)
+        self._line = cache.line()
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Attention output of this block's tokens, shape (N, H, Q, D) as the queries."""
-        group = query.shape[2]
-        dense = query[self._tokens].unflatten(0, (self._num_rows, self._width))
-        dense = dense.transpose(1, 2).flatten(2, 3)  # (R, H, C * Q, D)
-
-        keys, values = self._cache.suffixes[:, layer, : self._cache.num_rows]
-        if self._rows is not None:
-            keys, values = keys[self._rows], values[self._rows]
-        suffix_mask = self._suffix_mask.expand(-1, -1, -1, group, -1).flatten(2, 3)
-        own = _attended(dense, keys, values, suffix_mask)
+        """Attention output of these rows, shape (n, H, Q, D) as the queries."""
+        query = query[self._tokens]  # (R, H, Q, D)
+        own = _attended(query, *self._cache.suffixes[:, layer, : self._cache.num_rows], self._suffix_mask)
 
         line = self._line
         keys, values = self._cache.prefixes[:, layer, : len(self._cache.prefix_lengths)]
-        if line.prefixes is not None:
-            keys, values = keys[line.prefixes], values[line.prefixes]
-        in_line = dense[line.rows].unflatten(0, (len(keys), line.per_prefix))
-        in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * C * Q, D)
+        in_line = query[line.rows].unflatten(0, (len(keys), line.per_prefix))
+        in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * Q, D)
         shared = [
             part.unflatten(2, (line.per_prefix, -1)).transpose(1, 2).flatten(0, 1)[line.places]
             for part in _attended(in_line, keys, values, line.mask)
         ]
         share = (shared[1] - own[1]).sigmoid()  # softmax over the keys of both
         output = torch.lerp(own[0].float(), shared[0].float(), share).to(query.dtype)
-        output = output.unflatten(2, (self._width, -1)).transpose(1, 2).flatten(0, 1)
-        picked: torch.Tensor = output[self._spots]
-        return picked
+        return output[self._rows]
 
 
 def _attended(
