@@ -19,6 +19,7 @@ CURVES = ("accuracy/strict", "reward", "episode/looks")
 
 # Okabe and Ito's palette, distinguishable for colour-blind readers too.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+_DEV = "#222222"
 
 _FAMILY_COLOURS = (_GREEN, _PURPLE, _ORANGE, _BLUE)
 _BY_FAMILY = "looks of "
@@ -110,7 +111,7 @@ def _draw_training(
                 _draw_curve(axes[0], shares[name], colour, name.replace("accuracy/strict", "strict accuracy"))
         if schedule:
             known = [(record["step"], Accuracy.read(record["accuracy"])) for record in schedule]
-            _draw_accuracies(axes[0], known, _PURPLE, "D-", 0, label="dev questions, 95%")
+            _draw_accuracies(axes[0], known, _DEV, "D-", 0, label="dev questions, 95%")
         axes[0].set_ylabel("share right, mean reward")
         axes[0].set_ylim(min(0, axes[0].get_ylim()[0]), max(1.0, axes[0].get_ylim()[1]))
         axes[0].legend(fontsize=7.5, frameon=False, loc="best")
@@ -122,16 +123,14 @@ def _draw_training(
         if families:
             for (family, points), colour in zip(families.items(), _FAMILY_COLOURS, strict=False):
                 _draw_curve(axes[-1], points, colour, family)
-            axes[-1].legend(fontsize=6.5, frameon=False, loc="best", ncols=2)
         else:
             _draw_curve(axes[-1], curves["episode/looks"], _GREEN, "looks")
         axes[-1].set_ylabel("looks per\nquestion")
         if schedule:
             steps, looked = zip(*[(record["step"], record["look_share"]) for record in schedule], strict=True)
-            axes[-1].plot(
-                steps, looked, color=_PURPLE, marker="D", markersize=4, label="dev: share with a look"
-            )
-            axes[-1].legend(fontsize=7.5, frameon=False, loc="best")
+            axes[-1].plot(steps, looked, color=_DEV, marker="D", markersize=4, label="dev: share with a look")
+        if families or schedule:
+            axes[-1].legend(fontsize=7, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         axes[-1].set_ylim(bottom=0)
     axes[-1].set_xlabel("GRPO step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
