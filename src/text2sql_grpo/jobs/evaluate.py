@@ -1,6 +1,7 @@
 """Evaluation of a finished model on held-out questions: answers, accuracies, files."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -216,12 +217,12 @@ def answer_all(
     chat = bench.chat(policy.tokenizer, model)
     sampler = bench.policy(model, chat, temperature=temperature)
     set_seed(seed)
-    answers = {}
+    examples = [example for named in chosen.values() for example in named]
     bf16 = bench.config.evaluation.bf16
     with progress_bar(console) as bar, inference_autocast(model, bf16=bf16):
-        task = bar.add_task(title, total=sum(map(len, chosen.values())))
-        for name, examples in chosen.items():
-            answers[name] = answer_questions(
+        task = bar.add_task(title, total=len(examples))
+        answers = iter(  # all sets at once: a set alone would end with few rows of a batch
+            answer_questions(
                 examples,
                 sampler,
                 chat,
@@ -231,7 +232,8 @@ def answer_all(
                 first_turns=_looks(examples) if force_look else None,
                 on_answer=lambda: bar.advance(task),
             )
-    return answers
+        )
+    return {name: list(islice(answers, len(named))) for name, named in chosen.items()}
 
 
 def _looks(examples: Sequence[Example]) -> list[str]:

@@ -95,15 +95,18 @@ def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, An
 def _lookup_marks(run: Run, policy: LoadedPolicy) -> dict[str, Any]:
     """Reference points of look-up questions per held-out set: accuracy with the look forced, blind cap."""
     protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
+    lookups = {
+        name: [example for example in examples if example.look_sql]
+        for name, examples in _held_out(run).items()
+        if any(example.look_sql for example in examples)
+    }
+    forced = {}
+    if protocol_can_force and lookups:
+        forced = answer_on_all_ranks(run, policy, lookups, "Look forced", force_look=True)
     marks: dict[str, Any] = {}
-    for name, examples in _held_out(run).items():
-        lookups = [example for example in examples if example.look_sql]
-        if not lookups:
-            continue
-        cap = blind_cap(lookups, run.bench.databases, run.bench.grader)
+    for name, examples in lookups.items():
+        cap = blind_cap(examples, run.bench.databases, run.bench.grader)
         marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
-        if protocol_can_force:
-            title = f"Look forced, {name}"
-            forced = answer_on_all_ranks(run, policy, {name: lookups}, title, force_look=True)
+        if name in forced:
             marks[name]["forced_look_before"] = accuracy(forced[name]).record()
     return marks

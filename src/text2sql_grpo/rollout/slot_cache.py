@@ -352,7 +352,8 @@ class _Singles:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Attention output of these rows, shape (n, H, Q, D) as the queries."""
         query = query[self._tokens]  # (R, H, Q, D)
-        own = _attended(query, *self._cache.suffixes[:, layer, : self._cache.num_rows], self._suffix_mask)
+        keys, values = self._cache.suffixes[:, layer, : self._cache.num_rows]
+        own = _attended(query, keys, values, self._suffix_mask)
 
         line = self._line
         keys, values = self._cache.prefixes[:, layer, : len(self._cache.prefix_lengths)]
@@ -364,7 +365,8 @@ class _Singles:
         ]
         share = (shared[1] - own[1]).sigmoid()  # softmax over the keys of both
         output = torch.lerp(own[0].float(), shared[0].float(), share).to(query.dtype)
-        return output[self._rows]
+        picked: torch.Tensor = output[self._rows]
+        return picked
 
 
 def _attended(
