@@ -46,6 +46,7 @@ ONE_TURN_OPTIONS = [
     *("--evaluation.before_training", "false", "--evaluation.every", "null", "--evaluation.keep", "last"),
 ]
 SUPERVISED, VOTE = "more SFT, same processor time", "vote@8 before"
+ALL = "all sets"
 NEEDS: dict[str, Callable[[Judged], bool]] = {
     "look-up": lambda answer: answer.family == "lookup",
     "others": lambda answer: answer.family != "lookup",
@@ -150,7 +151,7 @@ def report(results: Mapping[int, dict[str, Any]], console: Console) -> list[dict
     """Print a table for each held-out set and kind of question; return its rows."""
     rows = []
     first = next(iter(results.values()))
-    for name in first["record"]["sets"]:
+    for name in [*first["record"]["sets"], ALL]:
         for need, belongs in NEEDS.items():
             table = Table(title=f"{name}, {need}: right/asked, and the change against `{BEFORE}`")
             for column in (
@@ -199,7 +200,7 @@ def row_of(
     """Counts of one measure in each seed; its change against the policy before GRPO, over all seeds."""
     counts, pairs = [], []
     for result in results.values():
-        asked = [one for one in result["answers"][label] if one.set == name and belongs(one)]
+        asked = [one for one in result["answers"][label] if name in (ALL, one.set) and belongs(one)]
         counts.append((sum(one.strict for one in asked), len(asked)))
         pairs += _pairs(result["answers"][BEFORE], asked)
     change = None if label == BEFORE or not pairs else Comparison(pairs, 0, 0).paired().record()
