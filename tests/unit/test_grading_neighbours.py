@@ -9,7 +9,7 @@ import pytest
 
 from tests.shop_database import make_shop
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.neighbours import Neighbours, code_alone
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
@@ -147,6 +147,12 @@ def test_the_same_neighbours_are_made_everywhere(shop: Path, executor: SQLExecut
     both = [Neighbours(executor, tmp_path / name).of(shop, GOLD) for name in "ab"]
     contents = [["\n".join(sqlite3.connect(path).iterdump()) for path in paths] for paths in both]
     assert contents[0] == contents[1]
+
+
+def test_rewording_comments_and_docstrings_changes_no_neighbours() -> None:
+    first = 'x = 1  # one\ndef f(a: int) -> int:\n    """Old."""\n    return a + 1\n'
+    second = '"""New."""\nx = 1\n\ndef f(\n    a: int) -> int:\n    """Other."""  # why\n    return a + 1\n'
+    assert code_alone(first) == code_alone(second) != code_alone(first.replace("+ 1", "+ 2"))
 
 
 @pytest.mark.parametrize(

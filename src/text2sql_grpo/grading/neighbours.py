@@ -7,6 +7,7 @@ matches. Of many random ones those are kept that kill most mutants of the gold, 
 (Zhong et al. 2020, arXiv:2010.02840).
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -68,8 +69,9 @@ class Candidate:
 class Neighbours:
     """Neighbours of databases and golds, made on demand and kept in a folder.
 
-    The folder's entries are named by the content of the database, the gold and the source code that
-    makes them; several processes may share it. Databases must not change while it lives.
+    The folder's entries are named by the content of the database, the gold and the code (comments and
+    docstrings aside) that makes them; several processes may share it. Databases must not change while it
+    lives.
 
     Attributes:
         seconds_making: Wall-clock seconds spent on making neighbours.
@@ -272,7 +274,7 @@ def _content_hash(database: Path, fingerprint: Fingerprint) -> str:
 
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
-    """Hash of the modules that make neighbours."""
+    """Hash of the modules that make neighbours, without comments and docstrings."""
     names = (
         "base_sample",
         "gold_query",
@@ -283,8 +285,21 @@ def _code_hash() -> str:
         "small_database",
         "stability",
     )
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"\0".join((folder / f"{name}.py").read_bytes() for name in names)).hexdigest()
+    texts = (Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in names)
+    return hashlib.sha256("\0".join(map(code_alone, texts)).encode()).hexdigest()
+
+
+def code_alone(text: str) -> str:
+    """Python source without comments, docstrings and layout.
+
+    >>> code_alone("def f():\\n    'Docstring.'\\n    return (1)  # comment")
+    'def f():\\n    return 1'
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            del node.body[0]
+    return ast.unparse(tree)
 
 
 def _remember(known: OrderedDict[K, V], key: K, value: V, *, limit: int = MAX_KNOWN) -> None:
