@@ -15,6 +15,7 @@ from text2sql_grpo.data.loading import read_quarantine
 from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.sql import Limits, SQLExecutor
 
 
@@ -76,6 +77,16 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
     assert counts(result) == {"error": 4, "empty": 2, "tie_dependent": 1}
     assert [row["id"] for row in result.quarantine()] == ["broken", "other", "large", "lost", "empty", "null"]
     assert [row["id"] for row in result.quarantine(keep=["error", "empty"])] == ["tied"]
+
+
+def test_golds_without_neighbours_are_reported_and_kept(
+    tmp_path: Path, databases: Databases, executor: SQLExecutor
+) -> None:
+    neighbours = Neighbours(executor, tmp_path / "cache")
+    result = audit(databases, executor, ask("fine"), ask("three", "SELECT 3"), neighbours=neighbours)
+
+    assert found(result) == [("three", "uncovered", "it reads no table whose columns are known")]
+    assert result.quarantine() == []
 
 
 def test_copies_and_leaks(databases: Databases, executor: SQLExecutor) -> None:

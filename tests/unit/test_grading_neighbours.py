@@ -162,6 +162,47 @@ def test_some_golds_have_no_neighbours(shop: Path, neighbours: Neighbours, gold:
     assert neighbours.of(shop, gold) == ()
 
 
+@pytest.mark.parametrize(
+    ("gold", "gap"),
+    [
+        ("SELECT 3", "reads no table"),
+        ("SELECT name FROM city WHERE random() > 0", "random()"),
+        ("SELECT name FROM city WHERE id IN (" + "1, " * 1_000 + "2)", "too long"),
+        ("SELECT nothing FROM city", "failed"),
+        ("SELECT body FROM letter WHERE letter MATCH 'hello'", "virtual table letter"),
+        ("SELECT kind FROM visit GROUP BY kind HAVING count(*) > 5000", "finds nothing"),
+        ("SELECT count(*) FROM person WHERE age > 120", "hard-coded"),  # a CHECK forbids it
+        (GOLD, ""),
+    ],
+)
+def test_a_gold_without_the_neighbours_asked_for_is_counted_with_its_reason(
+    executor: SQLExecutor, shop: Path, tmp_path: Path, gold: str, gap: str
+) -> None:
+    letters = tmp_path / "shop.sqlite"
+    letters.write_bytes(shop.read_bytes())
+    with closing(sqlite3.connect(letters)) as connection, connection:
+        connection.execute("CREATE VIRTUAL TABLE letter USING fts5 (body)")
+        connection.execute("INSERT INTO letter VALUES ('hello world')")
+    for _ in range(2):  # made, and found in the folder
+        neighbours = Neighbours(executor, tmp_path / "cache")
+        found = neighbours.cover(letters, gold).gap
+        assert gap in found and bool(gap) == bool(found)
+        assert neighbours.gaps == ({(str(letters), gold): found} if gap else {})
+        verdict = Grader(executor, neighbours=neighbours).grade(letters, gold, gold)
+        assert (verdict.strict, verdict.uncovered) in ((True, found), (False, ""))
+
+
+def test_an_error_while_making_neighbours_is_counted_and_ends_nothing(
+    shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("text2sql_grpo.grading.neighbours.read_gold", fail)
+    verdict = Grader(executor, neighbours=Neighbours(executor, tmp_path)).grade(shop, GOLD, GOLD)
+    assert (verdict.strict, verdict.uncovered) == (True, "internal error: RecursionError: too deep")
+
+
 def test_other_kinds_of_databases_have_no_neighbours_yet(neighbours: Neighbours) -> None:
     assert neighbours.of("duckdb:////nowhere/shop.duckdb", GOLD) == ()
 

@@ -84,6 +84,7 @@ def test_metrics_of_an_episode(tmp_path: Path) -> None:
 
     assert metrics == {
         **{"accuracy/strict": 1, "accuracy/official": 1, "accuracy/official_minus_strict": 0},
+        "grading/uncovered": 0,
         **{"hack/rate": 0, "hack/official_only": 0, "hack/no_table": 0, "hack/copied_literal": 1},
         **{"episode/turns": 4, "episode/looks": 2, "episode/malformed": 1, "episode/masked": 0},
         **{"stop/submitted": 1, "stop/max_turns": 0, "stop/budget": 0, "stop/context": 0, "stop/error": 0},

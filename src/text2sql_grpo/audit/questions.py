@@ -13,6 +13,7 @@ from text2sql_grpo.data.question_files import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl
+from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.schema_budget import estimated_tokens
@@ -27,8 +28,10 @@ REASONS = {
     "duplicated": "the question was asked before",
     "leaking": "the question or its gold is in another split too",
     "too_long": "the prompt is longer than allowed",
+    "uncovered": "the gold has fewer neighbours than asked for, or such as prove little",
 }
-KEPT = ("tie_dependent",)  # the grader accepts any choice among rows that tie
+# The grader accepts any choice among rows that tie, and grades an uncovered gold on its database.
+KEPT = ("tie_dependent", "uncovered")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def audit_questions(
     environment: SQLEnvironment,
     *,
     others: Mapping[str, Sequence[Question]] | None = None,
+    neighbours: Neighbours | None = None,
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
 ) -> QuestionAudit:
@@ -93,6 +97,7 @@ def audit_questions(
         executor: Runs the golds, also the other accepted ones.
         environment: Writes their prompts.
         others: Questions of other splits, by the name of their file, which should share none.
+        neighbours: Makes the neighbours of each gold; None leaves out the reason `uncovered`.
         slow_s: A gold that takes longer is `slow`.
         max_prompt_tokens: A prompt with more, estimated at four characters each, is `too_long`.
     """
@@ -106,7 +111,9 @@ def audit_questions(
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))
     for start in range(0, len(known), GOLDS_PER_BATCH):
-        findings += _gold_findings(known[start : start + GOLDS_PER_BATCH], paths, executor, slow_s)
+        findings += _gold_findings(
+            known[start : start + GOLDS_PER_BATCH], paths, executor, neighbours, slow_s
+        )
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
@@ -133,7 +140,11 @@ def _finding(question: Question, reason: str, detail: str) -> Finding:
 
 
 def _gold_findings(
-    questions: Sequence[Question], paths: Mapping[str, Path], executor: SQLExecutor, slow_s: float
+    questions: Sequence[Question],
+    paths: Mapping[str, Path],
+    executor: SQLExecutor,
+    neighbours: Neighbours | None,
+    slow_s: float,
 ) -> list[Finding]:
     findings = []
     asked = [
@@ -148,9 +159,12 @@ def _gold_findings(
         for gold, outcome in zip(golds, outcomes, strict=True)
     ]
     reasons = open_results(golds, outcomes, executor)
-    for (question, _), outcome, reason in zip(asked, outcomes, reasons, strict=True):
+    for (question, gold), outcome, reason in zip(asked, outcomes, reasons, strict=True):
         findings += [_finding(question, *fault) for fault in _faults(question.example, outcome, slow_s)]
         findings += [_finding(question, *reason)] if reason else []
+        if neighbours is not None and outcome.is_ok and not outcome.is_truncated:
+            gap = neighbours.cover(*gold).gap
+            findings += [_finding(question, "uncovered", gap)] if gap else []
     return findings
 
 

@@ -12,6 +12,7 @@ def data(
     db: Path,
     against: list[Path] | None = None,
     config: Path | None = None,
+    neighbours: int = 4,
     slow_s: Seconds = 1.0,
     max_prompt_tokens: Count = 8192,
     quarantine: Path | None = None,
@@ -25,10 +26,11 @@ def data(
         db: Folder of their databases.
         against: Questions of other splits.
         config: YAML whose environment writes the prompts; default: the defaults.
+        neighbours: Neighbours to make of each gold, some tenths of a second each at first; 0 for none.
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.
-        keep: Reasons that do not quarantine; default: tie_dependent.
+        keep: Reasons that do not quarantine; default: tie_dependent, uncovered.
         json: Print JSON instead of a report.
     """
     from text2sql_grpo.jobs.audit import audit_data
@@ -39,6 +41,7 @@ def data(
             db,
             against=against or (),
             environment=read_config(config).environment if config else None,
+            neighbours=neighbours,
             slow_s=slow_s,
             max_prompt_tokens=max_prompt_tokens,
             quarantine=quarantine,

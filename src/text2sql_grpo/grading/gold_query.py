@@ -99,6 +99,21 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
     )
 
 
+def why_unread(sql: str) -> str:
+    """Reason why `read_gold` returns None.
+
+    >>> why_unread("SELECT FROM WHERE")
+    'sqlglot cannot parse it as a query'
+    """
+    tree = parse_query(sql)
+    if not isinstance(tree, exp.Query):
+        return "sqlglot cannot parse it as a query"
+    n_nodes = sum(1 for _ in tree.walk())
+    if n_nodes > MAX_NODES:
+        return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}"
+    return "it reads no table whose columns are known"
+
+
 def literal_value(node: exp.Expr) -> Cell:
     """Value of a literal, with its minus sign; None for any other node."""
     if not isinstance(node, exp.Literal):

@@ -10,8 +10,10 @@ matches. Of many random ones those are kept that kill most mutants of the gold, 
 import ast
 import hashlib
 import json
+import logging
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections import OrderedDict
@@ -28,7 +30,7 @@ from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.base_sample import BaseSample, read_sample, with_links
-from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
+from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.perturb import perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
@@ -53,6 +55,9 @@ AGREEING_WEIGHT = 1.0  # a mutant that the base does not kill
 OTHER_WEIGHT = 0.05
 REPEATED = 0.3  # worth of killing a mutant once more
 
+FAILED = "the gold failed when its neighbours were made"
+
+logger = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 Content = Mapping[str, Sequence[Row]]
@@ -66,6 +71,19 @@ class Candidate:
     killed: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Cover:
+    """Neighbours of one gold.
+
+    Attributes:
+        paths: SQLite files.
+        gap: Reason why they are fewer than asked for, or let a hard-coded answer pass; empty if neither.
+    """
+
+    paths: tuple[Path, ...] = ()
+    gap: str = ""
+
+
 class Neighbours:
     """Neighbours of databases and golds, made on demand and kept in a folder.
 
@@ -76,6 +94,8 @@ class Neighbours:
     Attributes:
         seconds_making: Wall-clock seconds spent on making neighbours.
         made: Number of golds whose neighbours were made, not found in the folder.
+        max_neighbours: Number asked for.
+        gaps: Reason of each database and gold without the neighbours asked for, of those met so far.
     """
 
     def __init__(
@@ -88,53 +108,61 @@ class Neighbours:
     ) -> None:
         self.seconds_making = 0.0
         self.made = 0
+        self.max_neighbours = max_neighbours
+        self.gaps: dict[tuple[str, str], str] = {}
         self._executor = executor
         self._folder = cache_folder
         self._limits = limits
-        self._max_neighbours = max_neighbours
         self._lock = RLock()
-        self._known: OrderedDict[tuple[Path, Fingerprint, str], tuple[Path, ...]] = OrderedDict()
+        self._known: OrderedDict[tuple[Path, Fingerprint, str], Cover] = OrderedDict()
         self._samples: OrderedDict[tuple[Path, Fingerprint], BaseSample] = OrderedDict()
 
     def of(self, database: Path | str, gold_sql: str) -> tuple[Path, ...]:
-        """SQLite files of the neighbours, at most `max_neighbours`.
+        """SQLite files of the neighbours, at most `max_neighbours`; see `cover`."""
+        return self.cover(database, gold_sql).paths
+
+    def cover(self, database: Path | str, gold_sql: str) -> Cover:
+        """Neighbours, at most `max_neighbours`, and the reason if they are fewer.
 
         None for a database that is not a SQLite file, and for a gold that fails, reads no table, cannot be
         parsed, calls `random()`, or whose result on every variant depends on the order in which rows are
-        visited, ties of its last order aside.
+        visited, ties of its last order aside. An exception while they are made is a reason too.
 
         Raises:
             DataError: The database is missing or no database, or the folder cannot be written.
         """
         kind, location = parse_address(database)
         if kind != "sqlite":
-            return ()
-        key = (Path(location), fingerprint_of(location), gold_sql)
-        with self._lock:
-            if key not in self._known:
-                found = self._find_or_make(*key)
-                if found is None:
-                    return ()
-                _remember(self._known, key, found)
-            return self._known[key]
+            found = Cover(gap=f"neighbours are made of SQLite databases only, got {kind}")
+        else:
+            key = (Path(location), fingerprint_of(location), gold_sql)
+            with self._lock:
+                found = self._known.get(key) or self._find_or_make(*key)
+                if found.gap != FAILED:  # it may succeed another time
+                    _remember(self._known, key, found)
+        if found.gap:
+            self.gaps[str(database), gold_sql] = found.gap
+        return found
 
-    def _find_or_make(
-        self, database: Path, fingerprint: Fingerprint, gold_sql: str
-    ) -> tuple[Path, ...] | None:
-        """Files of the neighbours; None if the gold failed, which may succeed another time."""
-        parts = (_content_hash(database, fingerprint), gold_sql, _code_hash(), str(self._max_neighbours))
+    def _find_or_make(self, database: Path, fingerprint: Fingerprint, gold_sql: str) -> Cover:
+        parts = (_content_hash(database, fingerprint), gold_sql, _code_hash(), str(self.max_neighbours))
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
         folder = self._folder / name[:2] / name
         if not folder.is_dir():
             started = time.perf_counter()
             answer = self._executor.execute(database, gold_sql, limits=self._limits)
             if not answer.is_ok or answer.is_truncated:
-                return None
-            chosen, base, record = self._choose(database, fingerprint, gold_sql, answer, Random(name))
+                return Cover(gap=FAILED)
+            try:
+                chosen, base, record = self._choose(database, fingerprint, gold_sql, answer, Random(name))
+            except Exception as error:  # whatever a gold is: it is graded without neighbours, and counted
+                logger.warning("no neighbours of a gold, an internal error: %r (gold %s)", error, gold_sql)
+                return Cover(gap=f"internal error: {type(error).__name__}: {error}"[:200])
             self.seconds_making += time.perf_counter() - started
             self.made += 1
             _write(folder, base, chosen, {"gold": gold_sql, "database": str(database), **record})
-        return tuple(sorted(folder.glob("*.sqlite")))
+        gap = json.loads((folder / "record.json").read_text(encoding="utf-8"))["gap"]
+        return Cover(tuple(sorted(folder.glob("*.sqlite"))), gap)
 
     def _choose(
         self,
@@ -143,20 +171,22 @@ class Neighbours:
         gold_sql: str,
         answer: ExecutionOutcome,
         rng: Random,
-    ) -> tuple[list[Content], BaseSample, dict[str, int]]:
+    ) -> tuple[list[Content], BaseSample, dict[str, int | str]]:
         key = (database, fingerprint)
         if key not in self._samples:
             _remember(self._samples, key, read_sample(database), limit=32)
         base = self._samples[key]
         gold = read_gold(gold_sql, base.schema, base.views)
-        if gold is None or gold.tree.find(exp.Rand):
-            return [], base, {"mutants": 0, "killed": 0}
+        gap = _gap_before(gold, gold_sql, base)
+        if gold is None or gap:
+            return [], base, {"mutants": 0, "killed": 0, "gap": gap}
         base = with_links(base, database, gold.links)
         suspects, weights = self._suspects(database, gold, base, answer, has_top_level_order(gold_sql))
         candidates = _candidates(base, gold, gold_sql, suspects, answer, rng)
-        chosen = _greedy(candidates, weights, self._max_neighbours)
+        chosen = _greedy(candidates, weights, self.max_neighbours)
         killed = frozenset[int]().union(*(candidate.killed for candidate in chosen))
-        record = {"mutants": len(weights), "killed": len(killed)}
+        record: dict[str, int | str] = {"mutants": len(weights), "killed": len(killed)}
+        record["gap"] = _gap(chosen, len(suspects), self.max_neighbours)
         return [candidate.content for candidate in chosen], base, record
 
     def _suspects(
@@ -187,6 +217,34 @@ class Neighbours:
                 agrees = outcome.is_ok and compare_strict(answer, outcome, ordered=ordered) == "equal"
                 weights.append(AGREEING_WEIGHT if agrees else OTHER_WEIGHT)
         return found, [*weights, ANSWER_WEIGHT, NOTHING_WEIGHT]
+
+
+def _gap_before(gold: GoldQuery | None, gold_sql: str, base: BaseSample) -> str:
+    """Reason why a gold gets no neighbours; empty if it may get some."""
+    if gold is None:
+        return why_unread(gold_sql)
+    if gold.tree.find(exp.Rand):
+        return "it calls random()"
+    virtual = sorted(gold.tables - base.tables.keys())
+    return f"it reads the virtual table {virtual[0]}" if virtual else ""
+
+
+def _gap(chosen: Sequence[Candidate], n_mutants: int, asked: int) -> str:
+    """Reason why the chosen neighbours prove less than asked; empty if they do not.
+
+    Args:
+        chosen: The neighbours. They kill the hard-coded answer as index `n_mutants`; the next index marks
+            an empty result.
+        n_mutants: Number of mutants.
+        asked: Number of neighbours asked for.
+    """
+    if not chosen:
+        return "on every variant its result depends on the order of the scan, or it fails"
+    if all(n_mutants + 1 in candidate.killed for candidate in chosen):
+        return "it finds nothing on its neighbours"
+    if not any(n_mutants in candidate.killed for candidate in chosen):
+        return "its answer, hard-coded, agrees on its neighbours"
+    return f"{len(chosen)} neighbours instead of {asked}" if len(chosen) < asked else ""
 
 
 def _candidates(
@@ -254,7 +312,7 @@ def _write(folder: Path, base: BaseSample, contents: Sequence[Content], record: 
         (partial / "record.json").write_text(json.dumps(record), encoding="utf-8")
         partial.chmod(0o755)
         os.rename(partial, folder)
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         if not folder.is_dir():
             raise DataError(f"cannot write a neighbour database: {error} (at {folder})") from error
     finally:

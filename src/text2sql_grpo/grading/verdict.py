@@ -31,12 +31,15 @@ class Verdict:
             itself and wrong on a neighbour. With `gold_failed` the prediction is unknown: mask the sample,
             neither pay nor punish it.
         executes: True if the submitted query ran to its end (its rows may have been cut).
+        uncovered: Reason why an accepted answer was tried on fewer neighbours than asked for, or on such as
+            prove little; empty if it was tried on all, or was not accepted.
     """
 
     official: bool
     strict: bool
     reason: Reason
     executes: bool
+    uncovered: str = ""
 
 
 class GoldResult:
@@ -84,8 +87,8 @@ class Grader:
         max_cached_golds: int = 4096,
         neighbours: Neighbours | None = None,
     ) -> None:
+        self.neighbours = neighbours
         self._executor = executor
-        self._neighbours = neighbours
         self._limits = limits
         self._max_cached_golds = max_cached_golds
         self._golds: OrderedDict[tuple[Path, str], GoldResult] = OrderedDict()
@@ -110,14 +113,19 @@ class Grader:
         if not predicted.is_ok:
             return Verdict(official=False, strict=False, reason="query_failed", executes=False)
         official = bird_execution_accuracy(gold.outcome, predicted)
+        accepting = gold_sql
         reason = self._reason(database, gold_sql, predicted_sql, predicted)
         for other_sql in other_golds if reason != "equal" else ():
             found = self._reason(database, other_sql, predicted_sql, predicted)
             if found in ("equal", "gold_failed"):
-                reason = found
+                reason, accepting = found, other_sql
             if found == "equal":
                 break
-        return Verdict(official=official, strict=reason == "equal", reason=reason, executes=True)
+        is_right = reason == "equal"
+        uncovered = ""
+        if is_right and self.neighbours is not None:
+            uncovered = self.neighbours.cover(database, accepting).gap
+        return Verdict(official, is_right, reason, executes=True, uncovered=uncovered)
 
     def _reason(
         self, database: Path, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
@@ -127,9 +135,9 @@ class Grader:
         if not gold.is_usable:
             return "gold_failed"
         difference = gold.difference(predicted)
-        if difference != "equal" or self._neighbours is None:
+        if difference != "equal" or self.neighbours is None:
             return difference
-        neighbours = self._neighbours.of(database, gold_sql)
+        neighbours = self.neighbours.of(database, gold_sql)
         asked = [(neighbour, predicted_sql) for neighbour in neighbours]
         outcomes = self._executor.execute_many(asked, limits=self._limits)
         for neighbour, outcome in zip(neighbours, outcomes, strict=True):

@@ -44,6 +44,7 @@ def audit_data(
     *,
     against: Sequence[Path] = (),
     environment: EnvironmentSettings | None = None,
+    neighbours: int = 4,
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
     quarantine: Path | None = None,
@@ -73,6 +74,7 @@ def audit_data(
             executor,
             SQLEnvironment(databases, executor, environment or EnvironmentSettings()),
             others=others,
+            neighbours=open_grader(executor, neighbours=neighbours).neighbours,
             slow_s=slow_s,
             max_prompt_tokens=max_prompt_tokens,
         )

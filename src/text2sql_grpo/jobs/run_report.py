@@ -1,6 +1,7 @@
 """Report of a finished run: record, learning curve, model card, table and times."""
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def report(
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
+    neighbours = run.bench.grader.neighbours
+    record["uncovered"] = dict(Counter(neighbours.gaps.values()).most_common() if neighbours else ())
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
@@ -39,6 +42,10 @@ def report(
     if comparison is not None:
         run.console.print(comparison_table(comparison))
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
+    for gap, n_golds in record["uncovered"].items():
+        run.console.print(
+            f"Graded with less than the neighbours asked for: {n_golds} golds, {gap}", markup=False
+        )
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.executor
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)

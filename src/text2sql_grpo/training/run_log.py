@@ -65,7 +65,8 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
     """Metrics of one episode, which are averaged over a step and logged.
 
     `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
-    a literal copied from an observation is no hack by itself.
+    a literal copied from an observation is no hack by itself. `grading/uncovered` is the share of answers
+    accepted on fewer neighbours than asked for, see `Verdict`.
     """
     kinds = [action.kind for action in episode.actions]
     return {
@@ -74,6 +75,7 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "accuracy/official_minus_strict": float(verdict.official) - float(verdict.strict),
         "hack/rate": float("official_only" in flags or "no_table" in flags),
         **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
+        "grading/uncovered": float(bool(verdict.uncovered)),
         "episode/turns": float(len(kinds)),
         "episode/looks": float(kinds.count("run_sql") + kinds.count("call_tool")),
         "episode/malformed": float(kinds.count("malformed")),
