@@ -67,6 +67,15 @@ def test_a_choice_of_tied_rows(known: list[Row], shown: list[Row], expected: boo
         (float("nan"), None, False),
         (float("nan"), 1, False),
         (0.0, -0.0, True),
+        (20200101.0, 20200102.0, False),
+        (20200101, 20200102.0, False),
+        (1_000_000, 1_000_000.9, False),
+        (1e15, 1e15 + 1, False),
+        (2458849.5, 2458850.5, False),  # julianday() of two days
+        (3, 0.1 * 3 * 10, True),
+        (1 / 3, 0.3333333, True),
+        (float("inf"), float("inf"), True),
+        (float("inf"), 1.5, False),
     ],
 )
 def test_cells_of_other_databases(left: Cell, right: Cell, expected: bool) -> None:

@@ -121,8 +121,9 @@ def test_pairing_that_neither_sorting_nor_a_greedy_choice_finds() -> None:
     assert unordered(gold, predicted) == "equal"
 
 
-def test_a_float_anywhere_in_a_column_makes_the_column_tolerant() -> None:
-    assert unordered([(10_000_000,), (0.5,)], [(0.5,), (10_000_001,)]) == "equal"
+def test_a_fraction_anywhere_in_a_column_makes_no_whole_number_tolerant() -> None:
+    assert unordered([(10_000_000,), (0.5,)], [(0.50000001,), (10_000_000.0,)]) == "equal"
+    assert unordered([(10_000_000,), (0.5,)], [(0.5,), (10_000_001,)]) == "values"
     assert unordered([(10_000_000, 0.5)], [(10_000_001, 0.5)]) == "values"
 
 
@@ -180,6 +181,32 @@ def test_column_order(
     gold: ExecutionOutcome, predicted: ExecutionOutcome, order: tuple[int, ...] | None
 ) -> None:
     assert column_order(gold, predicted) == order
+
+
+@pytest.mark.parametrize(
+    ("columns", "predicted_columns", "verdict"),
+    [
+        (
+            ("Continent", "AVG(country.Life)", "avg(c.Age)"),
+            ("avg(T1.Age)", "avg(Life)", "Continent"),
+            "equal",
+        ),
+        (('"T1"."n"', "AVG(x * 1.5)", "b"), ("b", "avg(T.x*1.5)", "T2.n"), "equal"),
+        (("a", "b", "c"), ("x", "y", "z"), "values"),  # two columns of fractions under other names
+    ],
+)
+def test_qualified_headers_in_another_order(
+    columns: tuple[str, ...], predicted_columns: tuple[str, ...], verdict: str
+) -> None:
+    gold = ExecutionOutcome("ok", columns, (("A", 50.5, 3.5), ("B", 60.5, 4.5)))
+    predicted = ExecutionOutcome("ok", predicted_columns, ((3.5, 50.5, "A"), (4.5, 60.5, "B")))
+    assert compare_strict(gold, predicted, ordered=False) == verdict
+
+
+def test_aliased_columns_in_another_order_are_paired_by_kinds() -> None:
+    gold = ExecutionOutcome("ok", ("n", "count(*)", "avg(p)"), (("A", 2, 1.5), ("B", 3, 2.0)))
+    predicted = ExecutionOutcome("ok", ("mean", "k", "who"), ((1.5, 2, "A"), (2, 3, "B")))
+    assert compare_strict(gold, predicted, ordered=False) == "equal"
 
 
 def test_ties_are_asked_for_only_where_the_rows_are_not_the_golds() -> None:

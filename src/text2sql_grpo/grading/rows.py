@@ -14,6 +14,8 @@ Numbers = tuple[Number, ...]
 SplitRow = tuple[Row, Numbers]
 
 RELATIVE_TOLERANCE = 1e-6
+LARGEST_TOLERANCE = 1e-3  # absolute: two days of julianday(), or cents of a large sum, are not close
+ROUNDING = 1e-12  # relative: what another order of the terms changes in a sum
 ABSOLUTE_TOLERANCE = 1e-9  # what 0.1 + 0.2 - 0.3 leaves over equals 0
 MAX_PAIRS_TRIED = 4_000_000  # about two seconds
 
@@ -35,9 +37,7 @@ def rows_agree(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
     """True if `rows` are, group after group, `n_taken` rows of each group, paired one to one.
 
     None equals only None, text only text, bytes only bytes, a number only a number; a Boolean is the
-    integer 0 or 1, and NaN equals NaN. If all numbers of a column are integers, on both sides, they
-    must be the same (ids of eight digits are not close to each other); if a float occurs among them,
-    they are equal within a relative 1e-6 or an absolute 1e-9.
+    integer 0 or 1, and NaN equals NaN. Numbers are equal by `is_close`.
 
     Args:
         groups: Rows of one width.
@@ -60,8 +60,19 @@ def rows_agree(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
 
 
 def is_close(left: Number, right: Number) -> bool:
-    """True if two numbers, one of them a float, count as equal."""
-    return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    """True if two numbers count as equal.
+
+    Whole numbers, integers or floats, must be the same: ids of eight digits are not close to each other. If
+    one is a fraction, they are equal within a relative 1e-6, but at most 1e-3, or else up to rounding.
+
+    >>> is_close(20200101.0, 20200102), is_close(1000000, 1000000.9), is_close(3, 0.1 * 3 * 10)
+    (False, False, True)
+    """
+    if left % 1 == right % 1 == 0:
+        return left == right
+    size = max(abs(left), abs(right))
+    tolerance = max(ABSOLUTE_TOLERANCE, ROUNDING * size, min(RELATIVE_TOLERANCE * size, LARGEST_TOLERANCE))
+    return math.isclose(left, right, rel_tol=0, abs_tol=tolerance)
 
 
 def _cluster_labels(cells: Iterable[Cell]) -> dict[Cell, int]:

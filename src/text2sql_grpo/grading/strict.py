@@ -1,5 +1,6 @@
 """Strict comparison of two results: bags of rows, order if the gold has one, a reason when unequal."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -12,6 +13,7 @@ from sqlglot.errors import SqlglotError
 from text2sql_grpo.grading.rows import TieGroup, rows_agree
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
+_QUALIFIER = re.compile(r"""["`\[]?\b[a-z_]\w*["`\]]?\.(?=[a-z_"`\[*])""", re.I)
 Difference = Literal["equal", "row_count", "columns", "order", "values", "truncated"]
 
 
@@ -104,9 +106,10 @@ def compare_strict(
 def column_order(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> tuple[int, ...] | None:
     """Index of the predicted column for each gold column, paired by names or values.
 
-    A name found once on either side (case and blanks aside) pairs two columns. The others are paired
-    by the kinds of their values (text, number, blob, NULL), and in their order if several have the
-    same kind: a minimum and a maximum under other names are indistinguishable.
+    A name found once on either side (case, blanks, quotes and qualifiers such as `T1.` aside) pairs two
+    columns. The others are paired by the kinds of their values (text, whole numbers, fractions, blobs, NULL;
+    then any number with any), and in their order if several have the same kind: a minimum and a maximum
+    under other names are indistinguishable.
 
     Returns:
         None if the columns stand in order already, or if they cannot be paired.
@@ -122,25 +125,29 @@ def column_order(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> tuple[i
         for i, name in enumerate(left)
         if left_count[name] == 1 and right_count[name] == 1
     }
-    if len(pairs) < len(left):
+    known, shown = list(zip(*gold.rows, strict=True)), list(zip(*predicted.rows, strict=True))
+    for knows_fractions in (True, False):
         by_kind: dict[frozenset[str], list[int]] = {}
-        for j, column in enumerate(zip(*predicted.rows, strict=True)):
+        for j, column in enumerate(shown):
             if j not in pairs.values():
-                by_kind.setdefault(_kinds(column), []).append(j)
-        for i, column in enumerate(zip(*gold.rows, strict=True)):
-            if i not in pairs:
-                same_kind = by_kind.get(_kinds(column))
-                if not same_kind:
-                    return None
+                by_kind.setdefault(_kinds(column, knows_fractions), []).append(j)
+        for i, column in enumerate(known):
+            same_kind = by_kind.get(_kinds(column, knows_fractions))
+            if i not in pairs and same_kind:
                 pairs[i] = same_kind.pop(0)
+    if len(pairs) < len(left):
+        return None
     order = tuple(pairs[i] for i in range(len(left)))
     return None if order == tuple(range(len(left))) else order
 
 
 def _names(outcome: ExecutionOutcome) -> list[str]:
-    return ["".join(name.split()).casefold() for name in outcome.columns]
+    return [re.sub(r"""[\s"`\[\]]""", "", _QUALIFIER.sub("", name)).casefold() for name in outcome.columns]
 
 
-def _kinds(column: Iterable[Cell]) -> frozenset[str]:
-    types = {type(cell) for cell in column} - {type(None)}
-    return frozenset("number" if issubclass(kind, int | float) else kind.__name__ for kind in types)
+def _kinds(column: Iterable[Cell], knows_fractions: bool) -> frozenset[str]:
+    """Kinds of the values, and `fraction` if one is."""
+    cells = [cell for cell in column if cell is not None]
+    kinds = {"number" if isinstance(cell, int | float) else type(cell).__name__ for cell in cells}
+    is_fractional = knows_fractions and any(isinstance(cell, float) and cell % 1 != 0 for cell in cells)
+    return frozenset(kinds | ({"fraction"} if is_fractional else set()))
