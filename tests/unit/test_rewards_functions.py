@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.shop_database import make_shop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.grading import Verdict
+from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.rewards import REWARD_FUNCTIONS, Results
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 
@@ -63,6 +65,8 @@ def test_executes() -> None:
         (("malformed", "submit_sql"), 0.5),
         (("malformed", "malformed", "run_sql", "submit_sql"), 0.5),
         (("malformed",), 0),
+        (("malformed", "run_sql", "run_sql", "run_sql", "run_sql", "submit_sql"), 0.5),  # idle turns
+        (("malformed", "run_sql"), 0),
     ],
 )
 def test_format(kinds: tuple[ActionKind, ...], expected: float) -> None:
@@ -121,6 +125,25 @@ def test_parts_pay_nothing_for_what_neighbours_refuse_nor_without_a_result() -> 
     assert [score(name, verdict=NEIGHBOUR, results=same) for name in ("rows", "cells")] == [0, 0]
     for results in (make_results(result((1, 2)), None), make_results(result((1, 2)), ERROR), make_results()):
         assert [score(name, results=results) for name in ("rows", "cells")] == [0, 0]
+
+
+def test_parts_are_a_mean_over_the_neighbours_so_that_a_hard_coded_answer_earns_little(
+    tmp_path: Path,
+) -> None:
+    database = make_shop(tmp_path / "shop.sqlite")
+    gold = "SELECT name, age FROM person WHERE age > 20"
+
+    def of(sql: str) -> tuple[float, float]:
+        episode = make_episode("submit_sql", final_sql=sql, gold_sql=gold)
+        with SQLExecutor() as executor:
+            results = Results(executor, database, episode, Neighbours(executor, tmp_path / "cache"))
+            return score("rows", verdict=WRONG, results=results), score("cells", results=results)
+
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(gold).fetchall()[:-1]  # one row is missing
+    hard_coded, honest = of("VALUES " + ", ".join(map(str, rows))), of(gold.replace("20", "21"))
+    assert max(hard_coded) < 0.2 and min(honest) > 0.6
+    assert of(gold.replace("name, age", "nothing")) == (0, 0)
 
 
 def test_official_execution() -> None:

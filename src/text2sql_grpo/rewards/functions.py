@@ -30,10 +30,12 @@ def executes(episode: Episode, verdict: Verdict, results: Results) -> float:
 
 
 def format(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """Share of turns that the protocol could read, in [0, 1]; 0 for an episode without turns."""
-    if not episode.actions:
-        return 0.0
-    return sum(action.kind != "malformed" for action in episode.actions) / len(episode.actions)
+    """1 if a query was submitted and every turn could be read, 0.5 if some could not, 0 without a submission.
+
+    No share of the turns, which idle queries would raise.
+    """
+    kinds = {action.kind for action in episode.actions}
+    return (0.5 if "malformed" in kinds else 1.0) if "submit_sql" in kinds else 0.0
 
 
 def well_formed(episode: Episode, verdict: Verdict, results: Results) -> float:
@@ -96,10 +98,23 @@ def cells(episode: Episode, verdict: Verdict, results: Results) -> float:
 def _partial(
     measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], verdict: Verdict, results: Results
 ) -> float:
-    """Partial score; 0 for an answer refused by neighbours: a hard-coded answer has all rows right."""
+    """Mean partial score on the database and the neighbours asked for; a missing neighbour counts as 0.
+
+    On a neighbour only the share counts by which the query beats its own result on the database: 0 for a
+    hard-coded answer. 0 for an answer refused by neighbours.
+    """
     if verdict.strict:
         return 1.0
-    return 0.0 if verdict.reason == "neighbour" else _measured(measure, results)
+    first = _measured(measure, results)
+    if first == 0 or verdict.reason == "neighbour":
+        return 0.0
+    assert results.predicted is not None
+    total = first
+    for gold, predicted in results.on_neighbours:
+        hard_coded = measure(gold, results.predicted)
+        if hard_coded < 1:
+            total += max(measure(gold, predicted) - hard_coded, 0.0) / (1 - hard_coded)
+    return total / (1 + results.neighbours_asked)
 
 
 def _measured(measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], results: Results) -> float:

@@ -101,7 +101,8 @@ class Judge:
             official = official_verdicts(self.executor, database, example.gold_sql, sql)
         scores = reward = None
         if self.rewards is not None:
-            scores = self.rewards.score(episode, verdict, Results(self.executor, database, episode))
+            results = Results(self.executor, database, episode, self.grader.neighbours)
+            scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
         flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown)
         return Answer(episode, verdict, official, flags, scores, reward)
