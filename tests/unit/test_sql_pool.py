@@ -216,8 +216,17 @@ def test_worker_that_says_nothing_is_ended_by_the_backstop(executor: SQLExecutor
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_do_not_inherit_secrets(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "pgpassword", "HARMLESS"):
+def test_workers_inherit_no_variable_but_the_allowed(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = (
+        "HF_TOKEN",
+        "pgpassword",
+        "PGPASSWORD",
+        "DATABASE_URL",
+        "HTTP_PROXY",
+        "SSH_AUTH_SOCK",
+        "HARMLESS",
+    )
+    for name in (*refused, "LC_TIME", "TZ"):
         monkeypatch.setenv(name, f"value of {name}")
 
     with SQLExecutor(workers=1) as executor:
@@ -226,8 +235,9 @@ def test_workers_do_not_inherit_secrets(database: Path, monkeypatch: pytest.Monk
 
     assert environments
     for environment in environments:
-        assert "value of HARMLESS" in environment
-        assert environment.count("value of") == 1
+        assert "value of LC_TIME" in environment and "value of TZ" in environment
+        assert environment.count("value of") == 2
+    assert worker_process._environment("postgresql", "")["PGPASSWORD"] == "value of PGPASSWORD"
 
 
 def test_closing_ends_every_process(database: Path) -> None:

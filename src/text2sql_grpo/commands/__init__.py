@@ -23,7 +23,10 @@ from text2sql_grpo.commands.parser import Parser, add_verb
 from text2sql_grpo.errors import RunError
 
 # Each verb is a function of its module's name; a group is a module with one function per verb.
-VERBS = ("train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask", "mcp")
+VERBS = (
+    *("train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask"),
+    *("mcp", "role"),
+)
 GROUPS = {"data": ("make", "overlap"), "audit": ("data", "reward")}
 INTERRUPTED = 130
 

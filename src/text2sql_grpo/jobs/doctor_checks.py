@@ -208,6 +208,16 @@ def mcp_server(config: Config) -> Iterator[Finding]:
     yield Finding("mcp", "ok", f"{where}: ready in {seconds:.1f} s, with {', '.join(names)}", facts)
 
 
+def sandbox(executor: SQLExecutor) -> Finding:
+    """Parts of the kernel's wall around SQL workers."""
+    parts = executor.describe()["sandbox"]
+    missing = [part for part, is_active in parts.items() if not is_active]
+    if not missing:
+        return Finding("sandbox", "ok", f"SQL workers run behind {', '.join(parts)}", parts)
+    text = f"SQL workers run without {', '.join(missing)}; a Linux kernel from 5.13 on has them"
+    return Finding("sandbox", "note", f"{text} (docs/security.md)", parts)
+
+
 def databases(config: Config) -> Iterator[Finding]:
     """Check that databases can be read and not written, and that the executor's time limit holds."""
     opened = Databases(config.data.databases)
@@ -231,6 +241,7 @@ def databases(config: Config) -> Iterator[Finding]:
             f"{len(names)} can be read, and a write was refused: {write[0].error}",
             {"databases": len(names), "write": write[0].status},
         )
+        yield sandbox(executor)
         started = time.monotonic()
         rounds = 20
         for number in range(rounds):

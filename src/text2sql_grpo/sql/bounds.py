@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator
 from decimal import Decimal
 
-from text2sql_grpo.sql.failure_text import short_line
+from text2sql_grpo.sql.failure_text import cut_values, short_line
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row, Status
+from text2sql_grpo.sql.sqlite_guard import MAX_VALUE_BYTES
 
 # PostgreSQL ends a line at a carriage return too, and nests comments: a nested one does not match, so that
 # no statement is taken for another.
@@ -14,6 +15,7 @@ _BEFORE_FIRST_WORD = re.compile(
     r"(?:[\s(;]|--[^\n\r]*(?:[\n\r]|\Z)|/\*(?:(?!/\*).)*?\*/)*", re.DOTALL | re.ASCII
 )
 _WORD = re.compile(r"\w*")
+MAX_DIGITS = 4_300  # `sys.get_int_max_str_digits()`
 
 
 class TimeLimitReachedError(Exception):
@@ -42,19 +44,21 @@ def is_blank(sql: str) -> bool:
     return _BEFORE_FIRST_WORD.fullmatch(sql) is not None
 
 
-def exact_number(value: Decimal) -> int | float:
+def exact_number(value: Decimal) -> int | float | str:
     """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
+
+    An integer of more than `MAX_DIGITS` digits, which Python does not print, becomes text.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
-        return int(value)
+        return int(value) if value.adjusted() < MAX_DIGITS else f"{value:f}"
     return float(value)
 
 
 def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tuple[Row, ...], bool]:
-    """Rows up to the caps, and whether there were more.
+    """Rows up to the caps, and whether there were more or a value was cut.
 
     Args:
         rows: Fetched one by one.
@@ -66,14 +70,18 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
     """
     kept: list[Row] = []
     n_bytes = 0
+    is_cut = False
     for row in rows:
+        if max(map(_size_of, row), default=0) > MAX_VALUE_BYTES:
+            (row,), _ = cut_values([row], MAX_VALUE_BYTES)
+            is_cut = True
         n_bytes += sum([_size_of(cell) for cell in row])
         if len(kept) == limits.max_rows or n_bytes > limits.max_bytes:
             return tuple(kept), True
         if time.monotonic() > deadline:
             raise TimeLimitReachedError
         kept.append(row)
-    return tuple(kept), False
+    return tuple(kept), is_cut
 
 
 def _size_of(cell: Cell) -> int:

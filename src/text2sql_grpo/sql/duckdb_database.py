@@ -1,7 +1,8 @@
 """One hardened DuckDB connection for untrusted SQL.
 
 Effects are bounded by a read-only open and a locked configuration (no file but the database, no extension,
-no setting), by statement types, and by a fresh session for each query.
+no setting), by a parse tree in which every query only reads, by a fresh session for each query, and by the
+kernel: the thread that runs queries may open no file.
 Time is bounded by an interrupt, which DuckDB checks between two batches of rows: a single long call such as
 `repeat('x', 1e9)` is not interrupted, and takes memory beyond the limit. Only killing the process bounds it.
 """
@@ -9,14 +10,16 @@ Time is bounded by an interrupt, which DuckDB checks between two batches of rows
 import contextlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from decimal import Decimal
+from functools import cache
 
 import duckdb
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import sandbox
 from text2sql_grpo.sql.bounds import (
     TimeLimitReachedError,
     exact_number,
@@ -32,7 +35,7 @@ from text2sql_grpo.sql.failure_text import (
     late_text,
     why_unfit,
 )
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
 
 MEMORY_LIMIT = "512MB"
 FETCHED_ROWS = 64
@@ -53,32 +56,41 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "lock_configuration": True,
 }
 _READING_WORDS = frozenset(("SELECT", "FROM", "WITH", "PIVOT", "PIVOT_WIDER", "DESCRIBE", "SUMMARIZE"))
-_EXPLAIN = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*EXPLAIN\b\s*(?:ANALYZE\b\s*)?(?:\([\w\s,]*\))?", re.DOTALL | re.IGNORECASE
-)
-# Functions that pass SQL text or host objects to the engine: none reads a table better than plain SQL.
-_DENIED_FUNCTION = re.compile(
-    r"\b(query|query_table|json_execute_serialized_sql|write_log|truncate_duckdb_logs|pandas_scan"
-    r"|checkpoint|force_checkpoint|arrow_scan|arrow_scan_dumb|python_arrow_scan|python_map_function|\w+_external_resource\w*)"
-    r'"?(?:\s|--[^\n]*\n|/\*.*?\*/)*\(',
-    re.DOTALL | re.IGNORECASE,
-)
-# Nothing but `;`, blanks and comments without quotes: the end of a statement, never the inside of a string.
-_END_OF_STATEMENT = re.compile(r""";(?:[\s;]|--[^\n'"$]*(?:\n|\Z)|/\*[^*'"$]*\*/)*\Z""")
 
-# Types whose Python values lose nothing, and how to turn them into plain cells. Others are read as the
-# engine's own text: Python has no month, no nanosecond, no 24:00, and needs a time zone package.
-_CONVERTED: dict[str, Callable[[Any], int | float | str]] = {
-    "boolean": int,
-    "decimal": exact_number,
-    "date": str,
-    "timestamp": str,
-    "uuid": str,
-}
+# Kinds of query in DuckDB's parse tree, written as JSON: there a quote inside a text is escaped.
+_READING_NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
+_NODE = re.compile(r'"type":"(\w+_NODE)"')
+_FUNCTION = re.compile(r'"function_name":"(\w+)"')
+# The bodies of a WITH that write, for the queries without such a tree: a pivot over the values of a column.
+_WRITING_WORDS = frozenset(("copy", "insert", "update", "delete", "merge"))
+_ASCII_WORD = re.compile(r'"?(\w*)', re.ASCII)
+# The engine's own table functions that may be called: no other reads a table better than plain SQL, and
+# some read files, run SQL given as text, or take pointers of the host.
+_TABLE_FUNCTIONS = frozenset(
+    """
+    range generate_series unnest repeat repeat_row json_each json_tree summary test_all_types
+    duckdb_columns duckdb_constraints duckdb_databases duckdb_dependencies duckdb_functions duckdb_indexes
+    duckdb_keywords duckdb_memory duckdb_optimizers duckdb_schemas duckdb_sequences duckdb_settings
+    duckdb_tables duckdb_types duckdb_variables duckdb_views duckdb_extensions duckdb_secrets
+    duckdb_temporary_files test_vector_types
+    pragma_collations pragma_database_size pragma_platform pragma_show pragma_storage_info pragma_table_info
+    pragma_user_agent pragma_version icu_calendar_names pg_timezone_names
+    """.split()  # noqa: SIM905 (a list would take 30 lines)
+)
+_READS_FILES = re.compile("read_|parquet_|sniff_|glob")
+_INTERNAL = """
+    SELECT DISTINCT function_name, function_type IN ('table', 'pragma') FROM duckdb_functions() WHERE internal
+"""
+
+# Types whose Python values lose nothing. Others are read as the engine's own text: Python has no month, no
+# nanosecond, no infinite date, and needs a time zone package.
 _PLAIN = frozenset(
     ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint")
-) | {"uhugeint", "float", "double", "varchar", "blob", "enum", "null", *_CONVERTED}
+) | {"uhugeint", "float", "double", "varchar", "blob", "enum", "null"}
 _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
+
+# Queries run in a thread of their own, which may open no file: not even the database's, as its content.
+RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=sandbox.forbid_files)
 
 Fingerprint = tuple[int, int, int, bool]
 
@@ -143,10 +155,10 @@ class HardenedDuckDB:
             self._database = self._opened()
         deadline = time.monotonic() + limits.timeout_s
         session = self._database.cursor()
-        is_over = threading.Event()
-        threading.Thread(target=_interrupt, args=(session, is_over, limits.timeout_s), daemon=True).start()
         try:
-            return _refusal(session, sql) or _result(session, sql, limits, deadline)
+            return _when_done(
+                RUNNER.submit(_answer, session, sql, limits, deadline), session, limits.timeout_s
+            )
         except TimeLimitReachedError:
             return failure("timeout", late_text(limits.timeout_s))
         except MemoryError:
@@ -154,7 +166,6 @@ class HardenedDuckDB:
         except duckdb.Error as error:
             return self._outcome_of(error, limits, deadline)
         finally:
-            is_over.set()
             session.close()
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
@@ -181,50 +192,142 @@ class HardenedDuckDB:
         return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
 
 
-def _interrupt(session: duckdb.DuckDBPyConnection, is_over: threading.Event, timeout_s: float) -> None:
+def _when_done(
+    work: Future[ExecutionOutcome], session: duckdb.DuckDBPyConnection, timeout_s: float
+) -> ExecutionOutcome:
+    """Result of the work, which is interrupted when it is late."""
     wait_s = timeout_s
-    while not is_over.wait(wait_s):
+    while not wait([work], wait_s).done:
         with contextlib.suppress(duckdb.ConnectionException):  # closed just before
             session.interrupt()
         wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
+    return work.result()
 
 
-def _refusal(session: duckdb.DuckDBPyConnection, sql: str) -> ExecutionOutcome | None:
-    """Outcome of a refused query; None if it is one statement that reads."""
+def _answer(
+    session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
+) -> ExecutionOutcome:
     statements = session.extract_statements(sql)
     if not statements:
         return failure("error", NOTHING_TO_RUN)
     if len(statements) > 1:
         return failure("error", SEVERAL_STATEMENTS)
-    word = first_word(sql)
-    explain = _EXPLAIN.match(sql)
-    if explain is not None:  # EXPLAIN ANALYZE runs what it explains
-        inner = sql[explain.end() :]
-        statements = session.extract_statements(inner)
-        word = first_word(inner)
-    kind = statements[0].type if len(statements) == 1 else duckdb.StatementType.INVALID
+    kind, read = _kind(statements[0]), sql
+    if (
+        kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
+    ):  # its ANALYZE runs what it explains
+        read = _explained(session, sql)
+        kind_read = _kind(session.extract_statements(read)[0])
+    else:
+        kind_read = kind
     # A pivot over the values of a column counts as several statements, whatever it is a part of.
-    is_pivot = kind == duckdb.StatementType.MULTI and word in _READING_WORDS
-    if kind != duckdb.StatementType.SELECT and not is_pivot:
-        return failure("denied", f"not allowed: {word or 'this statement'}; {ONLY_READING}")
-    function = _DENIED_FUNCTION.search(sql)
-    if function is not None:
-        name = function.group(1).lower()
-        return failure("denied", f"not allowed: the function {name}; {ONLY_READING}")
-    return None
+    is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
+    if kind_read != duckdb.StatementType.SELECT and not is_pivot:
+        return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
+    refused = _refused_part(session, read)
+    if refused:
+        return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
+    return _result(session, sql, limits, deadline, is_bound_first=kind == duckdb.StatementType.SELECT)
+
+
+def _kind(statement: duckdb.Statement) -> duckdb.StatementType | None:
+    """Kind of a statement; None for one that the Python package has no name for."""
+    try:
+        return statement.type
+    except ValueError:
+        return None
+
+
+def _explained(session: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """Statement inside an EXPLAIN: the longest ending of the text that is one; else the text itself."""
+    text = sql.encode()
+    for start, _ in duckdb.tokenize(sql)[1:]:
+        with contextlib.suppress(duckdb.Error):
+            inner = text[start:].decode()
+            if len(session.extract_statements(inner)) == 1:
+                return inner
+    return sql
+
+
+def _refused_part(session: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """First part of a query that does more than read; empty if there is none."""
+    ((tree,),) = session.execute("SELECT system.main.json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
+    if tree.startswith('{"error":true'):
+        words = _words(sql)
+        writing = words & _WRITING_WORDS
+        functions = words
+    else:
+        writing = {name.removesuffix("_QUERY_NODE") for name in _NODE.findall(tree)} - _READING_NODES
+        functions = {name.lower() for name in _FUNCTION.findall(tree)}
+    denied = functions & _denied_functions()
+    if writing:
+        return min(writing).upper()
+    if not denied:
+        return ""
+    why = " (file system operations are disabled)" if _READS_FILES.match(min(denied)) else ""
+    return f"the function {min(denied)}{why}"
+
+
+@cache
+def _denied_functions() -> frozenset[str]:
+    """Functions of the engine that do more than compute a value or list rows."""
+    with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
+        found = connection.execute(_INTERNAL).fetchall()
+    tables = {name for name, is_table in found if is_table}
+    values = {name for name, is_table in found if not is_table}
+    return frozenset(tables - values - _TABLE_FUNCTIONS | {"write_log"})
+
+
+def _words(sql: str) -> set[str]:
+    """Words of a query outside of comments and texts, as the engine's tokenizer divides it."""
+    text = sql.encode()
+    starts = duckdb.tokenize(sql)
+    ends = [start for start, _ in starts[1:]] + [len(text)]
+    kinds = (duckdb.token_type.keyword, duckdb.token_type.identifier)
+    pieces = [
+        text[start:end].decode(errors="replace")
+        for (start, kind), end in zip(starts, ends, strict=True)
+        if kind in kinds
+    ]
+    return {_ASCII_WORD.match(piece).group(1).lower() for piece in pieces}  # type: ignore[union-attr]
+
+
+def _without_end(sql: str) -> str:
+    """Query without the semicolons and comments behind it."""
+    text = sql.encode()
+    for start, kind in reversed(duckdb.tokenize(sql)):
+        if kind != duckdb.token_type.comment and not text[start:].startswith(b";"):
+            break
+        text = text[:start]
+    return text.decode()
 
 
 def _result(
-    session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
+    session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float, *, is_bound_first: bool
 ) -> ExecutionOutcome:
-    session.execute(sql)
-    if session.description is None:
-        return failure("error", NOTHING_TO_RUN)
-    columns = tuple(str(entry[0]) for entry in session.description)
-    types = [str(entry[1].id) for entry in session.description]
+    """Rows of a query that only reads.
+
+    Args:
+        session: A new one.
+        sql: The query.
+        limits: Its bounds.
+        deadline: Seconds of `time.monotonic`.
+        is_bound_first: whether its types can be known before it runs.
+    """
+    if is_bound_first:
+        relation = session.sql(sql)
+        columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]
+    else:
+        session.execute(sql)
+        description = session.description or []
+        columns = tuple(str(entry[0]) for entry in description)
+        types = [str(entry[1].id) for entry in description]
     if not _PLAIN.issuperset(types):
-        # Run again, with these columns as text. One thread: the order of the rows stays.
-        session.execute(_as_text(sql, types))
+        session.execute(_as_text(sql, types))  # one thread: the order of the rows stays
+    elif is_bound_first:
+        session.execute(sql)
+    if not columns:
+        return failure("error", NOTHING_TO_RUN)
     converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]
     rows, is_truncated = keep_rows(_rows(session, converters), limits, deadline)
     return ExecutionOutcome("ok", columns, rows, is_truncated)
@@ -232,20 +335,33 @@ def _result(
 
 def _as_text(sql: str, types: list[str]) -> str:
     names = [f"c{index}" for index in range(len(types))]
-    shown = [
-        name
-        if kind in _PLAIN
-        else f"CAST(to_json({name}) AS VARCHAR)"
-        if kind in _NESTED
-        else f"CAST({name} AS VARCHAR)"
-        for name, kind in zip(names, types, strict=True)
-    ]
-    query = _END_OF_STATEMENT.sub("", sql)
-    return f"SELECT {', '.join(shown)} FROM ({query}\n) AS result({', '.join(names)})"
+    shown = [_shown(name, kind) for name, kind in zip(names, types, strict=True)]
+    return f"SELECT {', '.join(shown)} FROM ({_without_end(sql)}\n) AS result({', '.join(names)})"
+
+
+def _shown(name: str, kind: str) -> str:
+    if kind in _PLAIN:
+        return name
+    if kind == "boolean":
+        return f"CAST({name} AS INTEGER)"
+    return f"CAST(to_json({name}) AS VARCHAR)" if kind in _NESTED else f"CAST({name} AS VARCHAR)"
+
+
+def _number(text: str) -> Cell:
+    return exact_number(Decimal(text))
+
+
+def _moment(text: str) -> Cell:
+    """A time with no or six digits of a second, as other databases show it."""
+    whole, dot, digits = text.partition(".")
+    return f"{whole}.{digits:0<6}" if dot else whole
+
+
+_CONVERTED: dict[str, Callable[[str], Cell]] = {"decimal": _number, "timestamp": _moment}
 
 
 def _rows(
-    session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[Any], int | float | str]]]
+    session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[str], Cell]]]
 ) -> Iterator[Row]:
     while rows := session.fetchmany(FETCHED_ROWS):
         for row in rows:

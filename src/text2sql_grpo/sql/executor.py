@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import ResultCache, is_deterministic, normalised
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import WorkerPool
+from text2sql_grpo.sql.sandbox import PARTS
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 from text2sql_grpo.sql.worker_process import Answer
 
@@ -52,6 +54,7 @@ class SQLExecutor:
         cache_entries: int = DEFAULT_CACHE_ENTRIES,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         cache_ttl_s: float | None = None,
+        require_sandbox: bool = False,
     ) -> None:
         """Create an executor without workers.
 
@@ -64,6 +67,10 @@ class SQLExecutor:
             cache_bytes: Maximum size of the cached results together.
             cache_ttl_s: Maximum age of a cached result; None for no limit. A result is never used after
                 its file changed.
+            require_sandbox: whether to run nothing unless the kernel enforces all of `sandbox.PARTS`.
+
+        Raises:
+            RunError: The required sandbox is not there.
         """
         if workers < 1:
             raise ValueError(f"workers must be an int >= 1, got {workers}")
@@ -72,7 +79,10 @@ class SQLExecutor:
         self.seconds_in_sql = 0.0
         self._workers = workers
         self._cache_settings = (cache_entries, cache_bytes, cache_ttl_s)
+        self._require_sandbox = require_sandbox
         self._start()
+        if require_sandbox:
+            self._pool("sqlite").sandbox()
 
     def _start(self) -> None:
         entries, n_bytes, ttl_s = self._cache_settings
@@ -143,6 +153,16 @@ class SQLExecutor:
         self._count(len(outcomes), sum([outcome.elapsed_s for outcome in outcomes if not outcome.from_cache]))
         return outcomes
 
+    def describe(self) -> dict[str, Any]:
+        """Settings, and the parts of the sandbox of a SQLite worker, which is started if there is none."""
+        active = self._pool("sqlite").sandbox()
+        return {
+            "workers": self._workers,
+            "limits": asdict(self.limits),
+            "sandbox": {part: part in active for part in PARTS},
+            "require_sandbox": self._require_sandbox,
+        }
+
     async def aexecute(
         self, database: Path | str, sql: str, *, limits: Limits | None = None
     ) -> ExecutionOutcome:
@@ -183,7 +203,8 @@ class SQLExecutor:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"limits": self.limits, "_workers": self._workers, "_cache_settings": self._cache_settings}
+        names = ("limits", "_workers", "_cache_settings", "_require_sandbox")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, queries=0, seconds_in_sql=0.0)
@@ -193,7 +214,8 @@ class SQLExecutor:
         pool = self._pools.get(kind)
         if pool is None:
             with self._lock:
-                pool = self._pools.setdefault(kind, WorkerPool(kind, self._workers))
+                new = WorkerPool(kind, self._workers, require_sandbox=self._require_sandbox)
+                pool = self._pools.setdefault(kind, new)
         return pool
 
     def _run(self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any]) -> list[Answer]:

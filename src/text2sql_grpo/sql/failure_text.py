@@ -1,4 +1,4 @@
-"""Texts that the model sees of a failed query, and checks before a query reaches a database.
+"""Texts that the model sees of a failed query, checks before it reaches a database, and cuts of its values.
 
 Imported by the workers: nothing heavy here.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from text2sql_grpo.sql.outcome import Limits
+    from collections.abc import Sequence
+
+    from text2sql_grpo.sql.outcome import Limits, Row
 
 MAX_ERROR_CHARS = 300
 
 NOTHING_TO_RUN = "expected one SELECT query, got nothing that returns rows"
 SEVERAL_STATEMENTS = "expected one SELECT query, got several statements"
 NO_MEMORY = "stopped: the query needs too much memory"
+NO_TEMPORARY_FILE = "stopped: the query needs a temporary file, and none can be written"
 ONLY_READING = "only queries that read the tables run"
 
 
@@ -26,6 +29,22 @@ def short_line(text: str) -> str:
     """Error text for the model: one line, at most `MAX_ERROR_CHARS`."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."
+
+
+def cut_values(rows: Sequence[Row], max_length: int) -> tuple[list[Row], bool]:
+    """Rows whose texts and blobs have at most this length, and whether any was longer.
+
+    >>> cut_values([(1, "abc"), (None, b"ab")], 2)
+    ([(1, 'ab'), (None, b'ab')], True)
+    """
+    cut: list[Row] = []
+    is_cut = False
+    for row in rows:
+        if any([isinstance(cell, str | bytes) and len(cell) > max_length for cell in row]):
+            row = tuple([cell[:max_length] if isinstance(cell, str | bytes) else cell for cell in row])
+            is_cut = True
+        cut.append(row)
+    return cut, is_cut
 
 
 def why_unfit(sql: str, limits: Limits) -> str:

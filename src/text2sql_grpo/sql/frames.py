@@ -27,6 +27,7 @@ _CAN_SPIN = os.name != "nt"  # pipes that return at once when they are empty
 
 PLAIN = 0  # every item is a cacheable outcome
 SPECIAL = 1  # some items are not
+UNFORESEEN = "unforeseen"  # in place of the name of an error: a fault of the adapter on this query
 LAST = 2  # the process ends after this frame; queries without an answer were not run
 
 

@@ -4,16 +4,23 @@ Needs neither signals nor fork nor readiness of pipes: a thread that waits for a
 the worker, or the backstop thread here, ends that wait.
 """
 
+import logging
 import os
+import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from text2sql_grpo import errors
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.failure_text import late_text
-from text2sql_grpo.sql.frames import framed, marshalled
+from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, Reply, Worker
 
@@ -22,18 +29,27 @@ FIRST_CHUNK = 8  # the same, before the first timing of a query
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
+MAX_GRANTED = 100_000  # locations remembered as readable
+MANY_SIBLINGS = 3  # folders of databases side by side, from which on workers may read the one above
 MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
 Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
+Asked = tuple["Future[Worker]", tuple[str, ...]]  # a worker to start, and what it may read
+
+_logger = logging.getLogger(__name__)
+_logged: set[str] = set()
 
 
 class WorkerPool:
     """At most `n_workers` processes for one kind of database, started when they are needed."""
 
-    def __init__(self, kind: Kind, n_workers: int) -> None:
+    def __init__(self, kind: Kind, n_workers: int, *, require_sandbox: bool = False) -> None:
         self._kind = kind
         self._n_workers = n_workers
+        self._require_sandbox = require_sandbox
+        self._granted: set[str] = set()  # locations below `_readable`
+        self._readable: tuple[str, ...] = ()  # what workers that start now may read
         self._reset()
 
     def _reset(self) -> None:
@@ -41,16 +57,15 @@ class WorkerPool:
         self._free = threading.Condition(self._lock)
         self._idle: list[Worker] = []  # the last one used comes first, for its memory is warm
         self._workers: set[Worker] = set()
-        self._ended: list[Worker] = []  # not waited for yet
         self._n_started = 0
         self._n_waiting = 0
-        self._is_over = threading.Event()
-        self._is_watched = False
+        self._keeper: _Keeper | None = None
 
     def reset_after_fork(self) -> None:
         """Drop the parent's workers; this process starts its own."""
-        for worker in [*self._workers, *self._ended]:
-            worker.forget()
+        if self._keeper is not None:
+            for worker in self._keeper.living:
+                worker.forget()
         self._reset()
 
     def close(self) -> None:
@@ -59,12 +74,25 @@ class WorkerPool:
             idle, self._idle = self._idle, []
             self._workers = set()
             self._n_started = 0
-            self._is_watched = False
-            self._is_over.set()
-            self._is_over = threading.Event()
+            keeper, self._keeper = self._keeper, None
         for worker in idle:
             worker.end()
-        self._reap()
+        if keeper is not None:
+            for worker in keeper.living:
+                if worker.is_dropped:
+                    worker.end()
+            keeper.close()
+
+    def sandbox(self) -> tuple[str, ...]:
+        """Parts of the sandbox that a worker's kernel enforces; starts one if none is idle."""
+        worker = self._take()
+        is_alive = False
+        try:
+            worker.wait_until_ready()
+            is_alive = True
+            return worker.sandbox
+        finally:
+            self._give_back(worker, is_alive)
 
     def run_one(self, location: str, sql: str, limits: Limits) -> Answer:
         """Run one query.
@@ -73,12 +101,18 @@ class WorkerPool:
             RunError: The database is at fault, or the executor.
         """
         request = _request([(location, [sql])], limits)
+        if location not in self._granted:
+            self._grant(location)
         has_died = False
         while True:
             (answers, _, ending), is_late = self._ask(request, 1, limits)
             answer = answers[0] if answers else None
+            if answer is not None and len(answer) != 2:
+                return answer
             if answer is not None:
-                return answer if len(answer) != 2 else _checked(answer)
+                if not self._grant(location):
+                    return _checked(answer)
+                continue
             if ending == "crashed":
                 if has_died or is_late:
                     return _outcome_after_crash(limits, is_late)
@@ -90,11 +124,15 @@ class WorkerPool:
         Raises:
             RunError: A database is at fault, or the executor.
         """
-        batch = _Batch(queries, limits, self._n_workers)
-        n_threads = min(self._n_workers, len(queries)) - 1
-        threads = [threading.Thread(target=self._serve, args=(batch,), daemon=True) for _ in range(n_threads)]
-        for thread in threads:
-            thread.start()
+        for location in {location for location, _ in queries} - self._granted:
+            self._grant(location)
+        batch = _Batch(queries, limits, self._n_workers, self._grant)
+        threads = []
+        for _ in range(min(self._n_workers, len(queries)) - 1):
+            thread = threading.Thread(target=self._serve, args=(batch,), daemon=True)
+            with suppress(RuntimeError):  # no more threads: the others do its work
+                thread.start()
+                threads.append(thread)
         try:
             self._serve(batch)
             for thread in threads:
@@ -140,57 +178,127 @@ class WorkerPool:
 
     def _take(self) -> Worker:
         with self._lock:
-            while not self._idle:
-                if self._n_started < self._n_workers:
-                    return self._start()
-                self._n_waiting += 1
-                self._free.wait()
-                self._n_waiting -= 1
-            return self._idle.pop()
+            try:
+                while not self._idle:
+                    if self._n_started < self._n_workers:
+                        return self._start()
+                    self._n_waiting += 1
+                    try:
+                        self._free.wait()
+                    finally:
+                        self._n_waiting -= 1
+                return self._idle.pop()
+            except BaseException:
+                self._free.notify()  # the next one in the queue may have more luck, or fails as well
+                raise
 
     def _give_back(self, worker: Worker, is_alive: bool) -> None:
         with self._lock:
             is_member = worker in self._workers
-            if is_member and is_alive:
+            if is_member and is_alive and worker.readable == self._readable:
                 self._idle.append(worker)
             elif is_member:
-                self._workers.discard(worker)
-                self._n_started -= 1
-                worker.kill()
-                self._ended.append(worker)  # its memory may take long to free
-                if not self._idle and self._n_started + 1 < self._n_workers:
-                    self._idle.insert(0, self._start())  # a spare: late queries come in series
-                self._idle.insert(0, self._start())  # gets ready while others work
+                self._drop(worker)
+                with suppress(RunError):  # raised again in a thread that needs one
+                    if not self._idle and self._n_started + 1 < self._n_workers:
+                        self._idle.insert(0, self._start())  # a spare: late queries come in series
+                    self._idle.insert(0, self._start())  # gets ready while others work
             if self._n_waiting:
                 self._free.notify()
         if not is_member:
             worker.end()
 
+    def _drop(self, worker: Worker) -> None:
+        self._workers.discard(worker)
+        self._n_started -= 1
+        worker.kill()
+        worker.is_dropped = True  # the keeper waits for it, because its memory may take long to free
+
     def _start(self) -> Worker:
-        worker = Worker(self._kind)
+        if self._keeper is None:
+            self._keeper = _Keeper(self._kind, require_sandbox=self._require_sandbox)
+        worker = self._keeper.start(self._readable)
         self._n_started += 1
         self._workers.add(worker)
-        if not self._is_watched:
-            self._is_watched = True
-            threading.Thread(target=self._kill_late, args=(self._is_over,), daemon=True).start()
         return worker
 
-    def _reap(self) -> None:
+    def _grant(self, location: str) -> bool:
+        """Let workers read what a database needs; True if they could not before."""
+        folders = _folders_of(self._kind, location)
         with self._lock:
-            ended, self._ended = self._ended, []
-        for worker in ended:
-            worker.end()
+            if len(self._granted) > MAX_GRANTED:
+                self._granted.clear()
+            self._granted.add(location)
+            before = self._readable
+            for folder in folders:
+                self._readable = _widened(self._readable, folder)
+            if self._readable == before:
+                return False
+            for worker in self._idle:
+                self._drop(worker)
+            self._idle.clear()
+            return True
 
-    def _kill_late(self, is_over: threading.Event) -> None:
-        """Kill workers that let a deadline pass without an answer (the backstop)."""
-        while not is_over.wait(BACKSTOP_TICK_S):
-            self._reap()
+
+class _Keeper:
+    """Thread that starts the workers of a pool, kills late ones, and waits for those that ended.
+
+    The kernel ends a worker together with the thread that started it, so this one outlives them all.
+
+    Attributes:
+        living: Its workers that were not waited for.
+    """
+
+    def __init__(self, kind: Kind, *, require_sandbox: bool) -> None:
+        self.living: list[Worker] = []
+        self._kind = kind
+        self._require_sandbox = require_sandbox
+        self._asked: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError as error:
+            raise RunError(f"cannot start a SQL worker: {error}") from error
+
+    def start(self, readable: tuple[str, ...]) -> Worker:
+        """Start a worker, and wait until its process exists."""
+        started: Future[Worker] = Future()
+        self._asked.put((started, readable))
+        try:
+            return started.result()
+        except KeyboardInterrupt:
+            started.add_done_callback(lambda worker: worker.result().kill())
+            raise
+
+    def close(self) -> None:
+        """End the thread after the last worker."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open or self.living:
+            with suppress(queue.Empty):
+                asked = self._asked.get(timeout=BACKSTOP_TICK_S)
+                is_open = is_open and asked is not None
+                if asked is not None:
+                    self._start(*asked)
             now = time.perf_counter()
-            for worker in self._workers.copy():
-                if now > worker.due:
+            for worker in self.living:
+                if worker.is_dropped:
+                    worker.end()
+                elif now > worker.due:  # the backstop: it let a deadline pass without an answer
                     worker.is_late = True
                     worker.due = float("inf")
                     worker.kill()
+            self.living = [worker for worker in self.living if not worker.is_ended]
+
+    def _start(self, started: "Future[Worker]", readable: tuple[str, ...]) -> None:
+        try:
+            worker = Worker(self._kind, readable, require_sandbox=self._require_sandbox)
+        except Exception as error:
+            started.set_exception(error)
+        else:
+            self.living.append(worker)
+            started.set_result(worker)
 
 
 class _Batch:
@@ -200,7 +308,13 @@ class _Batch:
         query_s: Mean seconds of a query of the last message.
     """
 
-    def __init__(self, queries: Sequence[Query], limits: Limits, n_workers: int) -> None:
+    def __init__(
+        self,
+        queries: Sequence[Query],
+        limits: Limits,
+        n_workers: int,
+        grant: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.queries = queries
         self.limits = limits
         self.answers: list[Any] = [None] * len(queries)
@@ -209,6 +323,7 @@ class _Batch:
         self.query_s = CHUNK_S / FIRST_CHUNK
         self.failure: Exception | None = None
         self._n_workers = n_workers
+        self._grant = grant
         self._lock = threading.Lock()
         # Sorted by database, so that each worker opens fewer files, the largest taken first: a slow query at
         # the end would leave the other workers idle.
@@ -253,10 +368,10 @@ class _Batch:
             else:
                 self._pending += unanswered[::-1]
             for position, answer in zip(positions, reply.answers, strict=False):
-                if answer is None:
+                if answer is None or (len(answer) == 2 and self._grant(self.queries[position][0])):
                     self._pending.append(position)
                 else:
-                    _checked(answer)
+                    answers[position] = _checked(answer)
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
@@ -289,10 +404,46 @@ def _by_location(queries: Iterable[Query]) -> list[Segment]:
 
 
 def _checked(answer: Answer) -> Answer:
-    if len(answer) == 2:
-        name, text = answer
+    if len(answer) != 2:
+        return answer
+    name, text = answer
+    if name != UNFORESEEN:
         raise getattr(errors, name)(text)
-    return answer
+    if text not in _logged:
+        _logged.add(text)
+        _logger.error("internal error in a SQL worker, taken as an error of its query:\n%s", text)
+    return ("error", (), (), False, "the database engine failed on this query", 0.0, True)
+
+
+def _folders_of(kind: Kind, location: str) -> set[str]:
+    """Files and folders that a worker reads for a database besides Python's own."""
+    if kind != "postgresql":
+        return {os.path.dirname(location), os.path.dirname(os.path.realpath(location))}
+    home = [str(Path.home() / name) for name in (".pgpass", ".postgresql", ".pg_service.conf")]
+    values = [value for name, value in os.environ.items() if name.startswith("PG")]
+    with suppress(ValueError):  # a malformed URL, which the worker reports
+        values += [value for _, value in parse_qsl(urlsplit(location).query)]
+    return {*home, *filter(os.path.isabs, values)}
+
+
+def _widened(readable: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """Readable folders with one more; many side by side become the one above them.
+
+    >>> _widened(("/data/shop/a", "/data/shop/b"), "/data/shop/c")
+    ('/data/shop',)
+    """
+    if any(_is_below(folder, above) for above in readable):
+        return readable
+    above = os.path.dirname(folder)
+    siblings = [known for known in readable if os.path.dirname(known) == above]
+    is_large = above.count(os.sep) < 2 or _is_below(str(Path.home()), above)
+    if len(siblings) + 1 >= MANY_SIBLINGS and not is_large:
+        folder = above
+    return (*(known for known in readable if not _is_below(known, folder)), folder)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:

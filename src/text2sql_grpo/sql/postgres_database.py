@@ -71,7 +71,7 @@ _FAULT_STATES = ("08", "57P", "55P03", "58", "XX001", "XX002")
 
 
 class _NumericLoader(Loader):
-    def load(self, data: Buffer) -> int | float:
+    def load(self, data: Buffer) -> int | float | str:
         return exact_number(Decimal(bytes(data).decode()))
 
 
@@ -207,7 +207,7 @@ class HardenedPostgres:
             more = f" and {len(excess) - MAX_RIGHTS_SHOWN} more" if len(excess) > MAX_RIGHTS_SHOWN else ""
             raise DataError(
                 f"the PostgreSQL role {', '.join(excess[:MAX_RIGHTS_SHOWN])}{more} (at {self._shown});"
-                " use one that can only read tables (see restricted_role_sql)"
+                " use one that can only read tables: `text2sql-grpo role --print` prints its SQL"
             )
         for kind in postgres.types:
             if kind.name not in _VALUE_TYPES:

@@ -27,10 +27,15 @@ _EXCESS = f"""
     UNION ALL SELECT 'may create tables in ' || nspname FROM pg_namespace
         WHERE has_schema_privilege(oid, 'CREATE')
     UNION ALL SELECT 'may change ' || oid::regclass FROM pg_class
-        WHERE relkind IN ('r', 'p', 'v', 'f') AND has_table_privilege(oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+        WHERE relkind IN ('r', 'p', 'v', 'f')
+            AND (has_table_privilege(oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+                OR has_any_column_privilege(oid, 'INSERT, UPDATE'))
             AND relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
     UNION ALL SELECT DISTINCT 'may call ' || proname FROM pg_proc
         WHERE proname ~ '{FORBIDDEN_FUNCTIONS}' AND has_function_privilege(oid, 'EXECUTE')
+    UNION ALL SELECT 'may call ' || oid::regprocedure || ' with the rights of ' || proowner::regrole
+        FROM pg_proc WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE')
+            AND has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')
 """
 
 
@@ -45,9 +50,10 @@ def restricted_role_sql(
     """SQL that creates a role which can only read tables; run it as a superuser, in that database.
 
     It revokes rights from PUBLIC, that is from every role of this database without a grant of its own:
-    temporary tables, new tables in `schemas`, and `FORBIDDEN_FUNCTIONS` (advisory locks, large objects,
-    set_config, ...). So use a database that no application shares. Run it again after `CREATE EXTENSION`,
-    because an extension may add such functions. Needs PostgreSQL 14 or newer.
+    temporary tables, new tables in `schemas`, `FORBIDDEN_FUNCTIONS` (advisory locks, large objects,
+    set_config, ...), and functions that run with the rights of their owner. So use a database that no
+    application shares. Run it again after `CREATE EXTENSION`, because an extension may add such functions.
+    Needs PostgreSQL 14 or newer.
     """
     name, database_name = Identifier(role).as_string(), Identifier(database).as_string()
     settings = {
@@ -75,7 +81,7 @@ def restricted_role_sql(
         ]
     lines.append(
         "DO $do$ DECLARE routine regprocedure; BEGIN FOR routine IN SELECT oid FROM pg_proc"
-        f" WHERE proname ~ '{FORBIDDEN_FUNCTIONS}'"
-        " LOOP EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', routine); END LOOP; END $do$;"
+        f" WHERE prosecdef OR proname ~ '{FORBIDDEN_FUNCTIONS}'"
+        " LOOP EXECUTE format('REVOKE EXECUTE ON ROUTINE %s FROM PUBLIC', routine); END LOOP; END $do$;"
     )
     return "\n".join(lines)

@@ -18,15 +18,17 @@ from operator import itemgetter
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.failure_text import (
     NO_MEMORY,
+    NO_TEMPORARY_FILE,
     NOTHING_TO_RUN,
     ONLY_READING,
     SEVERAL_STATEMENTS,
+    cut_values,
     late_text,
     short_line,
     why_unfit,
 )
 from text2sql_grpo.sql.frames import marshalled, marshalled_tuple
-from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of, open_database, version_of
+from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of, is_unlocked, open_database, version_of
 from text2sql_grpo.sql.sqlite_guard import MAX_COLUMNS, MAX_VALUE_BYTES, SQLITE_LIMITS, ReadGuard
 
 TYPE_CHECKING = False  # the typing module would double the time in which a worker starts
@@ -42,8 +44,10 @@ __all__ = [
     "open_database",
 ]
 
+spills_to_disk = True  # False where no temporary folder can be written
 PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
 BUSY_TIMEOUT_MS = 100  # wait inside a query for another process that writes the file; the worker retries
+MAX_STORED_BYTES = 32 * MAX_VALUE_BYTES  # of a stored value that is read, and cut
 MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value has maximum length
 
 # Faults of the file or the disk, never of the query.
@@ -104,8 +108,12 @@ class HardenedDatabase:
         self.connection = open_database(path, is_settled=self._is_settled)
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self._has_wal_header = os.read(self._file, 20)[18:19] == b"\2"
+        self._is_unlocked = self._has_wal_header and is_unlocked(self.connection)
+        self._has_long_values = False
         self.connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
         self.connection.execute("PRAGMA trusted_schema = OFF").close()
+        if not spills_to_disk:
+            self.connection.execute("PRAGMA temp_store = MEMORY").close()
         virtual_tables = self.connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
         ).fetchall()
@@ -141,9 +149,10 @@ class HardenedDatabase:
     def is_unchanged(self) -> bool:
         """True if all reads since the opening saw one state of the file.
 
-        An immutable connection takes no lock, so that the file may change while it is read; any other
-        reads under a lock.
+        A connection that takes no lock reads a file that may change meanwhile; any other reads under a lock.
         """
+        if self._is_unlocked:
+            return fingerprint_of(self.path) == self.fingerprint
         return not self._is_settled or version_of(os.fstat(self._file)) == self._version
 
     def _is_late(self) -> bool:
@@ -188,7 +197,7 @@ class HardenedDatabase:
             if cursor.description is None:
                 return self._failure("error", NOTHING_TO_RUN, started)
             columns = tuple(map(_first, cursor.description))
-            n_fetched = _FETCHED_ROWS[len(columns)]
+            n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
             rows = cursor.fetchmany(n_fetched)
             if len(rows) < n_fetched and len(rows) <= limits.max_rows:
                 answer = marshalled(
@@ -223,15 +232,29 @@ class HardenedDatabase:
         finally:
             self.connection.text_factory = str
 
+    def _again_with_long_values(self, sql: str, limits: Limits, started: float) -> bytes:
+        """Run again, reading stored values over the limit, which no longer than their file can be."""
+        longest = min(os.fstat(self._file).st_size, MAX_STORED_BYTES)
+        self._has_long_values = True
+        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+        try:
+            return self.run_marshalled(sql, limits, started)
+        finally:
+            self._has_long_values = False
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+
     def _long_answer(
         self, columns: tuple[str, ...], rows: list[Row], limits: Limits, started: float
     ) -> bytes:
         """Answer with many or long rows, cut at the caps."""
-        n_fetched = _FETCHED_ROWS[len(columns)]
+        n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
         parts: list[bytes] = []
         n_rows = n_bytes = 0
-        is_truncated = False
+        is_truncated = is_cut = False
         while rows and not is_truncated:
+            if self._has_long_values:
+                rows, was_cut = cut_values(rows, MAX_VALUE_BYTES)
+                is_cut = is_cut or was_cut
             part = marshalled(rows)[_LIST_HEADER_BYTES:]
             is_truncated = n_rows + len(rows) > limits.max_rows or n_bytes + len(part) > limits.max_bytes
             if is_truncated:
@@ -247,7 +270,9 @@ class HardenedDatabase:
             self._cursor.close()  # ends the statement
             self._cursor = self.connection.cursor()
         elapsed_s = time.perf_counter() - started
-        last = marshalled((is_truncated, "", elapsed_s, self._guard.is_volatile))[_LIST_HEADER_BYTES:]
+        last = marshalled((is_truncated or is_cut, "", elapsed_s, self._guard.is_volatile))[
+            _LIST_HEADER_BYTES:
+        ]
         fields = (marshalled("ok"), marshalled(columns), marshalled_tuple(n_rows, parts), last)
         return marshalled_tuple(7, fields)
 
@@ -266,6 +291,12 @@ class HardenedDatabase:
         if code in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH):
             # A callback ended by an exception, which the sqlite3 module swallows: Ctrl-C.
             raise KeyboardInterrupt from error
+        is_long = code == sqlite3.SQLITE_TOOBIG and os.fstat(self._file).st_size > MAX_VALUE_BYTES
+        if is_long and not self._has_long_values:
+            return self._again_with_long_values(sql, limits, started)
+        has_log = not self._is_settled and (self._has_wal_header or self.fingerprint[3])
+        if (code == sqlite3.SQLITE_CANTOPEN or extended == sqlite3.SQLITE_IOERR_GETTEMPPATH) and not has_log:
+            return self._failure("memory", NO_TEMPORARY_FILE, started)
         if code in _SIZE_FAULTS or extended in _FULL_DISK:
             answer = self._failure("memory", f"stopped: {error}", started)
             if code == sqlite3.SQLITE_NOMEM:

@@ -5,6 +5,7 @@ Imported by the workers: nothing heavy here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -63,32 +64,51 @@ def open_database(database: Path | str, *, is_settled: bool | None = None) -> sq
         is_settled = fingerprint_of(path)[-1]
     try:
         with open(path, "rb") as file:
-            header = file.read(16)
+            header = file.read(20)
     except OSError as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
-    if header != b"SQLite format 3\0":
+    if header[:16] != b"SQLite format 3\0":
         found = "it is empty" if not header else "it is not a database"
         raise DataError(f"cannot read the SQLite database file: {found} (at {path})")
-    # `immutable` halves the cost of small queries, but sees no write-ahead log and no later change.
-    uri = _uri_of(path) + "?mode=ro" + ("&immutable=1" if is_settled else "")
-    connection = None
     try:
-        connection = sqlite3.connect(
-            uri,
-            uri=True,
-            timeout=OPEN_TIMEOUT_S,
-            isolation_level=None,
-            cached_statements=0,
-            check_same_thread=False,
-        )
+        if is_settled:
+            # Halves the cost of small queries, but sees no write-ahead log and no later change.
+            return _connected(path, "immutable=1")
+        if header[18:19] != b"\2" or os.name == "nt":
+            return _connected(path)
+        if os.access(path + "-shm", os.F_OK):
+            with contextlib.suppress(sqlite3.OperationalError):  # its writer is gone
+                return _connected(path, "readonly_shm=1")
+        # Without a lock, for which SQLite would make a file beside the log. See `is_unlocked`.
+        return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE")
+    except sqlite3.Error as error:
+        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
+
+
+def _connected(path: str, option: str = "", setting: str = "PRAGMA query_only = ON") -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{_uri_of(path)}?mode=ro&{option}",
+        uri=True,
+        timeout=OPEN_TIMEOUT_S,
+        isolation_level=None,
+        cached_statements=0,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute(setting).close()
         connection.execute("PRAGMA query_only = ON").close()
         connection.execute("PRAGMA cell_size_check = ON").close()
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
-        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
+
+
+def is_unlocked(connection: sqlite3.Connection) -> bool:
+    """True if a write-ahead log is read without a lock, so that its file may change meanwhile."""
+    mode: str = connection.execute("PRAGMA locking_mode").fetchone()[0]
+    return mode == "exclusive"
 
 
 def _uri_of(path: str) -> str:

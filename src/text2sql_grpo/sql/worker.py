@@ -23,12 +23,13 @@ from functools import partial
 from marshal import loads
 
 from text2sql_grpo.errors import RunError, needs_extra
-from text2sql_grpo.sql import sqlite
+from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import (
     LAST,
     PLAIN,
     SPECIAL,
+    UNFORESEEN,
     FrameReader,
     framed,
     marshalled,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+MAX_CPU_S = 1 << 31
+START_CPU_S = 60  # of processor time, before a worker that hangs is killed by the kernel
 GRACE_S = 0.03  # after the deadline, for the database to stop the query by itself
 TICK_S = 0.02  # between two checks of the deadline
 PARKED_S = 5.0  # between two checks of the parent while idle
@@ -50,7 +53,6 @@ LOCKED_S = 5.0  # wait of a query for another process that writes the file
 SENT_BYTES = 1 << 20
 MAX_OPEN_DATABASES = 64
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
-MAX_FILE_BYTES = 1 << 30  # a sort that spills to disk
 ADDRESS_SPACE_BYTES = {"sqlite": 1 << 30, "postgresql": 1 << 30, "duckdb": 4 << 30}
 
 _PLAIN_END = marshalled(False)[0]  # last byte of a cacheable outcome
@@ -78,8 +80,9 @@ class Worker:
     is infinite between two queries: a deadline that has passed is that of the last one started.
     """
 
-    def __init__(self, frames: FrameReader, kind: str, parent: int) -> None:
+    def __init__(self, frames: FrameReader, kind: str, parent: int, walls: tuple[str, ...]) -> None:
         self._frames = frames
+        self._walls = walls
         self._kind = kind
         self._parent = parent
         # Output of libraries goes to stderr, not between the frames.
@@ -88,6 +91,7 @@ class Worker:
         self._limits = _Limits(0.0, 0, 0, 0)
         self._databases: OrderedDict[str, Any] = OrderedDict()
         self._database: Any = None
+        self._processor_s = 0.0  # the kernel kills this process some time after
         self._started = 0
         self._deadline = float("inf")
         self._is_busy = False
@@ -102,7 +106,12 @@ class Worker:
     def serve(self) -> None:
         """Answer requests until the parent closes the pipe."""
         threading.Thread(target=self._watch, daemon=True).start()
-        self._send()  # ready
+        if self._kind == "duckdb":
+            with contextlib.suppress(RunError):
+                _engine(self._kind)[0].RUNNER.submit(int).result()  # starts its thread
+        sandbox.forbid_processes()
+        self._extend_processor_time(0.0)
+        self._write([marshalled(wall) for wall in self._walls])  # ready
         is_single = False
         while True:
             # A request of one query is often followed by the next at once.
@@ -110,6 +119,9 @@ class Worker:
             timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(request)
             is_single = len(segments) == 1 == len(segments[0][1])
             self._limits = _Limits(timeout_s, max_rows, max_bytes, max_sql_bytes)
+            n_queries = sum([len(queries) for _, queries in segments])
+            if time.process_time() + n_queries * timeout_s > self._processor_s:
+                self._extend_processor_time(n_queries * timeout_s)
             self._started = self._n_sent = 0
             self._flags = PLAIN
             self._is_busy = True
@@ -121,6 +133,17 @@ class Worker:
                     pass
                 self._send()
             self._is_busy = False
+
+    def _extend_processor_time(self, wanted_s: float) -> None:
+        """Let the kernel end this process if it works for much longer than its queries may."""
+        self._processor_s = time.process_time() + wanted_s + START_CPU_S
+        if sys.platform == "linux":
+            import resource
+
+            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            soft = int(min(self._processor_s + START_CPU_S, MAX_CPU_S))
+            soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
     def _answer_all(self, location: str, pending: Iterator[str]) -> bool:
         """Answer queries of one database; False after one that needs a new connection."""
@@ -209,7 +232,9 @@ class Worker:
         if isinstance(error, OutOfMemory):
             self._flags |= LAST  # the exit frees the memory
             return error.answer
-        return _fault(error) if is_unchanged else _AGAIN
+        if not is_unchanged:
+            return _AGAIN
+        return _fault(error) if isinstance(error, RunError) else marshalled((UNFORESEEN, _traceback(error)))
 
     def _retry(self, location: str, sql: str) -> bytes | Exception:
         try:
@@ -250,6 +275,12 @@ class Worker:
         self._sent_at = time.perf_counter()
 
     def _watch(self) -> None:
+        try:
+            self._watch_deadline()
+        except OSError:  # nobody reads the answers: the parent is gone
+            os._exit(0)
+
+    def _watch_deadline(self) -> None:
         n_idle = 0
         while True:
             if self._is_busy:
@@ -263,13 +294,13 @@ class Worker:
             time.sleep(max(0.001, min(TICK_S, left_s)))
 
     def _check_deadline(self) -> None:
+        self._exit_without_parent()
         begun = self._started
         now = time.perf_counter()
         if now > self._deadline + GRACE_S:
             self._end(begun)
         if self._answers or now > self._sent_at + HEARTBEAT_S:
             self._send()
-        self._exit_without_parent()
 
     def _end(self, begun: int) -> None:
         """Exit if the last started query still runs, with its time-out as the last answer."""
@@ -323,10 +354,13 @@ def _fault(error: Exception) -> bytes:
     if isinstance(error, RunError):
         kind = next(cls for cls in type(error).__mro__ if cls.__module__ == RunError.__module__)
         return marshalled((kind.__name__, str(error)))
+    return marshalled(("RunError", f"internal error in a SQL worker:\n{_traceback(error)}"))
+
+
+def _traceback(error: Exception) -> str:
     import traceback
 
-    text = "".join(traceback.format_exception(error))
-    return marshalled(("RunError", f"internal error in a SQL worker:\n{text}"))
+    return "".join(traceback.format_exception(error))
 
 
 def _limit_memory(kind: str) -> None:
@@ -334,25 +368,23 @@ def _limit_memory(kind: str) -> None:
     if sys.platform == "linux":  # macOS accepts the limits, and does not enforce them
         import resource
 
-        bounds = {
-            resource.RLIMIT_AS: ADDRESS_SPACE_BYTES[kind],
-            resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
-            resource.RLIMIT_CORE: 0,
-        }
-        for bound, value in bounds.items():
-            hard = resource.getrlimit(bound)[1]  # only root may raise it
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(bound, (value, value))
+        sandbox.lower_limit(resource.RLIMIT_AS, ADDRESS_SPACE_BYTES[kind])
 
 
 def main() -> None:
     """Entry point of a worker process."""
     frames = FrameReader(0)
-    kind, parent, path = loads(frames.read()[0])
+    kind, parent, path, readable, folder = loads(frames.read()[0])
     sys.path[:] = path or sys.path
+    sqlite.spills_to_disk = bool(folder)
+    with contextlib.suppress(RunError):  # raised again by the first query, which the parent sees
+        _engine(kind)
     _limit_memory(kind)
+    walls = sandbox.enter(
+        readable, [folder] if folder else [], parent=parent, has_network=kind == "postgresql"
+    )
     gc.freeze()
     gc.set_threshold(100_000)  # rows of tuples need no collection
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        Worker(frames, kind, parent).serve()
+        Worker(frames, kind, parent, walls).serve()
     os._exit(0)

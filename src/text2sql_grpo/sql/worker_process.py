@@ -1,10 +1,11 @@
 """Parent's side of one worker process: start, request, end."""
 
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from marshal import loads
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, write_all
+from text2sql_grpo.sql.sandbox import PARTS
 
 PATIENCE_S = 1.5  # after a deadline, before the backstop kills the worker
 START_S = 30.0
@@ -32,7 +34,7 @@ main()
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 # The fields of an `ExecutionOutcome`, the last of them True if another run may end otherwise; the name of
-# a class in `errors` and its text; or None: run the query again.
+# a class in `errors`, or `frames.UNFORESEEN`, and its text; or None: run the query again.
 Answer = tuple[Any, ...]
 Ending = Literal["", "planned", "crashed", "unasked"]
 
@@ -61,35 +63,48 @@ class Worker:
 
     Attributes:
         is_late: True if the backstop killed it.
+        is_dropped: True if its pool does not use it any more.
+        is_ended: True if it was waited for.
         due: When the backstop kills it, by `time.perf_counter`; infinite while it is idle.
+        readable: Files and folders that it may read besides Python's own.
+        sandbox: Those of `sandbox.PARTS` that its kernel enforces; empty before the first answer.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, readable: tuple[str, ...] = (), *, require_sandbox: bool = False) -> None:
+        """Start a process.
+
+        The kernel ends it with the thread that calls this.
+        """
         if not sys.executable:
             raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
         new_group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+        self.readable = readable
+        self.sandbox: tuple[str, ...] = ()
+        self._require_sandbox = require_sandbox
+        self._folder = _temporary_folder()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                env=_environment(),
+                env=_environment(kind, self._folder),
                 start_new_session=not new_group,  # Ctrl-C is for the parent
                 creationflags=new_group,
             )
         except OSError as error:
+            self._remove_folder()
             raise RunError(f"cannot start a SQL worker: {error} (at {sys.executable})") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
         self._frames = FrameReader(self._process.stdout.fileno())
         self._is_ready = False
-        self.is_late = False
+        self.is_late = self.is_dropped = self.is_ended = False
         self.due = float("inf")
         path = [] if kind == "sqlite" else [entry for entry in sys.path if entry]
         with suppress(OSError):  # gone already; `_wait_until_ready` raises
-            write_all(self._input, framed(marshalled((kind, os.getpid(), path))))
+            write_all(self._input, framed(marshalled((kind, os.getpid(), path, readable, self._folder))))
 
     def ask(self, request: bytes, n_queries: int, timeout_s: float, *, is_soon: bool = False) -> Reply:
         """Send a request and wait for its answers, or for the end of the process.
@@ -100,8 +115,7 @@ class Worker:
             timeout_s: Time limit of each query.
             is_soon: whether to poll for a moment before a blocking read.
         """
-        if not self._is_ready:
-            self._wait_until_ready()
+        self.wait_until_ready()
         patience_s = timeout_s + PATIENCE_S
         clock = time.perf_counter
         self.due = clock() + patience_s
@@ -123,10 +137,17 @@ class Worker:
         self.due = float("inf")
         return Reply(answers, not all_flags, "planned" if all_flags & LAST else "")
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Wait for the end of the start-up.
+
+        Raises:
+            RunError: The process ended, or its sandbox lacks a part that is required.
+        """
+        if self._is_ready:
+            return
         self.due = time.perf_counter() + START_S
         try:
-            self._frames.read()
+            self.sandbox = tuple(loads(self._frames.read()[0]))
         except (EOFError, OSError):
             code = self._process.wait()
             is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
@@ -134,6 +155,13 @@ class Worker:
                 f"SQL worker exited with code {code} during start-up; see its stderr"
                 f" (command: {sys.executable} -I -S)"
             ) from None
+        self.due = float("inf")
+        missing = [part for part in PARTS if part not in self.sandbox]
+        if missing and self._require_sandbox:
+            raise RunError(
+                f"the sandbox of a SQL worker lacks {', '.join(missing)}: use a Linux kernel that has them"
+                " (Landlock: 5.13 or newer), or require_sandbox=False"
+            )
         self._is_ready = True
 
     def kill(self) -> None:
@@ -145,6 +173,8 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self.forget()
+        self._remove_folder()
+        self.is_ended = True
 
     def forget(self) -> None:
         """Close the pipes of a process that is gone, or is another process's child."""
@@ -153,16 +183,38 @@ class Worker:
         for pipe in self._pipes:
             pipe.close()
 
+    def _remove_folder(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
-_SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
+
+# Variables that change how a program starts, finds its libraries or shows time and text.
+_INHERITED = frozenset(
+    ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "WINDIR")
+) | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "VIRTUAL_ENV"}
+_OF_POSTGRESQL = ("PG", "SSL_CERT_", "KRB5")
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment without secrets, and with glibc's fast bins turned off.
+def _environment(kind: Kind, folder: str) -> dict[str, str]:
+    """Inherited variables, those of the database's client, and glibc's fast bins turned off.
 
     glibc would merge all freed small blocks at once in some later call, for 0.3 s after a query that filled
     the memory, and under the interpreter lock: the thread that watches the deadline would wait.
     """
-    before = os.environ.get("GLIBC_TUNABLES")
-    kept = {name: value for name, value in os.environ.items() if not _SECRET_NAME.search(name.upper())}
-    return {**kept, "GLIBC_TUNABLES": ":".join(filter(None, (before, "glibc.malloc.mxfast=0")))}
+    prefixes = ("LC_", *_OF_POSTGRESQL) if kind == "postgresql" else ("LC_",)
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in _INHERITED or name.startswith(prefixes)
+    }
+    if folder:
+        kept["SQLITE_TMPDIR"] = folder
+    return {**kept, "GLIBC_TUNABLES": "glibc.malloc.mxfast=0"}
+
+
+def _temporary_folder() -> str:
+    """New folder for what one worker spills to disk; empty if none can be made."""
+    try:
+        return tempfile.mkdtemp(prefix="text2sql-", dir=os.environ.get("SQLITE_TMPDIR"))
+    except OSError:
+        return ""

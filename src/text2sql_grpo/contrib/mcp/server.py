@@ -24,6 +24,7 @@ from text2sql_grpo.contrib.mcp.audit_log import AuditLog
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
 
 PATH = "/mcp"
@@ -46,9 +47,11 @@ def make_server(
         token: Required bearer token of HTTP requests; None for none.
 
     Raises:
-        DataError: The database is missing or unreadable.
+        DataError: The database is missing or unreadable, or its role may do more than read.
     """
     read_schema(database)
+    if parse_address(database).kind == "postgresql":
+        executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
     server = MCPServer(
         "text2sql-grpo",
         instructions="One SQL database, for reading only.",

@@ -1,0 +1,31 @@
+import secrets
+import sys
+
+from text2sql_grpo.errors import ConfigError, needs_extra
+
+
+def role(
+    *,
+    print: bool = False,
+    name: str = "text2sql_reader",
+    database: str = "postgres",
+    schemas: list[str] | None = None,
+) -> int:
+    """Print the SQL that makes a PostgreSQL role which can only read tables.
+
+    Run it as a superuser, in that database: text2sql-grpo role --print --database sales | psql sales
+
+    Args:
+        print: Print the SQL; its password is new each time, and stands in the SQL and on stderr.
+        name: The role.
+        database: The database that it may read.
+        schemas: Schemas that it may read (default: public).
+    """
+    if not print:
+        raise ConfigError("nothing to do: add --print")
+    with needs_extra("postgresql", "the SQL of a PostgreSQL role"):
+        from text2sql_grpo.sql.postgres_role import restricted_role_sql
+    password = secrets.token_urlsafe(18)
+    sys.stdout.write(restricted_role_sql(name, password, database, schemas=schemas or ("public",)) + "\n")
+    sys.stderr.write(f"afterwards: postgresql://{name}:{password}@HOST/{database}\n")
+    return 0
