@@ -81,3 +81,11 @@ def test_digits_of_large_numbers_count() -> None:
 def test_rows_that_come_too_late_are_not_kept() -> None:
     with pytest.raises(TimeLimitReachedError):
         keep_rows(iter([(1,)]), Limits(), time.monotonic() - 1)
+
+
+def test_numbers_too_long_to_print_become_text_and_long_values_are_cut() -> None:
+    rows, is_truncated = keep_rows(iter([(10**5_000, 1)]), Limits(), math.inf)
+    assert (rows, is_truncated) == (((f"1{'0' * 5_000}", 1),), False)
+
+    rows, is_truncated = keep_rows(iter([("x" * 6_000_000, b"y" * 2_000_000, 3)]), Limits(), math.inf)
+    assert (rows, is_truncated) == ((("x" * 1_000_000, b"y" * 1_000_000, 3),), True)

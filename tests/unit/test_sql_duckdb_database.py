@@ -343,3 +343,85 @@ def test_names_of_columns_are_kept(database: HardenedDuckDB) -> None:
     outcome = database.run('SELECT 1 AS a, [2] AS a, 3 AS "x y", [4] AS "c0"', LIMITS)
     assert outcome.columns == ("a", "a", "x y", "c0")
     assert outcome.rows == ((1, "[2]", 3, "[4]"),)
+
+
+COPY = "COPY (SELECT 1) TO '{path}{suffix}' (FORMAT {format}, USE_TMP_FILE false)"
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        "WITH x AS ({}) SELECT * FROM x",
+        "SELECT * FROM (WITH x AS ({}) SELECT * FROM x)",
+        "SELECT (WITH x AS ({}) SELECT 1 FROM x)",
+        "WITH a AS (WITH x AS MATERIALIZED ({}) SELECT * FROM x) SELECT * FROM a",
+        "SELECT 1 UNION ALL (WITH x AS ({}) SELECT 1 FROM x)",
+        "SELECT 1 WHERE EXISTS (WITH x AS ({}) SELECT 1 FROM x)",
+        "WITH RECURSIVE x AS ({}) SELECT * FROM x",
+        "PIVOT (WITH x AS ({}) SELECT 1 AS a, 2 AS b FROM x) ON a USING sum(b)",
+        "SELECT * FROM (PIVOT (WITH x AS ({}) SELECT 1 AS a, 2 AS b FROM x) ON a USING sum(b))",
+        "EXPLAIN ANALYZE WITH x AS ({}) SELECT * FROM x",
+        "EXPLAIN (ANALYZE, FORMAT json) WITH x AS ({}) SELECT * FROM x",
+        "SUMMARIZE WITH x AS ({}) SELECT * FROM x",
+        "DESCRIBE (WITH x AS ({}) SELECT * FROM x)",
+        "WITH/**/x\u00a0AS(/* ) */{}--\n)FROM x",
+    ],
+)
+def test_writing_inside_a_query_is_refused(path: Path, nest: str) -> None:
+    database = HardenedDuckDB(str(path), fingerprint_of(str(path)))
+    before = contents(path.parent)
+    bodies = [
+        COPY.format(path=path, suffix=s, format=f) for s in ("", ".wal", ".new") for f in ("csv", "blob")
+    ]
+    for body in (*bodies, "INSERT INTO ward VALUES (3, 'C') RETURNING *", "DELETE FROM ward RETURNING *"):
+        outcome = database.run(nest.format(body), LIMITS)
+        assert outcome.status in ("denied", "error"), nest.format(body)
+        assert contents(path.parent) == before
+    assert database.run("SELECT count(*) FROM ward", LIMITS).rows == ((2,),)
+    database.close()
+
+
+@pytest.mark.parametrize("space", ["", " ", "--x\r", "/**/", "\u200b", "\ufeff", "\u2060", "\u00a0", "\v"])
+@pytest.mark.parametrize(
+    "name", ["query", '"query"', "QUERY", "main.query", "system.main.query", '"main"."Query"']
+)
+def test_functions_that_run_text_are_refused(database: HardenedDuckDB, name: str, space: str) -> None:
+    for sql in (f"SELECT * FROM {name}{space}('SELECT 42')", f"PIVOT {name}{space}('SELECT 42 AS a') ON a"):
+        outcome = database.run(sql, LIMITS)
+        assert outcome.status in ("denied", "error"), outcome
+        assert (42,) not in outcome.rows
+
+
+def test_content_of_the_file_itself_is_not_read(database: HardenedDuckDB, original: Path) -> None:
+    for name in (
+        "read_blob",
+        "read_text",
+        "read_csv",
+        "sniff_csv",
+        "read_duckdb",
+        "glob",
+        "parquet_metadata",
+    ):
+        assert not database.run(f"SELECT * FROM {name}('{original}')", LIMITS).is_ok
+    assert not database.run(f"SELECT * FROM '{original}'", LIMITS).is_ok
+    assert not database.run("SELECT * FROM 'hospital.duckdb'", LIMITS).is_ok
+
+
+def test_statement_without_a_name_in_python_is_refused(database: HardenedDuckDB) -> None:
+    outcome = database.run("UPDATE EXTENSIONS", LIMITS)
+    assert (outcome.status, outcome.error) == (
+        "denied",
+        "not allowed: UPDATE; only queries that read the tables run",
+    )
+
+
+def test_query_with_types_that_python_lacks_runs_once(database: HardenedDuckDB) -> None:
+    sql = "SELECT DATE 'infinity', TIMESTAMP '-infinity', INTERVAL 1 DAY, [random() < 2]"
+    assert database.run(sql, LIMITS).rows == (("infinity", "-infinity", "1 day", "[true]"),)
+    slow = "SELECT [sum(a.range)] FROM range(30_000_000) a"
+    started = time.monotonic()
+    database.run(slow.replace("[", "(").replace("]", ")"), Limits(timeout_s=60))
+    once_s = time.monotonic() - started
+    started = time.monotonic()
+    database.run(slow, Limits(timeout_s=60))
+    assert time.monotonic() - started < 1.7 * once_s + 0.2

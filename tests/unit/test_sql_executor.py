@@ -472,6 +472,21 @@ def test_caps_hold_for_wide_rows_and_over_many_fetches(executor: SQLExecutor, da
     assert len(small.rows) == 100_000 // (300 * 5 + 5) and small.is_truncated
 
 
+def test_stored_values_over_the_limit_are_cut(executor: SQLExecutor, database: Path) -> None:
+    build(
+        database,
+        "INSERT INTO visit VALUES (9, 1, 1, replace(hex(zeroblob(1500000)), '0', 'y')), (10, 1, 1, 'x')",
+    )
+
+    outcome = executor.execute(database, "SELECT notes FROM visit WHERE id >= 9 ORDER BY id")
+    computed = executor.execute(database, "SELECT hex(zeroblob(400000000))")
+
+    assert (outcome.status, outcome.is_truncated) == ("ok", True)
+    assert outcome.rows == (("y" * 1_000_000,), ("x",))
+    assert computed.status == "memory"
+    assert_still_reads(executor, database)
+
+
 def test_text_of_a_subclass_is_run(executor: SQLExecutor, database: Path) -> None:
     class Query(str):
         pass

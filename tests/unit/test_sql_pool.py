@@ -10,14 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
+import duckdb
+import psycopg
 import pytest
 
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql import Limits, SQLExecutor, pool, worker_process
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
 from text2sql_grpo.sql.worker_process import PATIENCE_S, START_S, Worker
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -283,6 +287,126 @@ def test_workers_end_with_a_killed_parent(database: Path, sql: str) -> None:
         parent.kill()
 
         wait_for(lambda: not is_alive(pid))
+
+
+# Queries of every length on two workers, for ever.
+BUSY = """
+import sys, threading
+from text2sql_grpo.sql import Limits, SQLExecutor
+location, endless = sys.argv[1:]
+executor = SQLExecutor(Limits(timeout_s=0.3), workers=2, cache_entries=0)
+executor.execute(location, "SELECT 1")
+print("started", flush=True)
+def run(sql):
+    while True:
+        executor.execute(location, sql)
+threading.Thread(target=run, args=(endless,)).start()
+run("SELECT 1")
+"""
+
+
+def assert_killed_parents_leave_no_worker(location: str, endless: str, rounds: int) -> None:
+    random = Random(rounds)
+    for number in range(rounds):
+        mark = f"LC_MARK={os.getpid()}-{location}-{number}"
+        name, _, value = mark.partition("=")
+        environment = {**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(
+            [sys.executable, "-c", BUSY, location, endless], stdout=subprocess.PIPE, env=environment
+        ) as parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"started\n"
+            assert len(marked(mark)) >= 2
+            time.sleep(random.uniform(0.0, 1.0))
+            parent.kill()
+        time.sleep(1.0)
+        assert marked(mark) == []
+
+
+def marked(text: str) -> list[str]:
+    """Processes that live, with this text in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if text in path.read_text(errors="replace"):
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_parents_killed_at_any_moment_leave_no_worker(database: Path) -> None:
+    assert_killed_parents_leave_no_worker(str(database), ENDLESS, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "postgresql"])
+def test_fifty_parents_killed_at_any_moment_leave_no_worker(
+    database: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    location, endless = str(database), ENDLESS
+    if kind == "duckdb":
+        location, endless = f"duckdb:///{tmp_path}/a.duckdb", "SELECT count(*) FROM range(10_000_000_000_000)"
+        duckdb.connect(f"{tmp_path}/a.duckdb").close()
+    if kind == "postgresql":
+        server = request.getfixturevalue("postgres_server")
+        with psycopg.connect(server.admin_url(), autocommit=True) as admin:
+            admin.execute("CREATE DATABASE parents")
+        with psycopg.connect(server.admin_url("parents"), autocommit=True) as admin:
+            admin.execute(restricted_role_sql("orphan", "secret", "parents"))
+        location, endless = server.url("orphan", "secret", "parents"), "SELECT pg_sleep(60)"
+    assert_killed_parents_leave_no_worker(location, endless, 50)
+
+
+def test_threads_do_not_wait_for_a_worker_that_cannot_start(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Worker:
+        raise RunError("cannot start a SQL worker: too many open files")
+
+    found: list[object] = []
+
+    def run(executor: SQLExecutor) -> None:
+        try:
+            found.append(executor.execute(database, ENDLESS, limits=Limits(timeout_s=0.3)).status)
+        except RunError as error:
+            found.append(str(error))
+
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        executor.execute(database, "SELECT 1")
+        monkeypatch.setattr(pool, "Worker", fail)
+        threads = [threading.Thread(target=run, args=(executor,), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        os.kill(busy_pid(executor), signal.SIGKILL)
+        wait_for(lambda: len(found) == 4)
+        assert found == ["cannot start a SQL worker: too many open files"] * 4
+        monkeypatch.undo()
+        assert executor.execute(database, "SELECT count(*) FROM t").rows == ((3,),)
+
+
+def test_fault_of_the_adapter_is_an_error_of_its_query(
+    database: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = (
+        "from text2sql_grpo.sql import sqlite\n"
+        "run = sqlite.HardenedDatabase.run_marshalled\n"
+        "def fail(self, sql, limits, started):\n"
+        "    return {}[sql] if 'absent' in sql else run(self, sql, limits, started)\n"
+        "sqlite.HardenedDatabase.run_marshalled = fail\n"
+        "main()"
+    )
+    monkeypatch.setattr(worker_process, "_BOOT", worker_process._BOOT.replace("main()", faulty))
+    good = "SELECT count(*) FROM t"
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        outcomes = [executor.execute(database, sql) for sql in ("absent", good, "absent")]
+        outcomes += executor.execute_many([(database, sql) for sql in ("absent", good, "absent")])
+
+    for outcome in (*outcomes[::2][:2], outcomes[3], outcomes[5]):
+        assert (outcome.status, outcome.error) == ("error", "the database engine failed on this query")
+    assert outcomes[1].rows == outcomes[4].rows == ((3,),)
+    assert caplog.text.count("KeyError: 'absent'") == 1
+    assert "Traceback" in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

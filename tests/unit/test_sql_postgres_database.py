@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.postgres_server import PostgresServer, running_postgres
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.postgres_database import HardenedPostgres, fingerprint_of
@@ -340,6 +341,14 @@ def test_refused_connection_says_why_and_never_the_password(
             "REVOKE pg_read_server_files FROM {}",
             "member of pg_read_server_files",
         ),
+        ("GRANT UPDATE (name) ON ward TO {}", "REVOKE UPDATE (name) ON ward FROM {}", "may change ward"),
+        ("GRANT INSERT (id) ON ward TO {}", "REVOKE INSERT (id) ON ward FROM {}", "may change ward"),
+        (
+            "CREATE FUNCTION of_admin() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1;"
+            " GRANT EXECUTE ON FUNCTION of_admin TO {}",
+            "DROP FUNCTION of_admin -- {}",
+            r"may call of_admin\(\) with the rights of admin",
+        ),
         (
             "GRANT EXECUTE ON FUNCTION set_config TO {}",
             "REVOKE EXECUTE ON FUNCTION set_config FROM {}",
@@ -358,6 +367,26 @@ def test_role_that_may_do_more_than_read_is_refused(
     finally:
         admin.execute(revoke.format(role))
     HardenedPostgres(url).close()
+
+
+def test_new_role_may_not_call_what_runs_with_the_rights_of_its_owner(
+    url: str, postgres_server: PostgresServer, admin: psycopg.Connection
+) -> None:
+    admin.execute("CREATE PROCEDURE run_all() LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'")
+    try:
+        with pytest.raises(DataError, match=r"may call run_all\(\).*text2sql-grpo role --print"):
+            HardenedPostgres(url)
+        admin.execute(restricted_role_sql("careful", PASSWORD, "hospital"))
+        HardenedPostgres(postgres_server.url("careful", QUOTED_PASSWORD, "hospital")).close()
+    finally:
+        admin.execute("DROP PROCEDURE run_all")
+
+
+def test_numbers_of_any_length_reach_the_model(database: HardenedPostgres) -> None:
+    outcome = database.run("SELECT 10::numeric ^ 100000, repeat('x', 3000000)", LIMITS)
+    assert (outcome.status, outcome.is_truncated) == ("ok", True)
+    assert outcome.rows == ((f"1{'0' * 100_000}", "x" * 1_000_000),)
+    assert observation_text(outcome, ObservationLimits()).splitlines()[1].startswith("1000")
 
 
 def test_nothing_is_cached(url: str) -> None:

@@ -15,7 +15,7 @@ _BEFORE_FIRST_WORD = re.compile(
     r"(?:[\s(;]|--[^\n\r]*(?:[\n\r]|\Z)|/\*(?:(?!/\*).)*?\*/)*", re.DOTALL | re.ASCII
 )
 _WORD = re.compile(r"\w*")
-MAX_DIGITS = 4_300  # `sys.get_int_max_str_digits()`
+MAX_INT_BYTES = 1_750  # 4,214 digits: Python prints no number of more than 4,300
 
 
 class TimeLimitReachedError(Exception):
@@ -44,16 +44,14 @@ def is_blank(sql: str) -> bool:
     return _BEFORE_FIRST_WORD.fullmatch(sql) is not None
 
 
-def exact_number(value: Decimal) -> int | float | str:
+def exact_number(value: Decimal) -> int | float:
     """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
-
-    An integer of more than `MAX_DIGITS` digits, which Python does not print, becomes text.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
-        return int(value) if value.adjusted() < MAX_DIGITS else f"{value:f}"
+        return int(value)
     return float(value)
 
 
@@ -72,16 +70,24 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
     n_bytes = 0
     is_cut = False
     for row in rows:
-        if max(map(_size_of, row), default=0) > MAX_VALUE_BYTES:
-            (row,), _ = cut_values([row], MAX_VALUE_BYTES)
-            is_cut = True
-        n_bytes += sum([_size_of(cell) for cell in row])
+        sizes = list(map(_size_of, row))
+        if max(sizes, default=0) > MAX_VALUE_BYTES:
+            (row,), is_cut = cut_values([row], MAX_VALUE_BYTES)
+            sizes = list(map(_size_of, row))
+        n_bytes += sum(sizes)
         if len(kept) == limits.max_rows or n_bytes > limits.max_bytes:
             return tuple(kept), True
         if time.monotonic() > deadline:
             raise TimeLimitReachedError
+        if max(sizes, default=0) > MAX_INT_BYTES:
+            row = tuple(map(_printable, row))
         kept.append(row)
     return tuple(kept), is_cut
+
+
+def _printable(cell: Cell) -> Cell:
+    is_long = isinstance(cell, int) and cell.bit_length() > 8 * MAX_INT_BYTES
+    return f"{Decimal(cell):f}" if is_long else cell  # type: ignore[arg-type]
 
 
 def _size_of(cell: Cell) -> int:

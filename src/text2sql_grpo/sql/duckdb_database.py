@@ -176,7 +176,7 @@ class HardenedDuckDB:
             raise KeyboardInterrupt from error
         if isinstance(error, duckdb.OutOfMemoryException):
             return failure("memory", NO_MEMORY)
-        is_refused = isinstance(error, duckdb.PermissionException)
+        is_refused = isinstance(error, duckdb.PermissionException) or "Permission denied" in text
         if is_refused or "in read-only mode" in text or "configuration has been locked" in text:
             return failure("denied", f"not allowed: {text.splitlines()[0]}; {ONLY_READING}")
         if isinstance(error, duckdb.FatalException | duckdb.InternalException):
