@@ -12,6 +12,7 @@ def push(
     public: bool = False,
     include: list[str] | None = None,
     audit: list[Path] | None = None,
+    allow: list[str] | None = None,
 ) -> int:
     """Push a model or a run to the Hugging Face Hub.
 
@@ -22,6 +23,7 @@ def push(
         public: Make it public; default: private.
         include: Also push these of a run folder, such as adapter or 'checkpoint-*'.
         audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
+        allow: Findings of the search for secrets that are none, as it names them; * stands for any text.
     """
     check_one_of(folder=folder, run_folder=run_folder)
     if folder is None and audit:
@@ -30,9 +32,10 @@ def push(
         raise ConfigError("--include needs --run_folder")
     from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 
+    private, allowed = not public, allow or ()
     with writing_to(folder or run_folder or Path()):
         if folder is not None:
-            print(push_to_hub(folder, repo_id, private=not public, audits=audit or ()))
+            print(push_to_hub(folder, repo_id, private=private, audits=audit or (), allow=allowed))
         elif run_folder is not None:
-            print(push_run_folder(run_folder, repo_id, include=include or (), private=not public))
+            print(push_run_folder(run_folder, repo_id, include=include or (), private=private, allow=allowed))
     return 0

@@ -46,6 +46,7 @@ def push_to_hub(
     private: bool = True,
     token: str | None = None,
     audits: Sequence[Path] = (),
+    allow: Sequence[str] = (),
 ) -> str:
     """Push a model or adapter, its tokenizer and its card; returns the repository's URL.
 
@@ -58,6 +59,7 @@ def push_to_hub(
         private: Require a private repository; a public one is refused.
         token: Hub token; None takes HF_TOKEN (or HF_KEY) from the environment.
         audits: See `write_model_card`.
+        allow: Findings that are no secrets; see `check_no_secrets`.
 
     Raises:
         HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
@@ -81,6 +83,7 @@ def push_to_hub(
         private=private,
         token=token,
         write_card=write_card,
+        allow=allow,
         stale=weights,  # shards of an earlier push would shadow these weights
     )
 
@@ -92,6 +95,7 @@ def push_run_folder(
     include: Sequence[str] = (),
     private: bool = True,
     token: str | None = None,
+    allow: Sequence[str] = (),
 ) -> str:
     """Push a run as a dataset: config, metrics, episodes, answers and a card; returns its URL.
 
@@ -99,7 +103,7 @@ def push_run_folder(
 
     Args:
         run: A run folder.
-        repo_id: See `push_to_hub`, also for `private` and `token`.
+        repo_id: See `push_to_hub`, also for `private`, `token` and `allow`.
         include: Names or patterns of more folders and files in it, such as `adapter` or `checkpoint-*`.
 
     Raises:
@@ -125,7 +129,9 @@ def push_run_folder(
         if not is_written_by_hand(run / "README.md"):
             write_run_card(run)
 
-    return _push(run, repo_id, "dataset", names, private=private, token=token, write_card=write_card)
+    return _push(
+        run, repo_id, "dataset", names, private=private, token=token, write_card=write_card, allow=allow
+    )
 
 
 def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
@@ -156,6 +162,7 @@ def _push(
     private: bool,
     token: str,
     write_card: Callable[[str], None],
+    allow: Sequence[str],
     stale: Sequence[str] = (),
 ) -> str:
     """Push files; returns the repository's URL.
@@ -165,13 +172,13 @@ def _push(
         stale: Patterns of other files to delete in the repository.
     """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    check_no_secrets(folder, names())
+    check_no_secrets(folder, names(), allow=allow)
     sent = "nothing was sent"
     try:
         user = api.whoami()["name"]
         repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
         write_card(repo_id)
-        check_no_secrets(folder, names())
+        check_no_secrets(folder, names(), allow=allow)
         existed = api.repo_exists(repo_id, repo_type=kind)
         url = str(api.create_repo(repo_id, repo_type=kind, private=private, exist_ok=True))
         if private and not api.repo_info(repo_id, repo_type=kind).private:
