@@ -15,12 +15,13 @@ import pytest
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.data.generator import QUESTION_SETS, make_questions
-from text2sql_grpo.data.templates import TEMPLATES
+from text2sql_grpo.data.templates import templates
 from text2sql_grpo.data.words import open_with_words
 from text2sql_grpo.errors import DataError
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
+TEMPLATES = templates()
 HELD_OUT = {template.name for template in TEMPLATES if template.is_held_out}
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.drafts import Draft, Drafter, Side, stable_number
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.templates import TEMPLATES, Template
+from text2sql_grpo.data.templates import Template, templates
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
@@ -124,7 +124,7 @@ def generate(
     for is_lookup, total in ((True, quota), (False, question_set.count)):
         cells = [
             (database, template)
-            for template in TEMPLATES
+            for template in templates()
             for database in used
             if (template.family == "lookup") == is_lookup
             and template.is_held_out == question_set.is_held_out_templates
