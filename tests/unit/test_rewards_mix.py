@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import REWARD_FUNCTIONS, Results, RewardMix, mix
@@ -24,9 +24,11 @@ WEIGHTS = {"execution": 1.0, "executes": 0.1, "format": 0.1, "schema_linking": 0
 
 
 def make_episode(n_turns: int = 2, *, max_turns: int = 3, n_malformed: int = 0) -> Episode:
+    kinds: list[ActionKind] = ["run_sql"] * (n_turns - 1) + ["submit_sql"]
+    kinds[:n_malformed] = ["malformed"] * n_malformed
     return Episode(
         Example(id="q1", database="d", question="?", gold_sql="SELECT a FROM t"),
-        actions=[Action("malformed" if i < n_malformed else "run_sql") for i in range(n_turns)],
+        actions=[Action(kind) for kind in kinds[:n_turns]],
         max_turns=max_turns,
         final_sql="SELECT a FROM t",
     )
