@@ -68,6 +68,11 @@ CASES = [
         "SELECT p.name FROM person AS p LEFT JOIN city AS c ON p.city = c.id",
     ),
     (
+        "SELECT p.name FROM person AS p INNER JOIN city AS c ON p.city = c.id",
+        "join",
+        "SELECT p.name FROM person AS p LEFT JOIN city AS c ON p.city = c.id",
+    ),
+    (
         "SELECT p.name FROM person AS p JOIN city AS c ON p.city = c.id WHERE c.name = 'Rome'",
         "join_dropped",
         "SELECT p.name FROM person AS p WHERE TRUE",

@@ -172,7 +172,8 @@ def _aggregate(node: exp.Expr, gold: GoldQuery) -> Sequence[exp.Expr]:
 def _join(node: exp.Expr) -> list[exp.Expr | None]:
     if node.args.get("side"):
         return [_with(node, side=None)]
-    return [_with(node, side="LEFT")] if node.args.get("on") is not None else []
+    has_condition = node.args.get("on") is not None or bool(node.args.get("using"))
+    return [_with(node, side="LEFT", kind=None)] if has_condition else []
 
 
 def _join_dropped(node: exp.Expr) -> Iterator[exp.Expr]:
