@@ -2,6 +2,7 @@ import pytest
 
 from tests.shop_database import make_shop
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
+from text2sql_grpo.grading.near_values import matching_texts
 from text2sql_grpo.sql.schema import Schema, read_schema
 
 
@@ -55,6 +56,41 @@ def test_literals_go_to_their_columns_and_counts_to_group_sizes(schema: Schema) 
     assert gold.patterns == {"%ay"}
     assert gold.group_sizes == (7, 2)
     assert gold.grouped == {("visit", "kind")}
+
+
+def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_computed(schema: Schema) -> None:
+    gold = read(
+        "SELECT code FROM person WHERE strftime('%Y', joined) = '1997' AND substr(joined, 1, 4) <> '1998' "
+        "AND joined > date('2020-01-31', '+1 day') AND julianday('now', '-30 days') > 3 "
+        "AND coalesce(note, 'none') <> 'x' AND age > -5",
+        schema,
+    )
+    assert {column: set(values) for column, values in gold.literals.items()} == {
+        ("person", "joined"): {"1997", "1998", "2020-02-01"},
+        ("person", "note"): {"none", "x"},
+        ("person", "age"): {-5},
+    }
+
+
+def test_an_escaped_wildcard_of_a_pattern_is_itself(schema: Schema) -> None:
+    gold = read("SELECT name FROM person WHERE note LIKE '50!%%' ESCAPE '!'", schema)
+    (pattern,) = gold.patterns
+    assert matching_texts(pattern)[:3] == ["50%", "x50%", "50%x"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a FROM (SELECT a FROM friend UNION SELECT b FROM friend) WHERE a = 'x'",
+        "WITH a AS (SELECT a FROM friend UNION SELECT b FROM friend) SELECT a FROM a WHERE a = 'x'",
+        "WITH RECURSIVE r(a) AS (SELECT a FROM friend UNION SELECT b FROM friend JOIN r USING (a)) "
+        "SELECT a FROM r WHERE a = 'x'",
+        "SELECT q FROM (SELECT a AS q FROM (SELECT q AS a FROM (SELECT a AS q FROM friend))) WHERE q = 'x'",
+        "WITH f(q) AS (SELECT a FROM friend) SELECT q FROM f WHERE q = 'x'",
+    ],
+)
+def test_columns_are_found_behind_set_operations_recursion_and_alias_chains(sql: str, schema: Schema) -> None:
+    assert read(sql, schema).literals[("friend", "a")] == ("x",)
 
 
 def test_set_operations_and_in_link_columns(schema: Schema) -> None:

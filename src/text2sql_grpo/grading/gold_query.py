@@ -1,7 +1,10 @@
 """Dependencies of a gold query: its tables, columns, literals, links between columns, group sizes."""
 
+import re
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -11,11 +14,13 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
+from text2sql_grpo.grading.near_values import ESCAPED
 from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.schema import Schema
 
 ColumnRef = tuple[str, str]  # table and column, as declared
+Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
 MAX_NODES = 1_000  # a longer query gets no neighbours: mutating it would take too long
 
@@ -30,7 +35,8 @@ class GoldQuery:
         columns_of: Column of each `exp.Column` of the tree, by `id` of the node.
         tables: Tables that it reads.
         columns: Columns that it reads.
-        literals: Values that a column is compared with; a LIKE pattern as it stands.
+        literals: Values that a column, or a function of it, is compared with, not the function's own
+            arguments; a LIKE pattern as it stands, with `near_values.ESCAPED` for escaped wildcards.
         patterns: Literals that are patterns.
         links: Pairs of columns that are compared, or paired by a set operation.
         grouped: Columns of its GROUP BYs.
@@ -63,7 +69,7 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
     tree = normalize_identifiers(_with_strings(parsed, schema), dialect="sqlite")
     try:
         scopes = traverse_scope(tree)
-    except SqlglotError:
+    except (SqlglotError, RecursionError):
         return None
     declared = {
         table.name.lower(): (table.name, {column.name.lower(): column.name for column in table.columns})
@@ -154,8 +160,16 @@ def _with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
 
 
 def _resolve(
-    column: exp.Column, scope: Scope, declared: dict[str, tuple[str, dict[str, str]]]
+    column: exp.Column, scope: Scope, declared: Declared, seen: frozenset[tuple[int, str]] = frozenset()
 ) -> ColumnRef | None:
+    """Column of a table that a column of a scope stands for.
+
+    Args:
+        column: The column.
+        scope: Its scope.
+        declared: Tables and columns of the schema.
+        seen: Scopes and names on the way to it: a recursive CTE, or an alias of its own name, ends there.
+    """
     current: Scope | None = scope
     while current is not None:
         sources = current.sources
@@ -164,7 +178,7 @@ def _resolve(
         else:
             candidates = list(sources.values())
         for source in candidates:
-            found = _column_of(source, column.name, declared)
+            found = _column_of(source, column.name, declared, seen)
             if found is not None:
                 return found
         current = current.parent
@@ -172,20 +186,27 @@ def _resolve(
 
 
 def _column_of(
-    source: exp.Expr | Scope, name: str, declared: dict[str, tuple[str, dict[str, str]]]
+    source: exp.Expr | Scope, name: str, declared: Declared, seen: frozenset[tuple[int, str]]
 ) -> ColumnRef | None:
     if isinstance(source, exp.Table):
         table, columns = declared.get(source.name, ("", {}))
         return (table, columns[name]) if name in columns else None
     if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
         return None
-    for projection in source.expression.selects:
+    if (id(source), name) in seen:
+        return None
+    seen |= {(id(source), name)}
+    names = source.outer_columns or [projection.alias_or_name for projection in source.expression.selects]
+    while source.set_operation_scopes:  # a set operation has the columns of its first query
+        source = source.set_operation_scopes[0]
+    assert isinstance(source.expression, exp.Query)
+    for known_as, projection in zip(names, source.expression.selects, strict=False):
         inner = projection.unalias()
-        if projection.alias_or_name == name and isinstance(inner, exp.Column):
-            return _resolve(inner, source, declared)
+        if known_as == name and isinstance(inner, exp.Column):
+            return _resolve(inner, source, declared, seen)
         if projection.is_star:
             for inner_source in source.sources.values():
-                found = _column_of(inner_source, name, declared)
+                found = _column_of(inner_source, name, declared, seen)
                 if found is not None:
                     return found
     return None
@@ -196,6 +217,34 @@ def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
     return node.walk(prune=lambda child: isinstance(child, exp.Query))
 
 
+def _compared_value(node: exp.Expr) -> Cell:
+    """Value that stands in a comparison: a literal, or a function of literals such as date('now').
+
+    None for an argument of another function: formats, modifiers and positions are no values of a column.
+    """
+    if isinstance(node.find_ancestor(exp.Func, *COMPARISONS), exp.Func) and not _keeps_values(node.parent):
+        return None
+    if isinstance(node, exp.Func) and not isinstance(node, (*COMPARISONS, exp.Connector)):
+        if node.find(exp.Column, exp.Query, exp.AggFunc) or not node.find(exp.Literal):
+            return None
+        with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
+            value: Cell = connection.execute(f"SELECT {node.sql('sqlite')}").fetchone()[0]
+            return value
+    return literal_value(node)
+
+
+def _keeps_values(node: exp.Expr | None) -> bool:
+    """True for functions whose arguments are values of the result."""
+    while isinstance(node, exp.Neg | exp.Paren | exp.Binary):
+        node = node.parent
+    return isinstance(node, exp.Coalesce | exp.If | exp.Case | exp.AggFunc | exp.Upper | exp.Lower | exp.Abs)
+
+
+def _unescaped(pattern: str, escape: str) -> str:
+    """LIKE pattern whose escaped characters are in `ESCAPED`."""
+    return re.sub(re.escape(escape) + "(.)", lambda found: ESCAPED.get(found[1], found[1]), pattern)
+
+
 def _literals(
     tree: exp.Query, columns_of: dict[int, ColumnRef]
 ) -> tuple[dict[ColumnRef, list[Cell]], set[str], list[int]]:
@@ -204,8 +253,11 @@ def _literals(
     group_sizes: list[int] = []
     for node in tree.find_all(*COMPARISONS):
         below = list(_inside(node))
-        values = [value for value in map(literal_value, below) if value is not None]
+        values = [value for value in map(_compared_value, below) if value is not None]
         if isinstance(node, exp.Like | exp.Glob):
+            if isinstance(node.parent, exp.Escape):
+                escape = node.parent.expression.name
+                values = [_unescaped(value, escape) for value in values if isinstance(value, str)]
             patterns.update(value for value in values if isinstance(value, str))
         if any(isinstance(part, exp.Count) for part in below):
             group_sizes += [value for value in values if isinstance(value, int)]

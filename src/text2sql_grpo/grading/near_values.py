@@ -7,6 +7,8 @@ from datetime import date, timedelta
 from text2sql_grpo.sql.outcome import Cell
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+ESCAPED = {"%": "\ue000", "_": "\ue001"}  # wildcards that a LIKE pattern escapes
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _INTEGER = re.compile(r"-?\d{1,15}")
 
 
@@ -45,6 +47,8 @@ def matching_texts(pattern: str) -> list[Cell]:
     if not core:
         return ["x", "xy"]
     middle = core[: len(core) // 2] + "x" + core[len(core) // 2 :]
+    for wildcard, mark in ESCAPED.items():
+        core, middle = core.replace(mark, wildcard), middle.replace(mark, wildcard)
     texts = [core, "x" + core, core + "x", f"x{core}x", core.upper(), core[:-1], middle]
     return list(dict.fromkeys(texts))
 
@@ -65,7 +69,9 @@ def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
             return float(literal)
         if int in kinds:
             return int(literal)
-        return str(literal) if str in kinds else None
+        return (
+            str(literal) if any(_NUMBER.fullmatch(text) for text in alike if isinstance(text, str)) else None
+        )
     if isinstance(literal, str) and kinds & {int, float} and _INTEGER.fullmatch(literal):
         return float(literal) if float in kinds else int(literal)
     return None
