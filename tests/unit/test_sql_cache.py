@@ -1,4 +1,5 @@
 import os
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -152,6 +153,27 @@ def test_changed_file_is_read_again(database: Path) -> None:
                 writer.commit()
                 assert executor.execute(database, "SELECT count(*) FROM t").rows == ((number,),)
         assert executor.cache_hits == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be replaced on Windows")
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_copy_with_the_old_time_and_size_is_read_again(
+    database: Path, tmp_path: Path, is_in_place: bool
+) -> None:
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(database.read_bytes())
+    write(other, "UPDATE t SET n = 7")
+    for path in (database, other):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    assert database.stat().st_size == other.stat().st_size
+    with SQLExecutor(workers=1) as executor, SQLExecutor(workers=1, cache_entries=0) as uncached:
+        for opened in (executor, uncached):
+            assert opened.execute(database, "SELECT n FROM t").rows == ((1,),)
+        if not is_in_place:
+            database.unlink()  # its inode may be used again
+        shutil.copy2(other, database)
+        for opened in (executor, uncached):
+            assert opened.execute(database, "SELECT n FROM t").rows == ((7,),)
 
 
 @pytest.mark.parametrize(

@@ -92,17 +92,17 @@ _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 # Queries run in a thread of their own, which may open no file: not even the database's, as its content.
 RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=sandbox.forbid_files)
 
-Fingerprint = tuple[int, int, int, bool]
+Fingerprint = tuple[int, ...]
 
 
 def fingerprint_of(path: str) -> Fingerprint:
-    """Modification time (ns), size, inode, and whether a log beside the file holds unmerged changes."""
+    """Time stamps (ns), size, inode, and whether a log beside the file holds unmerged changes."""
     try:
         status = os.stat(path)
         has_log = os.path.exists(path + ".wal")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the DuckDB database file: {error} (at {path})") from error
-    return (status.st_mtime_ns, status.st_size, status.st_ino, has_log)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, has_log)
 
 
 class HardenedDuckDB:

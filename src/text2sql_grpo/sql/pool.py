@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -419,7 +418,7 @@ def _folders_of(kind: Kind, location: str) -> set[str]:
     """Files and folders that a worker reads for a database besides Python's own."""
     if kind != "postgresql":
         return {os.path.dirname(location), os.path.dirname(os.path.realpath(location))}
-    home = [str(Path.home() / name) for name in (".pgpass", ".postgresql", ".pg_service.conf")]
+    home = [os.path.expanduser(f"~/{name}") for name in (".pgpass", ".postgresql", ".pg_service.conf")]
     values = [value for name, value in os.environ.items() if name.startswith("PG")]
     with suppress(ValueError):  # a malformed URL, which the worker reports
         values += [value for _, value in parse_qsl(urlsplit(location).query)]
@@ -436,7 +435,7 @@ def _widened(readable: tuple[str, ...], folder: str) -> tuple[str, ...]:
         return readable
     above = os.path.dirname(folder)
     siblings = [known for known in readable if os.path.dirname(known) == above]
-    is_large = above.count(os.sep) < 2 or _is_below(str(Path.home()), above)
+    is_large = above.count(os.sep) < 2 or _is_below(os.path.expanduser("~"), above)
     if len(siblings) + 1 >= MANY_SIBLINGS and not is_large:
         folder = above
     return (*(known for known in readable if not _is_below(known, folder)), folder)

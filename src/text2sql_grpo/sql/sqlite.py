@@ -103,7 +103,7 @@ class HardenedDatabase:
         self.fingerprint = fingerprint
         self._deadline = float("inf")
         self._guard = ReadGuard()
-        self._version = fingerprint[:3]
+        self._version = fingerprint[:4]
         self._is_settled = fingerprint[-1]
         self.connection = open_database(path, is_settled=self._is_settled)
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -152,8 +152,9 @@ class HardenedDatabase:
         A connection that takes no lock reads a file that may change meanwhile; any other reads under a lock.
         """
         if self._is_unlocked:
-            return fingerprint_of(self.path) == self.fingerprint
-        return not self._is_settled or version_of(os.fstat(self._file)) == self._version
+            return os.path.exists(self.path) and fingerprint_of(self.path) == self.fingerprint
+        # Without the inode's time, which changes when the file is removed or linked.
+        return not self._is_settled or version_of(os.fstat(self._file))[:3] == self._version[:3]
 
     def _is_late(self) -> bool:
         return time.perf_counter() > self._deadline
@@ -294,7 +295,7 @@ class HardenedDatabase:
         is_long = code == sqlite3.SQLITE_TOOBIG and os.fstat(self._file).st_size > MAX_VALUE_BYTES
         if is_long and not self._has_long_values:
             return self._again_with_long_values(sql, limits, started)
-        has_log = not self._is_settled and (self._has_wal_header or self.fingerprint[3])
+        has_log = not self._is_settled and (self._has_wal_header or self.fingerprint[4])
         if (code == sqlite3.SQLITE_CANTOPEN or extended == sqlite3.SQLITE_IOERR_GETTEMPPATH) and not has_log:
             return self._failure("memory", NO_TEMPORARY_FILE, started)
         if code in _SIZE_FAULTS or extended in _FULL_DISK:

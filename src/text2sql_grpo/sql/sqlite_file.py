@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_S = 5.0  # wait for another process that writes the file
 SETTLED_NS = 100_000_000  # a file changed within this time may change again under the same time stamp
 
-# Modification time (ns), size, inode, the same of a log beside the file, and whether both are settled.
-Fingerprint = tuple[int, int, int, tuple[tuple[int, int], ...], bool]
+# Modification time (ns), size, inode, time of the inode's last change (ns), time and size of logs beside the
+# file, and whether all are settled.
+Fingerprint = tuple[int, int, int, int, tuple[tuple[int, int], ...], bool]
 
 
 def fingerprint_of(path: str, logs: Iterable[str] = ("-wal", "-journal")) -> Fingerprint:
     """Time stamps, sizes and the inode of a database file, which change when its content does.
+
+    The inode's own time stamp changes where a copy sets the other one back (`cp -p`).
 
     The last field is False while the file has a log of unmerged changes, or changed a moment ago: then it
     may change again with the same fingerprint.
@@ -48,9 +51,9 @@ def _log(path: str) -> tuple[int, int]:
     return (status.st_mtime_ns, status.st_size)
 
 
-def version_of(status: os.stat_result) -> tuple[int, int, int]:
+def version_of(status: os.stat_result) -> tuple[int, int, int, int]:
     """Part of a fingerprint without the logs."""
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
+    return (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
 
 
 def open_database(database: Path | str, *, is_settled: bool | None = None) -> sqlite3.Connection:
