@@ -15,6 +15,7 @@ _BEFORE_FIRST_WORD = re.compile(
     r"(?:[\s(;]|--[^\n\r]*(?:[\n\r]|\Z)|/\*(?:(?!/\*).)*?\*/)*", re.DOTALL | re.ASCII
 )
 _WORD = re.compile(r"\w*")
+MAX_INT_DIGITS = 20_000  # converted in 10 ms, in which nothing else of the process runs
 MAX_INT_BYTES = 1_750  # 4,214 digits: Python prints no number of more than 4,300
 
 
@@ -44,14 +45,16 @@ def is_blank(sql: str) -> bool:
     return _BEFORE_FIRST_WORD.fullmatch(sql) is not None
 
 
-def exact_number(value: Decimal) -> int | float:
+def exact_number(value: Decimal) -> int | float | str:
     """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
+
+    An integer of more than `MAX_INT_DIGITS` digits becomes text at once.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
-        return int(value)
+        return int(value) if value.adjusted() < MAX_INT_DIGITS else f"{value:f}"
     return float(value)
 
 

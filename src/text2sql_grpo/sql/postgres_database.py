@@ -71,7 +71,7 @@ _FAULT_STATES = ("08", "57P", "55P03", "58", "XX001", "XX002")
 
 
 class _NumericLoader(Loader):
-    def load(self, data: Buffer) -> int | float:
+    def load(self, data: Buffer) -> int | float | str:
         return exact_number(Decimal(bytes(data).decode()))
 
 
