@@ -135,7 +135,7 @@ def enter(
     if sys.platform != "linux":
         return ()
     system = [*SYSTEM, *DEVICES, *(NETWORK if has_network else ()), *_python_folders(), *readable]
-    steps: dict[str, Callable[[], object]] = {
+    steps: dict[str, Callable[[], None]] = {
         "parent_death_signal": lambda: _die_with(parent),
         "no_new_privs": lambda: _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0),
         "landlock": lambda: _restrict_files(system, writable, has_network=has_network),

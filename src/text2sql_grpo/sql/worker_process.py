@@ -81,7 +81,9 @@ class Worker:
         self.readable = readable
         self.sandbox: tuple[str, ...] = ()
         self._require_sandbox = require_sandbox
-        self._folder = _temporary_folder()
+        chosen = os.environ.get("SQLITE_TMPDIR", "")
+        self._own_folder = "" if chosen else _temporary_folder()
+        self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)],
@@ -184,8 +186,8 @@ class Worker:
             pipe.close()
 
     def _remove_folder(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._own_folder:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
 # Variables that change how a program starts, finds its libraries or shows time and text.
@@ -215,6 +217,6 @@ def _environment(kind: Kind, folder: str) -> dict[str, str]:
 def _temporary_folder() -> str:
     """New folder for what one worker spills to disk; empty if none can be made."""
     try:
-        return tempfile.mkdtemp(prefix="text2sql-", dir=os.environ.get("SQLITE_TMPDIR"))
+        return tempfile.mkdtemp(prefix="text2sql-")
     except OSError:
         return ""
