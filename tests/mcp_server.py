@@ -1,10 +1,13 @@
 """A small MCP server of another make, with tools that misbehave: `python mcp_server.py LOG`, over stdio.
 
+A last argument is the database that its tool `write` changes.
 It appends a line to LOG for each start, handshake and call, with its process id.
 """
 
+import contextlib
 import json
 import os
+import sqlite3
 import sys
 import threading
 import time
@@ -12,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = [
-    {"name": name, "inputSchema": {"type": "object", "properties": properties, "required": list(properties)}}
+    {
+        "name": name,
+        "inputSchema": {
+            "type": "object",
+            "properties": properties,
+            "required": [p for p in properties if p != "path"],
+        },
+        "annotations": {"readOnlyHint": name != "write"},
+    }
     for name, properties in (
         ("run_sql", {"sql": {"type": "string"}}),
         ("sleep", {"seconds": {"type": "number"}, "blocking": {"type": "boolean"}}),
@@ -21,6 +32,7 @@ TOOLS = [
         ("crash", {}),
         ("die", {}),
         ("pid", {}),
+        ("write", {"statement": {"type": "string"}, "path": {"type": "string", "default": ""}}),
     )
 ]
 _writing = threading.Lock()
@@ -48,6 +60,11 @@ def answer(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"code": -32602, "message": "not like this"}}
     if name == "crash":
         return {"error": {"code": -32603, "message": "Internal error"}}
+    if name == "write":
+        with contextlib.closing(sqlite3.connect(arguments.get("path") or sys.argv[-1])) as connection:
+            connection.executescript(arguments["statement"])
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+        return text(f"tables: {tables}")
     if name == "pid":
         return text(str(os.getpid()))
     return text(f"ran {arguments['sql']}")

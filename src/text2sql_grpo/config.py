@@ -215,7 +215,8 @@ class GradingConfig:
 class MCPConfig:
     """MCP server that provides the model's tools; set one of `command` and `url`.
 
-    In both, `{database}` stands for the path of the question's database and `{name}` for its name.
+    `{name}` stands for the name of the question's database and `{database}` for its path; in a command, for
+    the path of a private copy, which each server process gets.
 
     Attributes:
         command: Command of a server over standard input and output.
@@ -224,6 +225,8 @@ class MCPConfig:
             `command`, whose environment otherwise holds little more than PATH and HOME.
         timeout_s: Time limit of a call in seconds, > 0.
         connections: Maximum number open at the same time per process; each takes many calls at once.
+        tools: Tools that the model may call, such as `read_query`, or `run_sql: read_query(query)` for one
+            under another name with other arguments; null: those that the server marks with readOnlyHint.
     """
 
     command: str | None = None
@@ -231,6 +234,7 @@ class MCPConfig:
     token_variable: str | None = None
     timeout_s: float = 30.0
     connections: int = 4
+    tools: list[str | dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):

@@ -105,6 +105,7 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "environment: {mcp: {command: x, url: 'http://y'}}",
             "environment.mcp: set exactly one of command and url, got command=x url=http://y",
         ),
+        ("environment: {mcp: {command: x, tools: 3}}", "environment.mcp.tools must be a valid "),
         ("environment: {mcp: {}}", "environment.mcp: set exactly one of command and url"),
         (
             "environment: {mcp: {command: x, timeout_s: 0}}",

@@ -1,11 +1,15 @@
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.sql import SQLExecutor
 
 NAMES = ["run_sql", "sleep", "fail", "refuse", "crash", "die", "pid", "submit_sql"]
@@ -177,7 +181,108 @@ def test_placeholders_and_tokens_reach_the_server(
     databases = Databases(folder)
     with pytest.raises(Exception, match="cannot connect to the MCP server"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)
-    assert seen.read_text().split() == ["secret", "shop", str(databases.path("shop"))]
+    key, name, copy = seen.read_text().split()
+    assert (key, name, Path(copy).name) == ("secret", "shop", databases.path("shop").name)
+    assert not Path(copy).exists() and Path(copy) != databases.path("shop")
     monkeypatch.delenv("KEY")
     with pytest.raises(ConfigError, match="no token in the environment variable KEY"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    path = tmp_path / "databases" / "shop.sqlite"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(SHOP)
+    return path
+
+
+DROP = "DROP TABLE branch"
+
+
+def test_a_tool_that_writes_changes_a_private_copy_that_is_replaced(
+    shop: Path, repo_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = shop.read_bytes()
+    server = config(repo_root, tmp_path / "log", tools=["write", "run_sql"])
+    made = MCPEnvironment(
+        Databases(shop.parent), SQLExecutor(), EnvironmentSettings(protocol="native"), server=server
+    )
+    replies = [
+        begin(made).step(call("write", {"statement": statement})) for statement in (DROP, "SELECT 1", DROP)
+    ]
+    made.close()
+    assert [reply["content"] for reply in replies if reply] == [
+        *("tables: []", "tables: [('branch',), ('sqlite_autoindex_branch_1',)]", "tables: []"),
+    ]
+    assert shop.read_bytes() == before
+    assert "The tool write of an MCP server wrote to its private copy" in caplog.text
+
+
+def test_a_tool_that_reaches_the_original_stops_the_run(shop: Path, repo_root: Path, tmp_path: Path) -> None:
+    server = config(repo_root, tmp_path / "log", tools=["write"])
+    settings = EnvironmentSettings(protocol="native")
+    made = MCPEnvironment(Databases(shop.parent), SQLExecutor(), settings, server=server)
+    os.utime(shop)  # other times alone are no change
+    session = begin(made)
+    with pytest.raises(DataError, match=r"shop\.sqlite changed while an MCP server's tools were in use"):
+        session.step(call("write", {"statement": DROP, "path": str(shop)}))
+    with pytest.raises(DataError, match="changed while"):
+        made.close()
+
+
+def test_tools_that_are_not_marked_as_reading_must_be_named(
+    shop: Path, repo_root: Path, tmp_path: Path
+) -> None:
+    def offered(*entries: str | dict[str, str], protocol: Any = "native") -> list[dict[str, Any]]:
+        server = config(repo_root, tmp_path / "log", tools=list(entries) if entries else None)
+        settings = EnvironmentSettings(protocol=protocol)
+        made = MCPEnvironment(Databases(shop.parent), SQLExecutor(), settings, server=server)
+        made.close()
+        return [tool["function"] for tool in made.tools]
+
+    assert "write" not in [tool["name"] for tool in offered()]
+    (mapped, _) = offered({"run_sql": "write(statement)"}, protocol="tags")
+    assert (mapped["name"], mapped["parameters"]["required"]) == ("run_sql", ["sql"])
+    (mapped, other, _) = offered("look: write(file=path, statement)", "pid")
+    assert list(mapped["parameters"]["properties"]) == ["file", "statement"] and other["name"] == "pid"
+    for entries, message in (
+        (("read",), "has no tool 'read'; its tools: run_sql, sleep"),
+        (("write(path)",), "write takes the arguments statement, path, of which statement must be named"),
+        (("a b",), "must hold entries such as read_query"),
+        (("pid", "pid"), "must name each tool once"),
+        (("submit_sql: run_sql",), "has a tool submit_sql"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            offered(*entries)
+
+
+def test_mcp_server_sqlite_of_pypi_as_it_is(shop: Path) -> None:
+    program = os.environ.get("TEXT2SQL_GRPO_MCP_SERVER_SQLITE") or shutil.which("mcp-server-sqlite")
+    if program is None:
+        pytest.skip("needs mcp-server-sqlite of PyPI (on PATH, or TEXT2SQL_GRPO_MCP_SERVER_SQLITE)")
+    before = shop.read_bytes()
+
+    def environment(protocol: Any, *tools: str) -> MCPEnvironment:
+        server = MCPConfig(command=f"{program} --db-path {{database}}", tools=list(tools) or None)
+        return MCPEnvironment(
+            Databases(shop.parent), SQLExecutor(), EnvironmentSettings(protocol=protocol), server=server
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"marks no tool as read-only .* it has the tools read_query, write_query"
+    ):
+        environment("native")
+    tags = environment("tags", "run_sql: read_query(query)")
+    reply = begin(tags).step("<sql>SELECT city FROM branch WHERE code = 'LIS-02'</sql>")
+    assert reply is not None and "Lisbon" in reply["content"]
+    assert tags.tools_that_write() == []
+    tags.close()
+    native = environment("native", "read_query", "write_query", "create_table")
+    assert native.tools_that_write() == ["write_query", "create_table"]
+    begin(native).step(call("write_query", {"query": DROP}))
+    reply = begin(native).step(call("read_query", {"query": "SELECT count(*) FROM branch"}))
+    assert reply is not None and "3" in reply["content"]
+    native.close()
+    assert shop.read_bytes() == before

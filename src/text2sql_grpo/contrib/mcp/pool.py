@@ -23,6 +23,7 @@ from mcp import Client, MCPError
 from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
 
 from text2sql_grpo.contrib.mcp import transport
+from text2sql_grpo.contrib.mcp.private_copy import PrivateCopy
 from text2sql_grpo.contrib.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 from text2sql_grpo.errors import RunError
 
@@ -83,6 +84,11 @@ class ConnectionPool:
         """
         return self._run(self._connections.call(server, name, arguments))
 
+    @property
+    def writers(self) -> set[str]:
+        """Names of tools after whose call a server's private copy of the database was found changed."""
+        return set(self._connections.writers)
+
     def close(self) -> None:
         """End the started servers; a later call raises."""
         if self._loop is not None:
@@ -112,11 +118,13 @@ class _Connection:
     """One open client.
 
     Attributes:
+        copy: Private copy of the database; None if the server has none.
         calls: Number of running calls.
     """
 
     server: Server
     client: Client
+    copy: PrivateCopy | None
     calls: int = 0
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -132,6 +140,7 @@ class _Connections:
         self._unreachable: dict[Server, RunError] = {}
         self._owners: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
+        self.writers: set[str] = set()
 
     async def list_tools(self, server: Server) -> list[Tool]:
         async with self._taken(server) as connection:
@@ -145,7 +154,12 @@ class _Connections:
 
     async def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
         async with self._taken(server) as connection:
-            return await connection.client.call_tool(name, arguments, read_timeout_seconds=self._timeout_s)
+            try:
+                return await connection.client.call_tool(
+                    name, arguments, read_timeout_seconds=self._timeout_s
+                )
+            finally:
+                self._replace_if_changed(connection, name)
 
     async def close(self) -> None:
         for connection in self._open:
@@ -171,6 +185,8 @@ class _Connections:
             raise ServerDied(str(error)) from error
         finally:
             connection.calls -= 1
+            if connection.calls == 0 and connection not in self._open:
+                connection.closing.set()
             await self._notify_waiting()
 
     async def _take(self, server: Server) -> _Connection:
@@ -244,11 +260,15 @@ class _Connections:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
             try:
                 async with AsyncExitStack() as stack:
-                    streams = await open_transport(server, stack, stderr)
+                    copy = None
+                    if server.database is not None:
+                        copy = await asyncio.to_thread(PrivateCopy, server.database)
+                        stack.callback(copy.remove)
+                    streams = await open_transport(server, copy, stack, stderr)
                     client = await stack.enter_async_context(
                         Client(streams, read_timeout_seconds=OPEN_TIMEOUT_S)
                     )
-                    connection = _Connection(server, client)
+                    connection = _Connection(server, client, copy)
                     ready.set_result(connection)
                     await connection.closing.wait()
             except _FAILURES as error:
@@ -266,6 +286,19 @@ class _Connections:
         except (TimeoutError, *_FAILURES):
             return False
         return True
+
+    def _replace_if_changed(self, connection: _Connection, tool: str) -> None:
+        """Let later calls open a new server with a fresh copy; this one ends with its last running call."""
+        if connection.copy is None or connection not in self._open or not connection.copy.is_changed():
+            return
+        if tool not in self.writers:
+            _logger.warning(
+                "The tool %s of an MCP server wrote to its private copy of the database, which is replaced: "
+                "leave it out of environment.mcp.tools (%s)",
+                *(tool, connection.server),
+            )
+        self.writers.add(tool)
+        self._open.remove(connection)
 
     def _drop(self, connection: _Connection, error: BaseException) -> None:
         if connection in self._open:  # log only the first of its failed calls

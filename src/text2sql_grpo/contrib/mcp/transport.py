@@ -3,11 +3,14 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 import httpx2
 from mcp import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+
+from text2sql_grpo.contrib.mcp.private_copy import PrivateCopy
 
 OPEN_TIMEOUT_S = 60.0
 BACK_OFF_S = (0.2, 1.0, 3.0)
@@ -20,11 +23,14 @@ class Server:
     """Address of a server: the words of a command, or a URL.
 
     Attributes:
+        database: Database of which each process of the command gets a private copy, whose path replaces
+            `{database}`; None for none.
         token: Bearer token for the URL; empty for none.
         environment: Additional environment variables of the command.
     """
 
     command: tuple[str, ...] = ()
+    database: Path | None = None
     url: str = ""
     token: str = field(default="", repr=False)
     environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -33,10 +39,13 @@ class Server:
         return self.url or " ".join(self.command)
 
 
-async def open_transport(server: Server, stack: AsyncExitStack, stderr: TextIO) -> Any:
+async def open_transport(
+    server: Server, copy: PrivateCopy | None, stack: AsyncExitStack, stderr: TextIO
+) -> Any:
     """Open the transport for the SDK's client.
 
     Args:
+        copy: Private copy of `server.database`.
         stack: Closes resources that the transport itself does not.
         stderr: Receives the stderr of a command.
     """
@@ -49,7 +58,8 @@ async def open_transport(server: Server, stack: AsyncExitStack, stderr: TextIO) 
         )
         await stack.enter_async_context(client)
         return streamable_http_client(server.url, http_client=client)
-    program, *arguments = server.command
+    path = str(copy.path) if copy else ""
+    program, *arguments = (word.replace("{database}", path) for word in server.command)
     parameters = StdioServerParameters(command=program, args=arguments, env=dict(server.environment))
     return stdio_client(parameters, errlog=stderr)
 
