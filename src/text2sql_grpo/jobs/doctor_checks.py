@@ -212,7 +212,7 @@ def mcp_server(config: Config) -> Iterator[Finding]:
         text += "a write was not tried: the server gets no private copy of {database}"
     else:
         text += "a write through each tool changed nothing"
-    yield Finding("mcp", "ok" if writing == [] else "note", text, facts)
+    yield Finding("mcp", "note" if writing else "ok", text, facts)
 
 
 def sandbox(executor: SQLExecutor) -> Finding:
