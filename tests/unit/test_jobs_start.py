@@ -33,7 +33,7 @@ def test_a_start_that_never_looks_is_refused_and_printed(tmp_path: Path, policy:
     for band, is_refused in (([0.15, 0.4], True), ([0.0, 0.4], True), (None, False)):
         folder = tmp_path / str(band)
         folder.mkdir()
-        settings = {"look_share": band, "questions": 1, "samples": 2}
+        settings = {"look_share": band, "questions": 1, "samples": 2, "rounds": 0}
         config = load_config(write_config(folder, start=settings))
         printed = io.StringIO()
         run = Run(open_workbench(config), Console(file=printed, width=200), [])
