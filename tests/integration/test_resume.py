@@ -20,7 +20,7 @@ from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.checkpoints import best_checkpoint, find_damage, saved_checkpoints
 
 pytestmark = [
-    pytest.mark.usefixtures("own_cache"),
+    pytest.mark.usefixtures("own_cache", "rewards_with_spread"),
     pytest.mark.skipif(
         not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
     ),
@@ -34,6 +34,7 @@ GRPO = {
     "num_iterations": 2,
     "gradient_accumulation_steps": 1,
     "learning_rate": 0.003,
+    "gradient_checkpointing": False,
     "beta": 0.1,
     "sync_ref_model": True,
     "ref_model_sync_steps": 2,
@@ -56,6 +57,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(job, "report", lambda *_: None)
     return write_config(
         tmp_path,
+        sft=None,
         grpo=GRPO,
         selection={"strata": {"lookup": 0.5}},
         evaluation={"before_training": False, "merge_samples": 0},
@@ -182,9 +184,7 @@ def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Pat
     assert f"Kept the weights of step {best.name.removeprefix('checkpoint-')} of 3 (dev: step 0 " in said
 
 
-def test_a_damaged_checkpoint_is_skipped_and_later_ones_moved(
-    config: Path, tmp_path: Path, rewards_with_spread: None
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_later_ones_moved(config: Path, tmp_path: Path) -> None:
     """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
     folder = tmp_path / "run"
     options = ("--grpo.max_steps", "3", "--grpo.sync_ref_model", "false", "--model.lora", "{r: 4}")
