@@ -1,9 +1,6 @@
 """verifiers' own commands over a served policy say of every question what our evaluation says."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from rich.console import Console
 
 from tests.chat_endpoint import greedy, served
 from tests.tiny_run import QUESTIONS, json_lines, write_config
+from tests.verifiers_commands import run_command
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
@@ -28,16 +26,6 @@ pytestmark = pytest.mark.skipif(
 
 # It learns to look at stored values, and to answer what needs no look.
 SFT = {"max_steps": 35, "batch_size": 4, "learning_rate": 0.01, "look_share": 1.0}
-# One process, so that verifiers is imported once; what the package remembers is dropped before the replay.
-COMMANDS = """
-import json, sys
-from importlib.metadata import entry_points
-from text2sql_grpo.contrib.verifiers.bench import open_bench
-for name, *arguments in json.loads(sys.argv[1]):
-    open_bench.cache_clear()
-    (command,) = entry_points(group="console_scripts", name=name)
-    command.load()(arguments)
-"""
 
 
 def commands(config: Config, url: str) -> list[list[str]]:
@@ -90,7 +78,7 @@ def own_answers(bench: Workbench, policy: LoadedPolicy) -> dict[str, Answer]:
     return {answer.example.id: answer for answer in answers}
 
 
-def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path, repo_root: Path) -> None:
+def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, sft=SFT))
     bench = open_workbench(config)
     policy = started_policy(bench, run_arguments(config), Console(quiet=True))
@@ -100,15 +88,11 @@ def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path
     assert any(len(answer.episode.actions) > 1 for answer in expected.values())
 
     with served(greedy(policy.model, bench.chat(policy.tokenizer, policy.model))) as url:
-        done = subprocess.run(
-            [sys.executable, "-c", COMMANDS, json.dumps(commands(config, url))],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(repo_root / "src"), "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr
+        from text2sql_grpo.contrib.verifiers.bench import open_bench
+
+        for name, *arguments in commands(config, url):
+            open_bench.cache_clear()  # what the package remembers
+            run_command(tmp_path, name, *arguments)
 
     checked = json.loads((tmp_path / "outputs" / "validate" / "summary.json").read_text("utf-8"))
     assert checked["outcomes"]["valid"] == checked["total"] == len(QUESTIONS)

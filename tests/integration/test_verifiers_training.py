@@ -1,9 +1,6 @@
 """Our trainer on a package that is not ours: the reward rises, and vf-replay scores the traces alike."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
@@ -11,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.number_game import PACKAGES, find_packages, game_model, game_tokenizer, game_trainer
+from tests.number_game import find_packages, game_model, game_tokenizer, game_trainer
 from tests.tiny_run import json_lines
+from tests.verifiers_commands import run_command
 from text2sql_grpo.commands import main
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -22,12 +20,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None,
     reason="needs verifiers (pip install text2sql-grpo[verifiers])",
 )
-REPLAY = """
-import sys
-from importlib.metadata import entry_points
-(command,) = entry_points(group="console_scripts", name="vf-replay")
-command.load()(sys.argv[1:])
-"""
 
 
 def scores(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -36,7 +28,7 @@ def scores(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {trace["id"]: str((trace["rewards"], trace["metrics"])) for trace in traces}
 
 
-def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path, repo_root: Path) -> None:
+def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path) -> None:
     trainer = game_trainer(tmp_path, max_steps=15)
     trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
@@ -49,15 +41,7 @@ def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path, repo_root: Pa
     late = rows[-100:]  # the policy does all sorts of things by then
     lines = (tmp_path / "run" / "traces.jsonl").read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "run" / "traces.jsonl").write_text("".join(lines[-100:]), "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", REPLAY, str(tmp_path / "run"), "--no-rich", "--output-dir", "replay"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{repo_root / 'src'}:{PACKAGES}", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_command(tmp_path, "vf-replay", str(tmp_path / "run"), "--no-rich", "--output-dir", "replay")
     assert scores(json_lines(tmp_path / "replay" / "traces.jsonl")) == scores(late)
     assert len(set(scores(late).values())) > 3
 
