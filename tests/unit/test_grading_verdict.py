@@ -2,7 +2,7 @@ import json
 import random
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import permutations
 from pathlib import Path
@@ -32,6 +32,12 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def executor() -> Iterator[SQLExecutor]:
+    with SQLExecutor() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
 def golden_databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("golden")
     setups = sorted({case["setup"] for case in CASES})
@@ -39,9 +45,8 @@ def golden_databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_golden_case(case: dict[str, str], golden_databases: dict[str, Path]) -> None:
-    with SQLExecutor() as executor:
-        verdict = Grader(executor).grade(golden_databases[case["setup"]], case["gold"], case["predicted"])
+def test_golden_case(case: dict[str, str], golden_databases: dict[str, Path], executor: SQLExecutor) -> None:
+    verdict = Grader(executor).grade(golden_databases[case["setup"]], case["gold"], case["predicted"])
     assert verdict == Verdict(
         official=bool(case["official"]),
         strict=case["reason"] == "equal",
@@ -162,8 +167,8 @@ def write_staff(path: Path, staff: Sequence[tuple[object, ...]]) -> Path:
 
 @settings(max_examples=20, deadline=None)
 @given(staff_rows)
-def test_correct_rewrites_are_never_refused(staff: list[tuple[object, ...]]) -> None:
-    with tempfile.TemporaryDirectory() as folder, SQLExecutor() as executor:
+def test_correct_rewrites_are_never_refused(executor: SQLExecutor, staff: list[tuple[object, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         database = write_staff(Path(folder) / "d.sqlite", staff)
         grader = Grader(executor)
         refused = [
@@ -178,7 +183,11 @@ def test_correct_rewrites_are_never_refused(staff: list[tuple[object, ...]]) -> 
 @settings(max_examples=60, deadline=None)
 @given(staff_rows.filter(lambda rows: len(rows) <= 5), st.integers(1, 4), st.integers(0, 2), st.randoms())
 def test_exactly_the_results_that_some_order_of_tied_rows_gives_are_accepted(
-    staff: list[tuple[str, int | None, float | None, int | None]], limit: int, offset: int, rng: random.Random
+    executor: SQLExecutor,
+    staff: list[tuple[str, int | None, float | None, int | None]],
+    limit: int,
+    offset: int,
+    rng: random.Random,
 ) -> None:
     def result(rows: Sequence[tuple[str, int | None, float | None, int | None]]) -> tuple[str, ...]:
         by_age = sorted(rows, key=lambda row: -1 if row[3] is None else row[3])
@@ -190,7 +199,7 @@ def test_exactly_the_results_that_some_order_of_tied_rows_gives_are_accepted(
         ()
     }
     gold = f"SELECT name FROM staff ORDER BY age LIMIT {limit} OFFSET {offset}"
-    with tempfile.TemporaryDirectory() as folder, SQLExecutor() as executor:
+    with tempfile.TemporaryDirectory() as folder:
         database = write_staff(Path(folder) / "d.sqlite", staff)
         grader = Grader(executor)
         for rows in tried:
