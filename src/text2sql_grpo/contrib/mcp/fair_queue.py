@@ -30,7 +30,7 @@ class FairQueue:
     async def run(self, session: str, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query in its session's turn.
 
-        If the caller is cancelled, a waiting query leaves the queue; a running one keeps its place to its end.
+        If the caller is cancelled, a waiting query leaves the queue; a running one keeps its place.
 
         Raises:
             TooManyQueries: Too many of the session's queries wait.
