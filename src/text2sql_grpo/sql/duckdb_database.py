@@ -124,6 +124,7 @@ class HardenedDuckDB:
         self.location = location
         self.fingerprint = fingerprint
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
+        RUNNER.submit(_refused_part, self._database, "SELECT 1").result()  # warm, before a limit counts
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
