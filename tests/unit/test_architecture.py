@@ -26,8 +26,9 @@ from docs.rooms import (
 # Imports of contrib in the core: inside a function, where a config or an option asks for that very program.
 OPENS_CONTRIB = {
     PACKAGE: {"verifiers"},  # which looks up its tasksets there
+    f"{PACKAGE}.commands.collect": {"verifiers"},
     f"{PACKAGE}.commands.mcp": {"mcp"},
-    f"{PACKAGE}.jobs.collect": {"chat_endpoint", "verifiers"},
+    f"{PACKAGE}.jobs.collect": {"chat_endpoint"},
     f"{PACKAGE}.jobs.doctor_checks": {"mcp", "trackers"},
     f"{PACKAGE}.jobs.setup": {"mcp"},
     f"{PACKAGE}.jobs.train": {"trackers"},

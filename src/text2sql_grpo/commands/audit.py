@@ -1,9 +1,16 @@
 """Find faults of questions or of a reward."""
 
+import json as json_text
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from random import Random
 
 from text2sql_grpo.commands.options import Count, Seconds, read_config, writing_to
+from text2sql_grpo.errors import ConfigError
+
+GOLD_TIMEOUT_S = 30.0  # a slow gold is reported as slow, not as broken
 
 
 def data(
@@ -33,21 +40,57 @@ def data(
         keep: Reasons that do not quarantine; default: tie_dependent, uncovered.
         json: Print JSON instead of a report.
     """
-    from text2sql_grpo.jobs.audit import audit_data
+    from rich.console import Console
 
-    with writing_to(quarantine or Path()):
-        return audit_data(
-            file,
-            db,
-            against=against or (),
-            environment=read_config(config).environment if config else None,
-            neighbours=neighbours,
+    from text2sql_grpo.audit.questions import KEPT, REASONS, audit_questions, counts, write_quarantine
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+    from text2sql_grpo.jobs.audit import question_table, show_findings
+    from text2sql_grpo.rewards import open_grader
+    from text2sql_grpo.sql import Limits, SQLExecutor
+
+    settings = read_config(config).environment if config else EnvironmentSettings()
+    kept = KEPT if keep is None else keep
+    for reason in kept:
+        if reason not in REASONS:
+            raise ConfigError(f"--keep must be of {', '.join(REASONS)}, got {reason!r}")
+    started, databases = time.monotonic(), Databases(db)
+    with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
+        audit = audit_questions(
+            read_questions(file),
+            databases,
+            executor,
+            SQLEnvironment(databases, executor, settings),
+            others={str(path): read_questions(path) for path in against or ()},
+            neighbours=open_grader(executor, neighbours=neighbours).neighbours,
             slow_s=slow_s,
             max_prompt_tokens=max_prompt_tokens,
-            quarantine=quarantine,
-            keep=keep,
-            as_json=json,
         )
+        rows = audit.quarantine(kept)
+        if quarantine is not None:
+            write_quarantine(quarantine, rows)
+    seconds = round(time.monotonic() - started, 1)
+    if json:
+        record = {
+            "file": str(file),
+            "questions": audit.questions,
+            "counts": counts(audit),
+            "quarantined": len(rows),
+            "seconds": seconds,
+            "findings": [asdict(finding) for finding in audit.findings],
+        }
+        print(json_text.dumps(record))
+        return 0
+    console = Console()
+    console.print(question_table(audit, kept))
+    show_findings(audit, console)
+    console.print(f"{audit.questions} questions, {len(rows)} for quarantine, {seconds:.0f} s")
+    if quarantine is not None:
+        console.print(
+            f"quarantine: {quarantine}  (data.quarantine of a config)", soft_wrap=True, markup=False
+        )
+    return 0
 
 
 def reward(
@@ -61,6 +104,50 @@ def reward(
         seed: Random seed.
         json: Print JSON instead of a report.
     """
-    from text2sql_grpo.jobs.audit import audit_reward
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.text import Text
 
-    return audit_reward(read_config(config, settings), golds=golds, seed=seed, as_json=json)
+    from text2sql_grpo.audit.rewards import RewardAudit
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.data.loading import read_quarantine
+    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.data.shards import shard_files
+    from text2sql_grpo.jobs.audit import rates, reward_table, show_misjudged
+    from text2sql_grpo.rewards import RewardMix, open_grader
+    from text2sql_grpo.sql import SQLExecutor
+
+    run, started = read_config(config, settings), time.monotonic()
+    databases, rewards = Databases(run.data.databases), RewardMix(run.rewards)
+    left_out = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
+    questions = [question for path in shard_files(run.data.train) for question in read_questions(path)]
+    examples = [question.example for question in questions if question.example.id not in left_out]
+    examples = Random(seed).sample(examples, min(golds, len(examples)))
+    with (
+        SQLExecutor(run.environment.limits) as executor,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
+        audit = RewardAudit(rewards, open_grader(executor, neighbours=run.grading.neighbours), executor)
+        answers = audit.probes()
+        task = bar.add_task("Golds", total=len(examples))
+        answers += audit.mutations(examples, databases, seed=seed, on_gold=lambda: bar.advance(task))
+    found = rates(answers)
+    seconds = round(time.monotonic() - started, 1)
+    if json:
+        record = {
+            "rewards": run.rewards,
+            "warning": rewards.warning,
+            "golds": len(examples),
+            "rates": {name: rate.record() for name, rate in found.items()},
+            "misjudged": [asdict(answer) for answer in answers if answer.is_accepted != answer.is_right],
+            "seconds": seconds,
+        }
+        print(json_text.dumps(record))
+        return 0
+    console = Console()
+    console.print(reward_table(found))
+    if rewards.warning:
+        console.print(Text(rewards.warning), soft_wrap=True)
+    show_misjudged(answers, console)
+    console.print(f"{len(answers)} answers, {len(examples)} golds of {run.data.train}, {seconds:.0f} s")
+    return 0

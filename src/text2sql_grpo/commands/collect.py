@@ -53,9 +53,16 @@ def collect(
         if traces is not None:
             from rich.console import Console
 
-            from text2sql_grpo.jobs.collect import collect_traces
+            from text2sql_grpo.contrib.verifiers.chats import trace_records
+            from text2sql_grpo.jobs.collect import write_chats
 
-            return collect_traces(traces, out, console=Console(), keep=keep or ())
+            if not keep:
+                raise ConfigError("--traces needs --keep: nothing is played, so nothing else is written")
+            console, records = Console(), list(trace_records(traces))
+            console.print(f"{len(records)} traces: {traces}", soft_wrap=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_chats(records, keep, out, console)
+            return 0
         if (base_url is None) != (model is None):
             raise ConfigError("--base_url and --model go together: give both")
         if config is None and model_path is None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.run_folder import config_around
 
 
@@ -38,16 +38,30 @@ def merge(
     out = out or adapter.parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)
-        from text2sql_grpo.jobs import merge as job
+        from text2sql_grpo.jobs.evaluate import held_out_sets
+        from text2sql_grpo.jobs.merge import check_merge
+        from text2sql_grpo.jobs.setup import open_workbench
+        from text2sql_grpo.publishing.merge import merge_adapter
 
-        job.merge(
-            adapter,
-            out,
-            base=base,
-            dtype=dtype,
-            quantization=quantization,
-            config=run,
-            num_samples=num_samples,
-            console=console,
-        )
+        if run is not None and not (adapter / "adapter_config.json").is_file():
+            raise ModelError(
+                f"--num_samples compares an adapter with its merged model, but {adapter} holds none"
+            )
+        bench = open_workbench(run) if run is not None else None
+        if bench is not None:
+            held_out_sets(bench, None)  # fail before the work if there are none
+        report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
+        console.print(str(report), soft_wrap=True)
+        if bench is not None and num_samples is not None:
+            check = check_merge(
+                adapter,
+                out,
+                bench,
+                console,
+                num_samples=num_samples,
+                base=str(report.base),
+                dtype=bench.config.model.dtype if report.is_four_bit else "auto",
+                quantization="4bit" if report.is_four_bit else "none",
+            )
+            console.print(str(check), soft_wrap=True)
     return 0

@@ -15,7 +15,7 @@ from transformers import set_seed
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ConfigError, RunError, needs_extra
+from text2sql_grpo.errors import RunError, needs_extra
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
@@ -113,7 +113,7 @@ def collect(
     right = sum(record["strict"] for record in found)
     console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
     is_native = config.environment.protocol == "native"
-    _write_chats(found, keep, out, console, tools=bench.environment.tools if is_native else None)
+    write_chats(found, keep, out, console, tools=bench.environment.tools if is_native else None)
     if failures:
         console.print(f"{len(failures)} episodes were not played, the first: {failures[0]}", soft_wrap=True)
         console.print("Run the same command again to try them once more.")
@@ -228,28 +228,7 @@ def _play_served(
     return failures
 
 
-def collect_traces(folder: Path, out: Path, *, console: Console, keep: Sequence[Keep]) -> int:
-    """Write chats to train on from traces of `vf-eval` or of a verifiers training; exit code 0.
-
-    Args:
-        folder: Folder of `traces.jsonl`.
-        out: Path beside which chats are written, as `NAME.FILTER.jsonl`.
-
-    Raises:
-        RunError: The traces cannot be read, or the chats cannot be written.
-    """
-    from text2sql_grpo.contrib.verifiers.chats import trace_records
-
-    if not keep:
-        raise ConfigError("--traces needs --keep: nothing is played, so nothing else is written")
-    records = list(trace_records(folder))
-    console.print(f"{len(records)} traces: {folder}", soft_wrap=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _write_chats(records, keep, out, console)
-    return 0
-
-
-def _write_chats(
+def write_chats(
     records: Sequence[dict[str, Any]],
     keep: Sequence[Keep],
     out: Path,
@@ -257,6 +236,7 @@ def _write_chats(
     *,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
+    """Write the chats that pass each filter beside `out`, as `NAME.FILTER.jsonl`."""
     for name in keep:
         chats = select_chats(records, name)
         if tools is not None:

@@ -1,4 +1,4 @@
-"""Comparison of two models on the same questions: accuracy, difference, gained, lost, significance."""
+"""Sides, questions and report of a comparison of two models."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,74 +9,23 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.evaluation.answers import Judged, judged, read_answers, write_answers
-from text2sql_grpo.evaluation.comparison import Comparison, Paired, compare
+from text2sql_grpo.evaluation.answers import Judged, read_answers
+from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.statistics import Interval
-from text2sql_grpo.files import write_json
-from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
-from text2sql_grpo.models.policy import load_policy
-from text2sql_grpo.run_folder import CONFIG, answers_file, config_around
+from text2sql_grpo.jobs.evaluate import held_out_sets
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
+from text2sql_grpo.run_folder import CONFIG, answers_file
 
-ROLES = ("base", "trained")
 _CHANGES_SHOWN = 20
 
 
-def compare_models(
-    base: str,
-    trained: str,
-    *,
-    console: Console,
-    out: Path,
-    config: Path | None = None,
-    settings: Sequence[str] = (),
-    num_samples: int | None = None,
-    sets: Sequence[str] | None = None,
-) -> int:
-    """Compare two models, question by question; exit code 0. Options: see `commands.compare`.
-
-    Models answer greedily; saved answers are used instead where given.
-
-    Args:
-        out: JSON file of all figures. New answers of a model are written beside it.
-        num_samples: Number of questions of each set, evenly spaced; None for all.
+def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
+    """Read the answers in a file or run folder; None for a model.
 
     Raises:
-        RunError: Anything wrong with a model, file, config or data, or `out` cannot be written.
+        RunError: The file or a set is missing or wrong.
     """
-    check_place(out)
-    given = (base, trained)
-    found = {role: _saved_answers(name, sets) for role, name in zip(ROLES, given, strict=True)}
-    known = {role: answers for role, answers in found.items() if answers is not None}
-    if len(known) == 2 and (config is not None or settings):
-        option = "--config" if config is not None else settings[0]
-        raise ConfigError(f"{option} has no effect: both sides are saved answers")
-    if len(known) < 2:
-        bench = open_workbench(load_config(config or config_around(trained, base), settings))
-        chosen = _questions(bench, sets, num_samples, *known.values())
-        examples = {
-            name: [example for example in bench.test[name] if (name, example.id) in chosen]
-            for name in held_out_sets(bench, sets)
-        }
-        for role, name in zip(ROLES, given, strict=True):
-            if role in known:
-                known[role] = [one for one in known[role] if one.key in chosen]
-                continue
-            answers = answer_all(load_policy(name), bench, examples, console, title=f"Evaluation of {role}")
-            write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
-            known[role] = judged(answers)
-    comparison = compare(known["base"], known["trained"])
-    comparison = comparison.only(_spread([one.key for one, _ in comparison.pairs], num_samples))
-    write_json(out, {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()})
-    _show(comparison, console)
-    console.print(Text(f"comparison: {out}"), soft_wrap=True)
-    return 0
-
-
-def _saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
-    """Read the answers in a file or run folder; None for a model."""
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
         path = answers_file(path)
@@ -94,7 +43,7 @@ def _saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None
     return [one for one in answers if sets is None or one.set in sets]
 
 
-def _questions(
+def shared_questions(
     bench: Workbench, sets: Sequence[str] | None, count: int | None, *known: Sequence[Judged]
 ) -> set[tuple[str, str]]:
     """Set and id of the questions to answer: those with saved answers, if there are any."""
@@ -106,16 +55,17 @@ def _questions(
         keys = [key for key in keys if key in answered]
     if not keys:
         raise DataError("the saved answers and the config's data.test have no set and id in common")
-    return _spread(keys, count)
+    return spread(keys, count)
 
 
-def _spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
+def spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
     """`count` questions of each set, evenly spaced."""
     names = dict.fromkeys(name for name, _ in keys)
     return {key for name in names for key in evenly_spaced([key for key in keys if key[0] == name], count)}
 
 
-def _show(comparison: Comparison, console: Console) -> None:
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the table, some changed answers and the verdict."""
     left_out = comparison.only_base + comparison.only_trained
     if left_out:
         console.print(f"{left_out} questions were left out: only one model answered them.")

@@ -1,4 +1,4 @@
-"""Merge of an adapter, checked by answers of the merged model to held-out questions."""
+"""Check of a merge by answers of the merged model to held-out questions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,15 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import DataError, ModelError
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.evaluate import answer_all, held_out_sets
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
 from text2sql_grpo.models.policy import load_policy
-from text2sql_grpo.publishing.merge import MergeReport, merge_adapter
 from text2sql_grpo.rewards import Answer
 
 
@@ -49,47 +47,6 @@ class MergeCheck:
             "other_sql": self.other_sql,
             "other_words": self.other_words,
         }
-
-
-def merge(
-    adapter: Path,
-    out: Path,
-    *,
-    console: Console,
-    base: str | None = None,
-    dtype: str = "auto",
-    quantization: Any = "auto",
-    config: Config | None = None,
-    num_samples: int | None = None,
-) -> MergeReport:
-    """Merge, print by how much logits moved and, with `num_samples`, how many answers changed.
-
-    Args:
-        num_samples: Number of questions, evenly spaced over all held-out sets of `config`; None for none.
-
-    Raises:
-        RunError: See `merge_adapter` and `check_merge`.
-    """
-    if num_samples is not None and not (adapter / "adapter_config.json").is_file():
-        raise ModelError(f"--num_samples compares an adapter with its merged model, but {adapter} holds none")
-    bench = open_workbench(config) if config is not None and num_samples is not None else None
-    if bench is not None:
-        held_out_sets(bench, None)  # fail before the work if there are none
-    report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
-    console.print(str(report), soft_wrap=True)
-    if bench is not None and num_samples is not None:
-        check = check_merge(
-            adapter,
-            out,
-            bench,
-            console,
-            num_samples=num_samples,
-            base=str(report.base),
-            dtype=bench.config.model.dtype if report.is_four_bit else "auto",
-            quantization="4bit" if report.is_four_bit else "none",
-        )
-        console.print(str(check), soft_wrap=True)
-    return report
 
 
 def check_merge(
