@@ -16,7 +16,7 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.evaluation.schedule import EvaluationSchedule
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import Answer, RewardMix
-from text2sql_grpo.run_folder import read_schedule
+from text2sql_grpo.run_folder import SCHEDULE, read_schedule
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
@@ -145,6 +145,6 @@ def test_a_resumed_run_repeats_no_evaluation_and_remembers_the_best(tmp_path: Pa
 def test_the_log_is_cut_back_to_the_step_that_is_resumed(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     for step in (0, 2, 4):
-        log.write_evaluation({"step": step})
+        log.write(SCHEDULE, [{"step": step}])
     log.cut_back(2)
     assert [record["step"] for record in read_schedule(tmp_path)] == [0, 2]

@@ -18,7 +18,7 @@ from text2sql_grpo.jobs.setup import Run, open_workbench
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.policy import LoadedPolicy
-from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.run_folder import read_metrics
 
 
 @pytest.fixture
@@ -77,4 +77,4 @@ def test_sft_goes_on_with_another_mix_until_no_round_is_left(tmp_path: Path, pol
     assert "look_share 0.90, check_share 0.00" in printed.getvalue()
     assert not torch.equal(policy.model.get_input_embeddings().weight, before)
     assert policy.model.config._attn_implementation == attention
-    assert [len(RunLog(run.folder / "sft" / f"round-{n}").metrics()) for n in (1, 2)] == [1, 1]
+    assert [len(read_metrics(run.folder / "sft" / f"round-{n}")) for n in (1, 2)] == [1, 1]

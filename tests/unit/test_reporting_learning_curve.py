@@ -9,6 +9,7 @@ import pytest
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.reporting.learning_curve import DPI, HEIGHT_INCHES, WIDTH_INCHES, plot_learning_curve
+from text2sql_grpo.run_folder import SCHEDULE
 from text2sql_grpo.training.run_log import RunLog
 
 SIZE = (round(WIDTH_INCHES * DPI), round(HEIGHT_INCHES * DPI))
@@ -101,7 +102,7 @@ def test_scheduled_evaluations_are_drawn(tmp_path: Path) -> None:
     accuracy = {"correct": 2, "total": 4, "by_database": {"shop": [2, 2], "bank": [0, 2]}}
     log = RunLog(tmp_path)
     for step in (0, 3, 6):
-        log.write_evaluation({"step": step, "accuracy": accuracy, "look_share": step / 6})
+        log.write(SCHEDULE, [{"step": step, "accuracy": accuracy, "look_share": step / 6}])
     assert picture(tmp_path) != plain
 
 

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.run_folder import METRICS, read_metrics
 from text2sql_grpo.training import progress
 from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
@@ -60,7 +61,7 @@ def test_a_resumed_run_counts_the_time_left_from_its_own_steps(
 ) -> None:
     clock, printed, log = [0.0], io.StringIO(), RunLog(tmp_path)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    log.write_metrics({"step": 5, "elapsed_s": 500.0})
+    log.write(METRICS, [{"step": 5, "elapsed_s": 500.0}])
     shown = TrainingProgress(log, Console(file=printed, width=200))
     arguments, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerControl()
     state = TrainerState(max_steps=10, global_step=5)
@@ -68,4 +69,4 @@ def test_a_resumed_run_counts_the_time_left_from_its_own_steps(
     clock[0], state.global_step = 10.0, 6
     shown.on_log(arguments, state, control, logs={"reward": 0.5})
     assert printed.getvalue() == "GRPO 6/10  reward 0.50  right -  looks -  40 s left\n"
-    assert log.metrics()[-1]["elapsed_s"] == 510.0
+    assert read_metrics(log.folder)[-1]["elapsed_s"] == 510.0

@@ -10,6 +10,7 @@ from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, read_metrics
 from text2sql_grpo.training.run_log import RunLog, episode_metrics
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
@@ -28,21 +29,23 @@ def lines(path: Path) -> list[Any]:
 def test_lines_are_appended_whole(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "runs" / "one")
 
-    log.write_episodes([{"a": "line\nbreak\u2028"}, {"b": 1}])
-    RunLog(log.folder).write_episodes([{"c": None}])
+    log.write(ROLLOUTS, [{"a": "line\nbreak\u2028"}, {"b": 1}])
+    RunLog(log.folder).write(ROLLOUTS, [{"c": None}])
 
     assert lines(log.folder / "rollouts.jsonl") == [{"a": "line\nbreak\u2028"}, {"b": 1}, {"c": None}]
 
 
 def test_metrics_are_read_back(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
-    assert log.metrics() == []
+    assert read_metrics(log.folder) == []
 
-    log.write_metrics({"step": 1, "loss": 0.5})
-    log.write_metrics({"step": 2, "loss": math.nan, "parts": {"kl": -math.inf, "n": 3}, "name": "a\u2028b"})
+    log.write(METRICS, [{"step": 1, "loss": 0.5}])
+    log.write(
+        METRICS, [{"step": 2, "loss": math.nan, "parts": {"kl": -math.inf, "n": 3}, "name": "a\u2028b"}]
+    )
 
-    assert log.metrics() == lines(tmp_path / "metrics.jsonl")
-    assert log.metrics() == [
+    assert read_metrics(log.folder) == lines(tmp_path / "metrics.jsonl")
+    assert read_metrics(log.folder) == [
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
     ]
@@ -51,7 +54,7 @@ def test_metrics_are_read_back(tmp_path: Path) -> None:
 def test_lone_surrogates_and_other_odd_text(tmp_path: Path) -> None:
     odd = "\ud800 \udcff \0 \x1b é 漢 😀"
 
-    RunLog(tmp_path).write_episodes([{"text": odd, odd: 1}])
+    RunLog(tmp_path).write(ROLLOUTS, [{"text": odd, odd: 1}])
 
     assert lines(tmp_path / "rollouts.jsonl") == [{"text": odd, odd: 1}]
 
@@ -61,7 +64,7 @@ def test_full_disk_is_said_with_the_place(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
 
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: .*No space"):
-        RunLog(tmp_path).write_metrics({"step": 1})
+        RunLog(tmp_path).write(METRICS, [{"step": 1}])
 
 
 def played(folder: Path) -> Episode:

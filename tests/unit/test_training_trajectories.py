@@ -10,10 +10,11 @@ from tests.scripted_policy import ScriptedPolicy, ask, shop_environment
 from tests.tiny_model import write_tokenizer
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, run
 from text2sql_grpo.training.demonstrations import chat_demonstration
-from text2sql_grpo.training.trajectories import EpisodeFile, read_episodes, select_chats
+from text2sql_grpo.training.trajectories import EpisodeFile, select_chats
 
 
 def episode(example: str, sample: int, *turns: str, **fields: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def test_a_file_takes_up_where_it_was(tmp_path: Path) -> None:
     again = EpisodeFile(path, {"model": "m"})
     assert again.missing(wanted) == [("a", 0), ("a", 1)]
     again.add(episode("a", 0))
-    assert [record["example"] for record in read_episodes(path)] == ["b", "a"]
+    assert [record["example"] for record in read_jsonl(path, "episodes")] == ["b", "a"]
     assert path.read_bytes().count(b"\n") == 2
 
 
@@ -72,7 +73,7 @@ def test_a_line_that_is_no_episode_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text('{"a": 1}\n' + line + "\n", "utf-8")
     with pytest.raises(DataError, match="line 2"):
-        list(read_episodes(path))
+        list(read_jsonl(path, "episodes"))
 
 
 RECORDS = [

@@ -10,7 +10,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run_folder import read_schedule
+from text2sql_grpo.run_folder import SCHEDULE, read_schedule
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.run_log import RunLog
 
@@ -78,7 +78,7 @@ class EvaluationSchedule(TrainerCallback):
         record = schedule_record(self._answer(self._questions), state.global_step)
         record["seconds"] = round(time.monotonic() - started, 1)
         if state.is_world_process_zero:
-            self._run_log.write_evaluation(record)
+            self._run_log.write(SCHEDULE, [record])
         should_log = control.should_log  # `log` would mark the step's metrics as logged
         self._log(figures(record))
         control.should_log = should_log

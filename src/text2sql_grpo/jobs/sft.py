@@ -22,7 +22,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.files import draft, sha256
+from text2sql_grpo.files import draft, read_jsonl, sha256
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
@@ -46,7 +46,6 @@ from text2sql_grpo.training.sft import (
     StopAtTarget,
     stage_arguments,
 )
-from text2sql_grpo.training.trajectories import read_episodes
 
 INTERRUPTED = 130
 
@@ -314,7 +313,7 @@ def _chats(
 ) -> list[tuple[str, Demonstration]]:
     usual_tools = TOOLS if bench.config.environment.protocol == "native" else None
     found, count = [], 0
-    for count, record in enumerate(read_episodes(path), 1):
+    for count, record in enumerate(read_jsonl(path, "chats"), 1):
         tools = record.get("tools", usual_tools)
         if tools != chat.tools:
             options = bench.config.grpo.get("chat_template_kwargs")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.run_folder import METRICS, read_metrics
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.run_log import RunLog, looks_by_family
 
@@ -81,7 +82,9 @@ class TrainingProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the bar of a terminal; other outputs get a line now and then instead."""
-        done = [row["elapsed_s"] for row in self._run_log.metrics() if row["step"] <= state.global_step]
+        done = [
+            row["elapsed_s"] for row in read_metrics(self._run_log.folder) if row["step"] <= state.global_step
+        ]
         self._elapsed_before_s = done[-1] if done else 0.0  # of a resumed run
         self._started = self._step_started = self._played = time.monotonic()
         self._steps_before = state.global_step
@@ -137,7 +140,7 @@ class TrainingProgress(TrainerCallback):
         if not state.is_world_process_zero or not logs or not (self._metric in logs or is_evaluation):
             return
         elapsed_s = round(self._elapsed_before_s + time.monotonic() - self._started, 3)
-        self._run_log.write_metrics({"step": state.global_step, "elapsed_s": elapsed_s, **logs})
+        self._run_log.write(METRICS, [{"step": state.global_step, "elapsed_s": elapsed_s, **logs}])
         if is_evaluation:
             return
         self._facts = self._facts_of(logs)

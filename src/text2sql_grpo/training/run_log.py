@@ -1,4 +1,4 @@
-"""The run folder's logs: `rollouts.jsonl`, one episode a line, and `metrics.jsonl`, one step a line."""
+"""The run folder's logs, and the metrics of episodes in them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from text2sql_grpo.environment.episode import Episode, StopReason
 from text2sql_grpo.files import append_jsonl, cut_lines
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS
-from text2sql_grpo.run_folder import METRICS, ROLLOUTS, SCHEDULE, TRACES, read_metrics
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, SCHEDULE, TRACES
 
 
 class RunLog:
@@ -19,25 +19,9 @@ class RunLog:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
-    def write_episodes(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append episodes to `rollouts.jsonl`."""
-        self._append(ROLLOUTS, records)
-
-    def write_traces(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append rollouts of verifiers tasks to `traces.jsonl`."""
-        self._append(TRACES, records)
-
-    def write_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one step to `metrics.jsonl`."""
-        self._append(METRICS, [record])
-
-    def write_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Append one scheduled evaluation to `evaluation_schedule.jsonl`."""
-        self._append(SCHEDULE, [record])
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl` so far."""
-        return read_metrics(self.folder)
+    def write(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records to the log of this name in `run_folder`, NaN and infinity as null."""
+        append_jsonl(self.folder / name, map(_plain, records))
 
     def cut_back(self, step: int) -> None:
         """Remove lines that are newer than a checkpoint, and a line that a kill left half written.
@@ -49,9 +33,6 @@ class RunLog:
             cut_lines(self.folder / name, last_step=step)
         for name in (ROLLOUTS, TRACES):
             cut_lines(self.folder / name, last_step=step - 1)
-
-    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        append_jsonl(self.folder / name, map(_plain, records))
 
 
 def _plain(value: Any) -> Any:

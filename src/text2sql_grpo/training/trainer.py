@@ -24,6 +24,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
 from text2sql_grpo.rollout.turns import R, Session
+from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.advantages import (
     no_signal,
@@ -434,7 +435,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             return
         gathered = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
         if self.accelerator.is_main_process:
-            self._run_log.write_episodes(record for records in gathered for record in records)
+            self._run_log.write(ROLLOUTS, (record for records in gathered for record in records))
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,7 +40,7 @@ class EpisodeFile:
             _check_settings(path, json.loads(json.dumps(settings)))
             path.touch()
             cut_lines(path)
-            self.records = [_slim(record) for record in read_episodes(path)]
+            self.records = [_slim(record) for record in read_jsonl(path, "episodes")]
         except OSError as error:
             raise RunError(f"the file of episodes cannot be written: {error} ({path})") from error
 
@@ -77,15 +77,6 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     if has_episodes:
         raise ConfigError(f"not a file of collected episodes: {path}: choose another --out")
     write_json(beside, settings)
-
-
-def read_episodes(path: Path) -> Iterator[Record]:
-    """Read a file of episodes or chats line by line.
-
-    Raises:
-        DataError: No such file, or a line that is no JSON object.
-    """
-    return read_jsonl(path, "episodes")
 
 
 def select_chats(records: Iterable[Record], keep: Keep) -> list[Record]:

@@ -133,7 +133,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     def _write(self, traces: Sequence[vf.Trace]) -> None:
         everybody = gather([self._record(trace) for trace in traces])
         if self.accelerator.is_main_process:
-            self._run_log.write_traces(record for records in everybody for record in records)
+            self._run_log.write(TRACES_FILE, (record for records in everybody for record in records))
 
     def _record(self, trace: vf.Trace) -> dict[str, Any]:
         step = self.state.global_step
