@@ -61,31 +61,6 @@ def strata(families: Sequence[str], shares: Mapping[str, float]) -> list[_Stratu
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Shares of families in the questions of a step.
-
-    Attributes:
-        families: Family of each question, by index.
-        shares: See `strata`.
-    """
-
-    families: Sequence[str]
-    shares: Mapping[str, float]
-
-    def sampler(self, plain: RepeatSampler, *, shuffle: bool) -> "StratifiedSampler":
-        """Make a sampler with the repeats of `plain` and a stratified order."""
-        return StratifiedSampler(
-            self.families,
-            self.shares,
-            seed=plain.seed or 0,
-            shuffle=shuffle,
-            mini_repeat_count=plain.mini_repeat_count,
-            batch_size=plain.batch_size,
-            repeat_count=plain.repeat_count,
-        )
-
-
 class StratifiedSampler(RepeatSampler):  # type: ignore[misc, unused-ignore]
     """TRL's sampler with another order: any run of draws holds each family by its share, rounded.
 
@@ -140,3 +115,18 @@ class StratifiedSampler(RepeatSampler):  # type: ignore[misc, unused-ignore]
         places = torch.randperm(count, generator=self._random).tolist() if self._is_random else range(count)
         order = [questions[place] for place in places][::-1]
         return sorted(order, key=lambda number: number not in drawn)
+
+
+def stratified(
+    plain: RepeatSampler, *, families: Sequence[str], shares: Mapping[str, float]
+) -> StratifiedSampler:
+    """Make a sampler with the repeats of TRL's and a stratified order; see `strata`."""
+    return StratifiedSampler(
+        families,
+        shares,
+        seed=plain.seed or 0,
+        shuffle=plain.shuffle,
+        mini_repeat_count=plain.mini_repeat_count,
+        batch_size=plain.batch_size,
+        repeat_count=plain.repeat_count,
+    )

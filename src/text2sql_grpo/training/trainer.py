@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.gradient_noise import GradientNoise
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
-from text2sql_grpo.training.selection import Selection
+from text2sql_grpo.training.selection import stratified
 from text2sql_grpo.training.shared_prefix_update import LogProbs, LossTokens, SharedPrefixUpdate
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         num_prompts: Number of prompts; the dataset holds their indices.
         reward_weights: Weight of each named reward.
         tools: JSON schemas for the chat template; None for none.
-        selection: Selection of the prompts of a step; None for TRL's shuffled epochs.
+        reorder: Makes a sampler with another order of TRL's one; None for TRL's shuffled epochs.
         options: Other arguments of `GRPOTrainer`.
 
     Attributes:
@@ -142,11 +143,11 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         reward_weights: Mapping[str, float],
         tools: list[dict[str, Any]] | None,
         processing_class: PreTrainedTokenizerBase,
-        selection: Selection | None = None,
+        reorder: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
         self._step_state = StepState()
-        self._selection = selection
+        self._reorder = reorder
         self.on_episode: Callable[[int, int], None] = lambda done, total: None
         trl_compat.silence_masked_samples()
         args.reward_weights = list(reward_weights.values())
@@ -175,7 +176,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._update = SharedPrefixUpdate(
             self,
             is_wanted=args.shared_prefix,
-            keeps_order=selection is not None,
+            keeps_order=reorder is not None,
             keeps_halves=self._noise.every > 0,
         )
         self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
@@ -183,10 +184,10 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self.add_callback(self._bad_steps)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's sampler, or that of the selection."""
+        """TRL's sampler, or one with another order."""
         sampler = super()._get_train_sampler(*args, **kwargs)
-        if self._selection is not None:
-            sampler = self._selection.sampler(sampler, shuffle=self.shuffle_dataset)
+        if self._reorder is not None:
+            sampler = self._reorder(sampler)
         self._step_state.sampler = sampler
         return sampler
 
@@ -398,6 +399,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         run_log: RunLog | None = None,
         strata: Mapping[str, float] | None = None,
     ) -> None:
+        families = [example.family for example in examples] if strata else []
         super().__init__(
             model,
             args,
@@ -407,7 +409,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,
-            selection=Selection([example.family for example in examples], strata) if strata else None,
+            reorder=partial(stratified, families=families, shares=strata) if strata else None,
         )
         self.environment = environment
         environment.count_tokens_by(self._chat.count_tokens)
