@@ -74,7 +74,8 @@ def more_sft(config: Config, cpu_s: float, out: Path) -> None:
     order = replace(config.run, seed=config.run.seed + 1000)  # not the stage's own first batches again
     bench = open_workbench(replace(config, sft=sft, evaluation=without_schedule, run=order))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = stage_trainer(bench, policy, Path(folder), arguments, [StopAfter(cpu_s)], console)
+        trainer = stage_trainer(bench, policy, Path(folder), arguments, console)
+        trainer.add_callback(StopAfter(cpu_s))
         trainer.train()
     write_answers(out, sampled(bench, replace(policy, model=trainer.model), temperature=0.0, votes=1))
 

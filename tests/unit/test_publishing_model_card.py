@@ -144,7 +144,6 @@ def test_base_and_license_of_the_quickstart(run: Path) -> None:
     card = ModelCard.load(write_model_card(run, run / "merged"))
     assert card.data.license is None
     assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert ModelCard.load(write_model_card(run, run / "merged", license_id="mit")).data.license == "mit"
 
 
 def test_base_is_the_adapters_if_it_is_a_hub_id(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class Training:
             self.alerts.on_log(self._args, self._state, self._control, logs={"reward": 1.0, **row})
 
     def end(self) -> str:
-        self.alerts.on_train_end(self._args, self._state, self._control)
+        self.alerts.close()
         return self.printed.getvalue()
 
 

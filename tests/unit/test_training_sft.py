@@ -83,7 +83,7 @@ def stage_trainer(model: Any, folder: Path, **options: Any) -> SFTStageTrainer:
     arguments = training_arguments({"bf16": False, "report_to": "none"}, output_dir=str(folder))
     data: Any = [[]]
     training = stage_arguments(settings, arguments, folder, steps=1, is_adapter=False)
-    return SFTStageTrainer(model, training, data, callbacks=[], **options)
+    return SFTStageTrainer(model, training, data, **options)
 
 
 @pytest.mark.parametrize("is_adapter", [False, True], ids=["full", "LoRA"])

@@ -53,18 +53,13 @@ def reported_by_transformers(names: Sequence[str]) -> list[str]:
     return [name for name in names if name != "weave"] or ["none"]
 
 
-def not_installed(names: Sequence[str]) -> list[str]:
-    """Names of trackers whose package is not installed."""
-    return [name for name in names if name in TRACKERS and find_spec(name) is None]
-
-
 def check_installed(names: Sequence[str]) -> None:
     """Check that each tracker's package is installed.
 
     Raises:
         ConfigError: A package is missing; the text names the installation command.
     """
-    missing = not_installed(names)
+    missing = [name for name in names if name in TRACKERS and find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"grpo.report_to names {' and '.join(missing)}, which is not installed here: "

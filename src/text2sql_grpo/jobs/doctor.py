@@ -45,7 +45,7 @@ def doctor(
         findings.append(finding)
         if not as_json:
             _show(finding, console)
-    fails = doctor_checks.failing(findings)
+    fails = any(finding.status == "problem" for finding in findings)
     if as_json:
         record = {f.name: {"status": f.status, "text": f.text, **f.facts} for f in findings}
         print(json.dumps({"would_run": not fails, "findings": record}))
@@ -73,7 +73,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         yield Finding("settings", "problem", str(error))
         return
     yield doctor_checks.settings(config, arguments, launch)
-    yield doctor_checks.tokens(config, arguments)
+    yield doctor_checks.tokens(arguments)
     yield doctor_checks.trackers(config)
     yield from guarded("databases", doctor_checks.databases(config))
     for finding in guarded("mcp", doctor_checks.mcp_server(config)):
@@ -142,19 +142,8 @@ def _with_model(
     if holding:
         yield Finding("dry run", "skipped", holding[0])
         return
-    yield from _dry_run(bench, arguments, questions, steps=steps, episodes_per_step=episodes_per_step)
-
-
-def _dry_run(
-    bench: Workbench,
-    arguments: SQLGRPOConfig,
-    questions: Sequence[Example],
-    *,
-    steps: int,
-    episodes_per_step: int,
-) -> Iterator[Finding]:
     try:
-        policy = base_policy(bench.config)
+        policy = base_policy(config)
     except RunError as error:
         yield Finding("dry run", "problem", f"the weights cannot be loaded: {error}")
         return

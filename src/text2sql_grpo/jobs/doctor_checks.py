@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -160,7 +160,7 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
-def tokens(config: Config, arguments: SQLGRPOConfig) -> Finding:
+def tokens(arguments: SQLGRPOConfig) -> Finding:
     """Check for keys of the Hub and of W&B; a run needs neither."""
     has_hub, has_wandb = get_token() is not None, bool(os.environ.get("WANDB_API_KEY"))
     parts = ["HF token found" if has_hub else "no HF token: pushing and gated models need HF_TOKEN in .env"]
@@ -275,8 +275,3 @@ def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
         yield from found
     except RunError as error:
         yield Finding(name, "problem", str(error))
-
-
-def failing(findings: Sequence[Finding]) -> bool:
-    """True if a run would fail."""
-    return any(finding.status == "problem" for finding in findings)

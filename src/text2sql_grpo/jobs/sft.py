@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model
 from rich.console import Console
-from transformers import TrainerCallback
 
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
@@ -81,7 +80,7 @@ def sft(
         check_folder(out)
     with stop_on_sigterm():
         policy = base_policy(config)
-        trainer = stage_trainer(bench, policy, out, arguments, [], console)
+        trainer = stage_trainer(bench, policy, out, arguments, console)
         prepare_folder(config, checkpoint, console)
         try:
             _train(trainer, out, checkpoint, console)
@@ -100,15 +99,10 @@ def sft(
     return 0
 
 
-def started_policy(
-    bench: Workbench, arguments: SQLGRPOConfig, console: Console, callbacks: Sequence[TrainerCallback] = ()
-) -> LoadedPolicy:
+def started_policy(bench: Workbench, arguments: SQLGRPOConfig, console: Console) -> LoadedPolicy:
     """Make the policy that GRPO starts from: after SFT, if configured, run now or taken from the cache.
 
     With LoRA it is the base with the trained adapter, on which GRPO continues.
-
-    Args:
-        callbacks: Callbacks of the SFT trainer.
 
     Raises:
         KeyboardInterrupt: SFT was stopped; the same call resumes it.
@@ -121,7 +115,7 @@ def started_policy(
         if config.sft.adapter is not None:
             _copy_adapter(config, config.sft.adapter, folder)
         else:
-            _run_stage(bench, folder, arguments, callbacks, console)
+            _run_stage(bench, folder, arguments, console)
         ranks.barrier()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
@@ -141,7 +135,7 @@ def train_further(
     """
     model = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
     attention = attention_of(model.config)
-    _train(stage_trainer(bench, policy, folder, arguments, [], console), folder, None, console)
+    _train(stage_trainer(bench, policy, folder, arguments, console), folder, None, console)
     model.set_attn_implementation(attention)
     for path in saved_checkpoints(folder) if ranks.is_main() else []:
         shutil.rmtree(path)
@@ -152,7 +146,6 @@ def stage_trainer(
     policy: LoadedPolicy,
     folder: Path,
     arguments: SQLGRPOConfig,
-    callbacks: Sequence[TrainerCallback],
     console: Console,
 ) -> SFTStageTrainer:
     """Make the SFT trainer; add an adapter if the config has one and the policy has none.
@@ -194,7 +187,6 @@ def stage_trainer(
         data,
         max_tokens=settings.max_tokens,
         processing_class=policy.tokenizer,
-        callbacks=list(callbacks),
     )
     every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
     schedule_evaluations(bench, trainer, folder, console, every=every)
@@ -273,13 +265,7 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
             shutil.copytree(adapter, scratch / "adapter")
 
 
-def _run_stage(
-    bench: Workbench,
-    folder: Path,
-    arguments: SQLGRPOConfig,
-    callbacks: Sequence[TrainerCallback],
-    console: Console,
-) -> None:
+def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
     """Train in a folder beside `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
     found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
@@ -289,7 +275,7 @@ def _run_stage(
     if ranks.is_main():
         RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
     policy = base_policy(bench.config)
-    trainer = stage_trainer(bench, policy, work, arguments, callbacks, console)
+    trainer = stage_trainer(bench, policy, work, arguments, console)
     _train(trainer, work, checkpoint, console)
     _save(trainer, policy, work)
     if ranks.is_main():

@@ -70,7 +70,6 @@ def write_model_card(
     folder: Path,
     *,
     repo_id: str | None = None,
-    license_id: str | None = None,
     audits: Sequence[Path] = (),
 ) -> Path:
     """Write the `README.md` of a model's or adapter's folder, with the learning curve; returns its path.
@@ -82,7 +81,6 @@ def write_model_card(
         run: The run folder.
         folder: The folder of the merged model, or of the adapter.
         repo_id: Name on the Hub for the examples; None uses the folder's path.
-        license_id: Hub license id; None leaves the field out, since a base from the Hub has its own.
         audits: More files of `audit data --json`.
 
     Raises:
@@ -95,8 +93,7 @@ def write_model_card(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["text-to-sql", "grpo", "trl", *(["lora"] if is_adapter else [])],
-        base_model=base,
-        license=license_id,
+        base_model=base,  # no license: the base has its own
     )
     evaluation = read_evaluation(run)
     text = _CARD.format(

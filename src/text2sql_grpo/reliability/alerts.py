@@ -108,12 +108,6 @@ class Alerts(TrainerCallback):
                 facts = f"mean {limit.metric} of the last {len(recent)} logged steps is {mean:.4g}"
                 self._alert(limit.field, f"{limit.what}: {facts}, alerts.{limit.field} is {bound:g}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Call `close`."""
-        self.close()
-
     def close(self) -> None:
         """Stop the clock, and wait a few seconds for alerts that are being sent."""
         self._is_over.set()

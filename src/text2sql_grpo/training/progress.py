@@ -170,12 +170,6 @@ class TrainingProgress(TrainerCallback):
                 line += f"  {duration(left)} left"
             self._console.print(line, soft_wrap=True)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stop the bar."""
-        self.close()
-
     def close(self) -> None:
         """Stop the bar and restore the terminal."""
         if self._bar.live.is_started:

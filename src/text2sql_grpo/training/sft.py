@@ -247,7 +247,6 @@ class SFTStageTrainer(Trainer):
         *,
         max_tokens: int,
         processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback],
     ) -> None:
         super().__init__(
             model,
@@ -255,7 +254,6 @@ class SFTStageTrainer(Trainer):
             train_dataset=data,
             data_collator=lambda batches: batches[0],
             processing_class=processing_class,
-            callbacks=callbacks,
         )
         for printer in (PrinterCallback, ProgressCallback):
             self.remove_callback(printer)
