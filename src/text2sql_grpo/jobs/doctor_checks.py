@@ -114,7 +114,7 @@ def versions() -> Finding:
 def device() -> Finding:
     """Describe the accelerator of the run and its memory."""
     facts = hardware()
-    text = f"{facts['type']}, {(facts['memory_bytes'] or 0) / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
+    text = f"{facts['type']}, {facts['memory_bytes'] / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
     if "name" in facts:
         text = f"{facts['devices']} x {facts['name']}, {text}"
     obstacle = four_bit_obstacle(facts["type"])

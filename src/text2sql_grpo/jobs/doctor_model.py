@@ -22,7 +22,7 @@ from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.doctor_checks import Finding, Launch
 from text2sql_grpo.jobs.setup import Run, Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import grpo_trainer, run_arguments
-from text2sql_grpo.models.hardware import GIB, device_memory, device_type, host_memory
+from text2sql_grpo.models.hardware import GIB, device_memory, device_type
 from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run_folder import ROLLOUTS
@@ -131,7 +131,7 @@ def memory_of(
     sessions = episodes_per_step // launch.sharding.processes
     plays = 0 if arguments.use_vllm else min(arguments.max_slots or sessions, sessions)
     is_colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
-    total = device_memory(kind) or 0
+    total = device_memory(kind)
     return estimate_memory(
         model,
         settings,
@@ -163,7 +163,7 @@ def memory_of(
 def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
     """Check that the estimate fits into this machine."""
     kind = device_type()
-    total, host = device_memory(kind), host_memory()
+    total, host = device_memory(kind), device_memory("cpu")
     parts = {
         name: size
         for name, size in dataclasses.asdict(estimate).items()
@@ -174,9 +174,9 @@ def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
     facts = dataclasses.asdict(estimate) | {"peak": estimate.peak, "device_bytes": total}
     processes = launch.sharding.processes
     on_host = estimate.host * processes + (estimate.peak * processes if kind == "cpu" else 0)
-    if total and kind != "cpu" and estimate.peak > _TOO_FULL * total:
+    if kind != "cpu" and estimate.peak > _TOO_FULL * total:
         return Finding("memory", "problem", f"{text}, but the device has {total / GIB:.0f}: {_LESS}", facts)
-    if host and on_host > _TOO_FULL * host:
+    if on_host > _TOO_FULL * host:
         return Finding("memory", "problem", f"{text}, but the host has {host / GIB:.0f}: {_LESS}", facts)
     return Finding("memory", "ok", text, facts)
 

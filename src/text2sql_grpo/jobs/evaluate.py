@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import sqlparse
@@ -247,12 +248,12 @@ def show(answer: Answer, set_name: str, console: Console) -> None:
     console.print(Text(f"question: {example.question}", style="bold"))
     for number, action in enumerate(episode.actions, 1):
         console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
-        console.print(Text(_indented(_turn_text(action))))
+        console.print(Text(indent(_turn_text(action), "  ")))
     console.print(Text("final SQL:", style="cyan"))
-    console.print(Text(_indented(formatted(episode.final_sql) if episode.final_sql else "none submitted")))
+    console.print(Text(indent(formatted(episode.final_sql) if episode.final_sql else "none submitted", "  ")))
     if not verdict.strict:
         console.print(Text("gold SQL:", style="cyan"))
-        console.print(Text(_indented(formatted(example.gold_sql))))
+        console.print(Text(indent(formatted(example.gold_sql), "  ")))
     console.print(
         Text.assemble(
             ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
@@ -275,10 +276,6 @@ def formatted(sql: str) -> str:
         return str(sqlparse.format(sql, reindent=True)).strip()
     except SQLParseError:
         return sql
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _yes(is_right: bool) -> str:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
 from text2sql_grpo.errors import DataError, ModelError
 from text2sql_grpo.files import read_json, sha256, write_json
+from text2sql_grpo.models.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ _PROBE_TEXT = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïv
 # `tokenizer.ggml.pre` of byte-level vocabularies that split numbers into digits before GPT-2's splitting
 # (llama.cpp, src/llama-vocab.cpp); transformers knows only GPT-2's for them.
 _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-_GIB = 1 << 30
 
 
 def converted(gguf: Path) -> Path:
@@ -111,8 +111,8 @@ def _check_header(gguf: Path, folder: Path) -> str:
     for place, free in (("memory", memory), ("disk space of the cache", disk)):
         if size > free:
             raise ModelError(
-                f"too little {place} to convert the GGUF file: float32 weights take {size / _GIB:.1f} GiB, "
-                f"{free / _GIB:.1f} are free ({gguf})"
+                f"too little {place} to convert the GGUF file: float32 weights take {size / GIB:.1f} GiB, "
+                f"{free / GIB:.1f} are free ({gguf})"
             )
     return pre_tokenizer
 

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 
@@ -45,16 +46,8 @@ def choose_threads(console: Console) -> None:
         console.print(line, soft_wrap=True)
 
 
-def device_memory(kind: str) -> int | None:
-    """Bytes of the device that a run would use; None where nobody says."""
+def device_memory(kind: str) -> int:
+    """Bytes of a device's memory; that of this machine for a CPU."""
     if kind == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return host_memory()
-
-
-def host_memory() -> int | None:
-    """Bytes of this machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+    return int(psutil.virtual_memory().total)

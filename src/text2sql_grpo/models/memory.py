@@ -5,8 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from text2sql_grpo.errors import ModelError
-
-_GIB = 1 << 30
+from text2sql_grpo.models.hardware import GIB
 
 
 def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, copies: int = 1) -> None:
@@ -33,6 +32,6 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
         trained = " with gradients and optimiser states" if copies > 1 else ""
         name = str(chosen).removeprefix("torch.")
         raise ModelError(
-            f"too little memory for the model: its {name} weights{trained} take {size / _GIB:.1f} GiB, "
-            f"{free / _GIB:.1f} are free ({path}); take a smaller model, model.lora, or end other programs"
+            f"too little memory for the model: its {name} weights{trained} take {size / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} are free ({path}); take a smaller model, model.lora, or end other programs"
         )

@@ -31,12 +31,7 @@ from text2sql_grpo.publishing.upload_checks import (
 
 logger = logging.getLogger(__name__)
 
-TOKEN_VARIABLES = ("HF_TOKEN", "HF_KEY")
-
-
-def find_token() -> str | None:
-    """Hub token of this environment; None if neither HF_TOKEN nor the older HF_KEY is set."""
-    return next((token for name in TOKEN_VARIABLES if (token := os.environ.get(name, "").strip())), None)
+TOKEN_VARIABLES = ("HF_TOKEN", "HF_KEY")  # the second is the older one
 
 
 def push_to_hub(
@@ -146,7 +141,7 @@ def _is_forbidden(name: str) -> bool:
 def _token(token: str | None, folder: Path) -> str:
     if is_offline_mode():
         raise HubError(f"cannot push: HF_HUB_OFFLINE is set; nothing was sent ({folder})")
-    token = token or find_token()
+    token = token or next(filter(None, (os.environ.get(name, "").strip() for name in TOKEN_VARIABLES)), None)
     if token is None:
         names = " or ".join(TOKEN_VARIABLES)
         raise HubError(f"no Hub token: set {names} (environment or .env); nothing was sent")
