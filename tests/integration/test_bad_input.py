@@ -28,6 +28,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_config(tmp_path)
 
 
+@pytest.fixture
+def unlearned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewards_with_spread: None) -> Path:
+    """A config without SFT, whose steps have a gradient all the same."""
+    monkeypatch.chdir(tmp_path)
+    return write_config(tmp_path, sft=None)
+
+
 def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
     """The one message of a training run that is refused."""
     capsys.readouterr()
@@ -190,17 +197,17 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk_is_one_message_and_earlier_files_stay(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    unlearned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["train", "--config", str(config), "--grpo.save_steps", "1", "--grpo.max_steps", "1"]
+    argv = ["train", "--config", str(unlearned), "--grpo.save_steps", "1", "--grpo.max_steps", "1"]
     assert main([*argv, "--evaluation.before_training", "false"]) == 0
-    run = config.parent / "run"
+    run = unlearned.parent / "run"
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     logged = (run / "rollouts.jsonl").stat().st_size
     checkpoint = run / "checkpoint-1"
     weights = (checkpoint / "model.safetensors").stat().st_size
     assert logged + 10_000 < weights < (checkpoint / "optimizer.pt").stat().st_size - 20_000
-    other = refused(capsys, config, "--resume", "auto", "--model.attn_implementation", "eager")
+    other = refused(capsys, unlearned, "--resume", "auto", "--model.attn_implementation", "eager")
     assert f"{checkpoint} was saved with other settings of the section model" in other
     again = [*argv[:-1], "3", "--resume", str(checkpoint), "--evaluation.before_training", "false"]
     # The log; the weights, written by safetensors; the optimizer, written by torch.
@@ -265,10 +272,10 @@ def test_the_verb_warm_start_names_sft(capsys: pytest.CaptureFixture[str]) -> No
     not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
 )
 def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    unlearned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--config", str(config), "--grpo.max_steps", "500", "--evaluation.before_training", "false"]
-    output = config.parent / "printed.txt"
+    options = ["--config", str(unlearned), "--grpo.max_steps", "500", "--evaluation.before_training", "false"]
+    output = unlearned.parent / "printed.txt"
     importlib.import_module("text2sql_grpo.jobs.train")  # seconds, which the other process is spared
     pid = os.fork()
     if pid == 0:
@@ -280,7 +287,7 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
             traceback.print_exc()
         finally:
             os._exit(code)
-    metrics = config.parent / "run" / "metrics.jsonl"
+    metrics = unlearned.parent / "run" / "metrics.jsonl"
     ended = 0
     while not ended:
         if metrics.exists() and metrics.read_text().count("\n") >= 2:
@@ -293,8 +300,8 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
     assert os.waitstatus_to_exitcode(status) == 130, printed
     assert "Traceback" not in printed
     done = json_lines(metrics)[-1]["step"]
-    checkpoint = config.parent / "run" / f"checkpoint-{done}"
-    command = f"text2sql-grpo train --config {config.parent / 'run' / 'config.yaml'} --resume auto"
+    checkpoint = unlearned.parent / "run" / f"checkpoint-{done}"
+    command = f"text2sql-grpo train --config {unlearned.parent / 'run' / 'config.yaml'} --resume auto"
     assert printed.endswith(f"Stopped. Saved: {checkpoint}. Resume with:\n  {command}\n")
 
     argv = command.removeprefix("text2sql-grpo ").split()
@@ -303,4 +310,4 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
     assert [row["step"] for row in rows] == list(range(1, done + 2))
     assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
     assert capsys.readouterr().err == ""
-    assert (config.parent / "run" / "merged" / "model.safetensors").is_file()
+    assert (unlearned.parent / "run" / "merged" / "model.safetensors").is_file()

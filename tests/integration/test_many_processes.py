@@ -324,9 +324,11 @@ def test_scheduled_questions_are_shared(config: Path, tmp_path: Path, way: str) 
     assert "Kept" not in said(tmp_path / way, 1)
 
 
-def test_a_whole_run_and_a_step_that_one_process_cannot_take(started: dict[str, Any], tmp_path: Path) -> None:
+def test_a_whole_run_and_a_step_that_one_process_cannot_take(
+    tmp_path: Path, rewards_with_spread: None
+) -> None:
     """One writes and prints, both play and answer; weights stay alike where one alone skips a step."""
-    config = write_config(tmp_path, grpo=GRPO, rewards=started["rewards"])  # with SFT by both
+    config = write_config(tmp_path, grpo=GRPO, sft={"max_steps": 4, "batch_size": 4})  # by both
     folder = tmp_path / "run"
 
     def first(number: int) -> None:

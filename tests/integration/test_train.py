@@ -163,13 +163,14 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
 
 
 def test_the_weights_of_the_best_scheduled_step_are_merged(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, capsys: pytest.CaptureFixture[str], rewards_with_spread: None
 ) -> None:
     schedule = ["--data.dev", str(config.parent / "questions.jsonl"), "--evaluation.every", "1"]
     argv = ["train", "--config", str(config), "--run.output_dir", "best", "--grpo.save_steps", "1", *schedule]
     argv += ["--evaluation.before_training", "false", "--evaluation.schedule_samples", "2"]
-    # All steps get as many of two questions right, so that the first is the best.
-    assert main([*argv, "--evaluation.keep", "best", "--environment.max_turns", "1"]) == 0
+    # No step gets any of two questions right, so that the first is the best.
+    argv += ["--evaluation.keep", "best", "--environment.max_turns", "1", "--sft.max_steps", "1"]
+    assert main(argv) == 0
     weights = [
         load_file(f"best/{name}/model.safetensors") for name in ("model", "checkpoint-1", "checkpoint-2")
     ]
