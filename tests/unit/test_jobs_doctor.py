@@ -48,6 +48,12 @@ def config(tmp_path: Path, model: Path) -> Path:
     return write_config(tmp_path, model=policy, sft=None, environment=environment)
 
 
+@pytest.fixture
+def unchecked_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare each call the query that runs into its time limit."""
+    monkeypatch.setattr(doctor_checks, "databases", lambda config: iter(()))
+
+
 def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
     code = main(["doctor", "--config", str(config), "--json", *options])
     record = json.loads(capsys.readouterr().out)
@@ -183,7 +189,7 @@ def test_a_run_that_would_fail(
 
 
 def test_a_template_without_tools_refuses_native_calls_though_the_prompt_names_them(
-    config: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str], unchecked_databases: None
 ) -> None:
     blind = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     (model / "chat_template.jinja").write_text(blind)
@@ -204,7 +210,13 @@ def advised(finding: dict[str, Any]) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("spare", "status", "name"), [(-100, "problem", "schema"), (50, "note", "episode")])
 def test_advice_on_the_context_works_when_it_is_followed(
-    config: Path, model: Path, capsys: pytest.CaptureFixture[str], spare: int, status: str, name: str
+    config: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    unchecked_databases: None,
+    spare: int,
+    status: str,
+    name: str,
 ) -> None:
     """Of a schema of a hundred columns, by a tokenizer with a token for each byte."""
     columns = ", ".join(f"column_{number} TEXT" for number in range(100))
