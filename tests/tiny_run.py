@@ -68,6 +68,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
             "per_device_train_batch_size": 16,
             "num_generations": 4,
             "learning_rate": 0.001,
+            "gradient_checkpointing": False,
             "report_to": "none",
         },
     } | sections
