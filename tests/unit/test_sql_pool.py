@@ -305,12 +305,13 @@ run("SELECT 1")
 """
 
 
-def assert_killed_parents_leave_no_worker(location: str, endless: str, rounds: int) -> None:
+def assert_killed_parents_leave_no_worker(location: str, endless: str, rounds: int, folder: Path) -> None:
     random = Random(rounds)
     for number in range(rounds):
         mark = f"LC_MARK={os.getpid()}-{location}-{number}"
         name, _, value = mark.partition("=")
         environment = {**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment["TMPDIR"] = str(folder)  # where the workers' empty folders stay
         with subprocess.Popen(
             [sys.executable, "-c", BUSY, location, endless], stdout=subprocess.PIPE, env=environment
         ) as parent:
@@ -335,7 +336,7 @@ def marked(text: str) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_parents_killed_at_any_moment_leave_no_worker(database: Path) -> None:
-    assert_killed_parents_leave_no_worker(str(database), ENDLESS, 4)
+    assert_killed_parents_leave_no_worker(str(database), ENDLESS, 4, database.parent)
 
 
 @pytest.mark.slow
@@ -355,7 +356,7 @@ def test_fifty_parents_killed_at_any_moment_leave_no_worker(
         with psycopg.connect(server.admin_url("parents"), autocommit=True) as admin:
             admin.execute(restricted_role_sql("orphan", "secret", "parents"))
         location, endless = server.url("orphan", "secret", "parents"), "SELECT pg_sleep(60)"
-    assert_killed_parents_leave_no_worker(location, endless, 50)
+    assert_killed_parents_leave_no_worker(location, endless, 50, tmp_path)
 
 
 def test_threads_do_not_wait_for_a_worker_that_cannot_start(
