@@ -1,10 +1,14 @@
 import asyncio
+import gc
 import json
+import socket
 import sqlite3
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +23,11 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.postgres_server import PostgresServer
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines
+from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
+from text2sql_grpo.contrib.mcp import connections
 from text2sql_grpo.contrib.mcp.audit_log import AuditLog
+from text2sql_grpo.contrib.mcp.fair_queue import FairQueue, TooManyQueries
 from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.errors import ConfigError, DataError
@@ -167,15 +174,34 @@ def test_a_database_that_is_missing(tmp_path: Path, executor: SQLExecutor, audit
         make_server(tmp_path / "none.sqlite", executor, audit_log, observation=ObservationLimits())
 
 
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+HEADERS = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer open sesame"}
+
+
 def serving(
-    database: Path, executor: SQLExecutor, audit_log: AuditLog, talk: Callable[[str], Awaitable[None]]
+    database: Path,
+    executor: SQLExecutor,
+    audit_log: AuditLog,
+    talk: Callable[[str], Awaitable[None]],
+    *,
+    workers: int = 1,
 ) -> None:
     """Runs `talk` with the URL of a server that wants the token `open sesame`."""
     token = "open sesame"
     listener = listen("127.0.0.1", 0, token=token)
-    server = http_server(
-        make_server(database, executor, audit_log, observation=ObservationLimits(), token=token), "127.0.0.1"
+    made = make_server(
+        database, executor, audit_log, observation=ObservationLimits(), token=token, workers=workers
     )
+    server = http_server(made, "127.0.0.1", allowed_hosts=["sql.example"])
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -183,6 +209,9 @@ def serving(
     finally:
         server.should_exit = True
         thread.join()
+        with warnings.catch_warnings():  # the SDK leaves streams of sessions open that end with the server
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def test_http_serves_the_sdk_s_client_that_has_the_token_and_nobody_else(
@@ -206,6 +235,9 @@ def test_http_serves_the_sdk_s_client_that_has_the_token_and_nobody_else(
                 assert response.status_code == 401
             foreign = headers | {"Host": "evil.example"}
             assert (await web.post(url, json=call, headers=accept | foreign)).status_code == 421
+            for host in ("sql.example", "sql.example:443"):
+                response = await web.post(url, json=INITIALIZE, headers=accept | headers | {"Host": host})
+                assert response.status_code == 200
 
     serving(database, executor, audit_log, talk)
     (line,) = json_lines(audit_log.path)
@@ -273,3 +305,124 @@ def test_audit_lines_hold_any_text_and_are_bounded(tmp_path: Path) -> None:
     first, second = (json.loads(line) for line in log.path.read_text().splitlines())
     assert first["sql"] == "SELECT '\ud800\n\"'" and first["elapsed_s"] == 0.5
     assert len(second["sql"]) == 100_000
+
+
+def test_results_are_structured_and_paged(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    server = make_server(database, executor, audit_log, observation=ObservationLimits(max_rows=2))
+
+    async def talk() -> list[Any]:
+        async with Client(server) as client:
+            assert all(tool.output_schema for tool in (await client.list_tools()).tools)
+            sql = "SELECT code, x'ff' AS raw FROM branch"
+            calls = [{"sql": sql}, {"sql": sql, "offset": 2}, {"sql": "SELECT nope"}]
+            return [(await client.call_tool("run_sql", call)).structured_content for call in calls]
+
+    first, second, wrong = asyncio.run(talk())
+    assert first == {
+        "columns": ["code", "raw"],
+        "rows": [["FAO-09", "ff"], ["LIS-02", "ff"]],
+        "next_offset": 2,
+        "is_truncated": False,
+        "error": None,
+    }
+    assert [row[1] for row in second["rows"]] == ["ff"] and second["next_offset"] is None
+    assert wrong["error"] == "no such column: nope" and wrong["rows"] == []
+
+
+def call(sql: str) -> dict[str, Any]:
+    params = {"name": "run_sql", "arguments": {"sql": sql}}
+    return {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
+def test_endless_queries_of_one_client_delay_no_other_and_are_dropped_when_it_hangs_up(
+    database: Path, audit_log: AuditLog
+) -> None:
+    async def talk(url: str) -> None:
+        async with httpx2.AsyncClient(timeout=60, headers=HEADERS) as web:
+            sessions = []
+            for _ in range(2):
+                response = await web.post(url, json=INITIALIZE)
+                sessions.append({"mcp-session-id": response.headers["mcp-session-id"]})
+                result = response.json()["result"]
+                assert result["serverInfo"]["version"] == __version__
+                assert "prompts" not in result["capabilities"] and "resources" not in result["capabilities"]
+            async with httpx2.AsyncClient(
+                timeout=60, headers=HEADERS, limits=httpx2.Limits(max_connections=40)
+            ) as greedy:
+                posts = [
+                    asyncio.create_task(greedy.post(url, json=call(ENDLESS), headers=sessions[0]))
+                    for _ in range(40)
+                ]
+                while not any(post.done() for post in posts):  # the refusal of those over the limit
+                    await asyncio.sleep(0.05)
+                started = asyncio.get_running_loop().time()
+                response = await web.post(url, json=call("SELECT 1"), headers=sessions[1])
+                assert asyncio.get_running_loop().time() - started < 5  # 40 x 10 s one after the other
+                assert response.json()["result"]["content"][0]["text"] == "1\n1"
+                refused = next(post for post in posts if post.done()).result().json()["result"]
+                assert refused["isError"] and "queries of this session wait already" in str(refused)
+                for post in posts:
+                    post.cancel()
+                await asyncio.gather(*posts, return_exceptions=True)
+            while [line["status"] for line in json_lines(audit_log.path)].count("cancelled") < 30:
+                await asyncio.sleep(0.05)
+
+    with SQLExecutor(Limits(timeout_s=10), workers=4) as executor:
+        serving(database, executor, audit_log, talk, workers=4)
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
+def test_sessions_are_bounded_and_half_sent_requests_are_closed(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT_S", 0.5)
+
+    async def talk(url: str) -> None:
+        async with httpx2.AsyncClient(timeout=60, headers=HEADERS) as web:
+            names = []
+            for _ in range(10):
+                names.append((await web.post(url, json=INITIALIZE)).headers["mcp-session-id"])
+            for name, status in ((names[0], 404), (names[-1], 200)):
+                response = await web.post(url, json=call("SELECT 1"), headers={"mcp-session-id": name})
+                assert response.status_code == status
+        address = ("127.0.0.1", int(url.split(":")[2].partition("/")[0]))
+        head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
+        for sent in (b"", head[:20], head, head + b"\r\nabc"):
+            reader, writer = await asyncio.open_connection(*address, family=socket.AF_INET)
+            writer.write(sent)
+            with suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+
+    serving(database, executor, audit_log, talk)
+
+
+def test_sessions_take_turns() -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        queue = FairQueue(2, waiting_each=3)
+        gate = asyncio.Event()
+
+        async def query(name: str) -> None:
+            order.append(name)
+            await gate.wait()
+
+        def ask(session: str, number: int) -> asyncio.Task[None]:
+            return asyncio.create_task(queue.run(session, lambda: query(f"{session}{number}")))
+
+        greedy = [ask("a", number) for number in range(5)]
+        other = ask("b", 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["a0", "b0"]  # one session gets half of the places
+        with pytest.raises(TooManyQueries, match="3 queries of this session wait already"):
+            await greedy[4]
+        greedy[1].cancel()
+        gate.set()
+        await asyncio.gather(other, *greedy[:4], return_exceptions=True)
+
+    asyncio.run(main())
+    assert order == ["a0", "b0", "a2", "a3"]

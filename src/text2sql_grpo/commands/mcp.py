@@ -17,6 +17,7 @@ def mcp(
     host: str = "127.0.0.1",
     port: Port = 8000,
     token: str | None = None,
+    allowed_host: list[str] | None = None,
     audit_log: Path | None = None,
     config: Path | None = None,
     settings: Sequence[str] = (),
@@ -29,6 +30,7 @@ def mcp(
         host: Address of http; any other than this machine needs a token.
         port: Port of http; 0 for any free one.
         token: Token that http requests must carry; better in $TEXT2SQL_GRPO_MCP_TOKEN.
+        allowed_host: Names under which http is served besides local ones, such as that of a proxy.
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
         config: YAML whose environment sets the limits; default: the defaults.
     """
@@ -37,6 +39,7 @@ def mcp(
     from text2sql_grpo.data.databases import cache_folder
     from text2sql_grpo.environment.session import EnvironmentSettings
     from text2sql_grpo.sql import SQLExecutor
+    from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 
     environment = EnvironmentSettings()
     if config is not None:
@@ -46,13 +49,18 @@ def mcp(
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     if token == "":
         raise ConfigError(f"the token is empty (--token or ${TOKEN_VARIABLE})")
+    if allowed_host and transport != "http":
+        raise ConfigError("--allowed_host needs --transport http")
+    workers = max(8, DEFAULT_WORKERS) if transport == "http" else DEFAULT_WORKERS
     log = AuditLog(audit_log or cache_folder("mcp") / "audit.jsonl")
-    with writing_to(log.path), SQLExecutor(environment.limits) as executor:
-        server = make_server(db, executor, log, observation=environment.observation, token=token)
+    with writing_to(log.path), SQLExecutor(environment.limits, workers=workers) as executor:
+        server = make_server(
+            db, executor, log, observation=environment.observation, token=token, workers=workers
+        )
         if transport == "stdio":
             server.run("stdio")
             return 0
         listener = listen(host, port, token=token)
         print(f"serving {url_of(listener)}\naudit log: {log.path}", file=sys.stderr, flush=True)
-        http_server(server, host).run(sockets=[listener])
+        http_server(server, host, allowed_hosts=allowed_host or ()).run(sockets=[listener])
     return 0

@@ -46,10 +46,10 @@ class FairQueue:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._deal()
-            else:  # the turn came at the same time
+            if not turn.cancelled():  # the turn came at the same time
                 self._end(session)
+            elif turn in waiting:
+                waiting.remove(turn)
             raise
         task = asyncio.ensure_future(query())
         task.add_done_callback(lambda done: self._end(session))

@@ -1,34 +1,72 @@
 """Read-only MCP server over one database: lists tables, describes them and runs queries.
 
-Queries run in the executor's workers, under its limits; each leaves a line in the audit log.
+Queries run in the executor's workers, under its limits, the sessions' in rotation; each leaves a line in the
+audit log.
 """
 
 import asyncio
 import hmac
 import ipaddress
+import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import uvicorn
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import AnyHttpUrl
+from pydantic import AnyHttpUrl, BaseModel, Field
+from starlette.requests import Request
 
+from text2sql_grpo import __version__
 from text2sql_grpo.contrib.mcp.audit_log import AuditLog
+from text2sql_grpo.contrib.mcp.connections import SESSION_IDLE_S, BoundedSessions, TimedProtocol
+from text2sql_grpo.contrib.mcp.fair_queue import FairQueue, TooManyQueries
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
 
 PATH = "/mcp"
+WAITING_EACH = 32
+MAX_PAGE_ROWS = 1_000
+# The SDK's server answers these with empty lists, and so advertises what there is none of.
+_NOT_OFFERED = ("prompts/list", "prompts/get", "resources/list", "resources/read", "resources/templates/list")
 _READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+T = TypeVar("T")
+
+
+class TableList(BaseModel):
+    """Names of the tables and views, quoted where a query needs it."""
+
+    tables: list[str] = []
+    error: str | None = None
+
+
+class TableDefinition(BaseModel):
+    """Definition of one table or view."""
+
+    sql: str = ""
+    error: str | None = None
+
+
+class Page(BaseModel):
+    """Rows of a query's result from an offset on; blobs are written in hex."""
+
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    next_offset: int | None = Field(None, description="Offset of the next rows; null after the last ones")
+    is_truncated: bool = Field(False, description="True if the result has more rows than the server keeps")
+    error: str | None = None
 
 
 def make_server(
@@ -38,6 +76,7 @@ def make_server(
     *,
     observation: ObservationLimits,
     token: str | None = None,
+    workers: int = DEFAULT_WORKERS,
 ) -> MCPServer:
     """Make a server with the tools `list_tables`, `describe_table` and `run_sql`.
 
@@ -45,6 +84,7 @@ def make_server(
         database: A path or a URL; see `parse_address`.
         observation: Caps on the shown part of a result.
         token: Required bearer token of HTTP requests; None for none.
+        workers: Number of the executor's workers; one session uses at most half of them.
 
     Raises:
         DataError: The database is missing or unreadable, or its role may do more than read.
@@ -54,6 +94,7 @@ def make_server(
         executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
     server = MCPServer(
         "text2sql-grpo",
+        version=__version__,
         instructions="One SQL database, for reading only.",
         log_level="WARNING",
         token_verifier=_OneToken(token) if token else None,
@@ -63,26 +104,53 @@ def make_server(
         else None,
     )
 
+    for method in _NOT_OFFERED:
+        server._lowlevel_server._request_handlers.pop(method, None)
+    queue = FairQueue(workers, waiting_each=WAITING_EACH)
+
     @server.tool(annotations=_READ_ONLY)
-    async def list_tables() -> CallToolResult:
+    async def list_tables() -> Annotated[CallToolResult, TableList]:
         """List the tables and views of the database."""
-        return await _from_schema(database, _table_list)
+        try:
+            names = _table_names(await asyncio.to_thread(read_schema, database))
+        except DataError as error:
+            return _failure(error, TableList)
+        return _answer("\n".join(names) or "(no tables)", TableList(tables=names))
 
     @server.tool(annotations=_READ_ONLY)
-    async def describe_table(table: str) -> CallToolResult:
+    async def describe_table(table: str) -> Annotated[CallToolResult, TableDefinition]:
         """Show the columns, types and keys of one table or view, as CREATE TABLE."""
-        return await _from_schema(database, lambda schema: _described(schema, table))
+        try:
+            text = _described(await asyncio.to_thread(read_schema, database), table)
+        except DataError as error:
+            return _failure(error, TableDefinition)
+        return _answer(text, TableDefinition(sql=text))
 
     @server.tool(annotations=_READ_ONLY)
-    async def run_sql(sql: str, context: Context) -> CallToolResult:
+    async def run_sql(
+        sql: str,
+        context: Context,
+        offset: Annotated[int, Field(ge=0, description="Number of rows to skip")] = 0,
+        limit: Annotated[
+            int, Field(ge=1, le=MAX_PAGE_ROWS, description="Maximum number of rows to return")
+        ] = observation.max_rows,
+    ) -> Annotated[CallToolResult, Page]:
         """Run one read-only SQL query on the database and see its rows or its error."""
         started, status, n_rows = time.perf_counter(), "cancelled", 0
         try:
-            outcome = await executor.aexecute(database, sql)
+            outcome = await _unless_hung_up(
+                context.request_context.request,
+                queue.run(_client(context), lambda: executor.aexecute(database, sql)),
+            )
             status, n_rows = outcome.status, len(outcome.rows)
+        except _HungUp as error:
+            return _failure(error, Page)
+        except TooManyQueries as error:
+            status = "refused"
+            return _failure(error, Page)
         except DataError as error:
             status = "failed"
-            return _answer(f"Error: {error}", is_error=True)
+            return _failure(error, Page)
         finally:
             audit_log.write(
                 session=_session(context),
@@ -91,7 +159,9 @@ def make_server(
                 rows=n_rows,
                 elapsed_s=time.perf_counter() - started,
             )
-        return _answer(observation_text(outcome, observation), is_error=not outcome.is_ok)
+        shown = outcome._replace(rows=outcome.rows[offset:])
+        text = observation_text(shown, replace(observation, max_rows=limit))
+        return _answer(text, _page(outcome, offset, limit), is_error=not outcome.is_ok)
 
     return server
 
@@ -130,15 +200,39 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
 
 
-def http_server(server: MCPServer, host: str) -> uvicorn.Server:
+def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = ()) -> uvicorn.Server:
     """Server of streamable HTTP: `run(sockets=[listen(..)])`.
+
+    Sessions are bounded in number and in idle time, connections in the time for sending a request.
 
     Args:
         host: The host of `listen`; a local one is served under local names only, so that no web page can
             reach it by another name (DNS rebinding).
+        allowed_hosts: Further names under which it is served, such as that of a proxy, with or without port.
     """
-    app = server.streamable_http_app(streamable_http_path=PATH, json_response=True, host=host)
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    names = [*allowed_hosts, *(f"{name}:*" for name in allowed_hosts if ":" not in name)]
+    if _is_local(host):
+        names += [
+            name for local in ("127.0.0.1", "localhost", "[::1]", host) for name in (local, f"{local}:*")
+        ]
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(names),
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
+    )
+    app = server.streamable_http_app(
+        streamable_http_path=PATH, json_response=True, host=host, transport_security=security
+    )
+    server.session_manager.session_idle_timeout = SESSION_IDLE_S
+    return uvicorn.Server(
+        uvicorn.Config(
+            BoundedSessions(app, server.session_manager),
+            http=TimedProtocol,
+            log_level="warning",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 def _is_local(host: str) -> bool:
@@ -172,19 +266,77 @@ def _session(context: Context) -> str:
     return f"http:{request.headers.get('mcp-session-id', address)}"
 
 
-async def _from_schema(database: Path | str, text_of: Callable[[Schema], str]) -> CallToolResult:
+class _HungUp(Exception):
+    """The client closed its connection."""
+
+
+def _client(context: Context) -> str:
+    """Name of the client in the queue: its session, or for a request without one its host."""
+    request = context.request_context.request
+    if request is None:
+        return "stdio"
+    host = request.client.host if request.client else "unknown"
+    return str(request.headers.get("mcp-session-id", host))
+
+
+async def _unless_hung_up(request: Request | None, query: Awaitable[T]) -> T:
+    """Wait for a query, and cancel it when the client closes its connection.
+
+    Raises:
+        _HungUp: It did.
+    """
+    work = asyncio.ensure_future(query)
+    hang_up = asyncio.ensure_future(_disconnected(request)) if request is not None else None
     try:
-        return _answer(text_of(await asyncio.to_thread(read_schema, database)))
-    except DataError as error:
-        return _answer(f"Error: {error}", is_error=True)
+        await asyncio.wait({work, hang_up} if hang_up else {work}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise _HungUp("the client closed its connection")
+        return work.result()
+    finally:
+        work.cancel()
+        if hang_up:
+            hang_up.cancel()
 
 
-def _answer(text: str, *, is_error: bool = False) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
-def _table_list(schema: Schema) -> str:
-    return "\n".join(relation_sql(relation, schema.dialect) for relation in schema.relations) or "(no tables)"
+def _answer(text: str, content: BaseModel, *, is_error: bool = False) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)],
+        structured_content=content.model_dump(mode="json"),
+        is_error=is_error,
+    )
+
+
+def _failure(error: Exception, kind: type[BaseModel]) -> CallToolResult:
+    return _answer(f"Error: {error}", kind(error=str(error)), is_error=True)
+
+
+def _page(outcome: ExecutionOutcome, offset: int, limit: int) -> Page:
+    end = offset + limit
+    return Page(
+        columns=[_json_cell(name) for name in outcome.columns],
+        rows=[[_json_cell(cell) for cell in row] for row in outcome.rows[offset:end]],
+        next_offset=end if end < len(outcome.rows) else None,
+        is_truncated=outcome.is_truncated,
+        error=outcome.error or None,
+    )
+
+
+def _json_cell(cell: Any) -> Any:
+    """Cell as JSON can hold it."""
+    if isinstance(cell, bytes):
+        return cell.hex()
+    if isinstance(cell, str):
+        return cell.encode("utf-8", "replace").decode()
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _table_names(schema: Schema) -> list[str]:
+    return [relation_sql(relation, schema.dialect) for relation in schema.relations]
 
 
 def _described(schema: Schema, table: str) -> str:

@@ -59,12 +59,21 @@ def mapped_tools(offered: list[Tool], entries: Sequence[str | dict[str, str]] | 
                 "the MCP server marks no tool as read-only (readOnlyHint): allow tools by name in "
                 f"environment.mcp.tools, such as [run_sql: read_query(query)]; it has the tools {known}"
             )
-        return [MappedTool(tool_schema(t.name, t.description, t.input_schema), t.name, None) for t in reading]
+        return [_whole(tool, tool.name) for tool in reading]
     tools = [_mapped(entry, by_name, known) for entry in _texts(entries)]
     names = [tool.name for tool in tools]
     if not tools or len(set(names)) < len(names):
         raise ConfigError(f"environment.mcp.tools must name each tool once, got {', '.join(names) or 'none'}")
     return tools
+
+
+def _whole(tool: Tool, name: str) -> MappedTool:
+    """Tool with all its arguments; `run_sql` with its query alone, as the protocols call it."""
+    schema = tool.input_schema
+    properties = schema.get("properties", {})
+    if name == "run_sql" and "sql" in properties and set(schema.get("required", [])) <= {"sql"}:
+        schema = schema | {"properties": {"sql": properties["sql"]}}
+    return MappedTool(tool_schema(name, tool.description, schema), tool.name, None)
 
 
 def _texts(entries: Sequence[str | dict[str, str]]) -> list[str]:
@@ -87,7 +96,7 @@ def _mapped(entry: str, by_name: dict[str, Tool], known: str) -> MappedTool:
     if tool is None:
         raise ConfigError(f"environment.mcp.tools: the MCP server has no tool {theirs!r}; its tools: {known}")
     if listed is None:
-        return MappedTool(tool_schema(ours, tool.description, tool.input_schema), theirs, None)
+        return _whole(tool, ours)
     words = [word.strip() for word in listed.split(",") if word.strip()]
     arguments = {}
     for word in words:
