@@ -150,6 +150,13 @@ def enter(
     return tuple(part for part in PARTS if part in active)
 
 
+def end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent from now on; `enter` reports whether it does."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            _die_with(parent)
+
+
 def forbid_files() -> None:
     """Let this thread open no file of the user; no error where the kernel has no Landlock."""
     if sys.platform == "linux":

@@ -376,6 +376,7 @@ def main() -> None:
     frames = FrameReader(0)
     kind, parent, path, readable, folder = loads(frames.read()[0])
     sys.path[:] = path or sys.path
+    sandbox.end_with(parent)  # before slow imports
     sqlite.spills_to_disk = bool(folder)
     with contextlib.suppress(RunError):  # raised again by the first query, which the parent sees
         _engine(kind)
