@@ -109,7 +109,7 @@ def test_a_rollout_is_an_episode_of_training(tmp_path: Path) -> None:
         expected.step(turn)
     assert requests[2]["messages"] == expected.episode.messages[:-1]
     assert [request["max_tokens"] for request in requests] == [512] * 3
-    assert scores(trace) == pytest.approx({"execution": 1.0, "turn_cost": -0.1, "format": 0.05 * 2 / 3})
+    assert scores(trace) == pytest.approx({"execution": 1.0, "turn_cost": -0.1, "format": 0.05 / 2})
     assert {"strict": 1.0, "official": 1.0, "looks": 1.0}.items() <= trace.metrics.items()
 
 

@@ -54,7 +54,7 @@ def exact_number(value: Decimal) -> int | float | str:
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
-        return int(value) if value.adjusted() < MAX_INT_DIGITS else f"{value:f}"
+        return int(value) if value.adjusted() < MAX_INT_DIGITS else f"{value:.0f}"
     return float(value)
 
 

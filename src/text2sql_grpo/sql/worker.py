@@ -330,10 +330,15 @@ class Worker:
             os._exit(0)
 
 
+_absent: list[RunError] = []  # the engine, found out before the wall, which hides modules of the user
+
+
 def _engine(kind: str) -> tuple[Any, Any]:
     """Module of an engine and its connection class."""
     if kind == "sqlite":
         return sqlite, sqlite.HardenedDatabase
+    if _absent:
+        raise _absent[0]
     name, connection = _ENGINES[kind]
     with needs_extra(kind, f"a {kind} database"):
         module = importlib.import_module(name)
@@ -378,8 +383,10 @@ def main() -> None:
     sys.path[:] = path or sys.path
     sandbox.end_with(parent)  # before slow imports
     sqlite.spills_to_disk = bool(folder)
-    with contextlib.suppress(RunError):  # raised again by the first query, which the parent sees
+    try:
         _engine(kind)
+    except RunError as error:  # raised again by the first query, which the parent sees
+        _absent.append(error)
     _limit_memory(kind)
     walls = sandbox.enter(
         readable, [folder] if folder else [], parent=parent, has_network=kind == "postgresql"
