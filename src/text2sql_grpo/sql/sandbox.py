@@ -47,60 +47,30 @@ _EPERM, _ENOSYS = 1, 38
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 # Numbers of system calls on x86_64 and aarch64; -1 where there is none.
-_REFUSED = (
-    *((59, 221), (322, 281)),  # execve, execveat
-    *((57, -1), (58, -1)),  # fork, vfork
-    *(
-        (101, 117),
-        (310, 270),
-        (311, 271),
-        (312, 272),
-        (440, 440),
-    ),  # ptrace, process_vm_*, kcmp, process_madvise
-    *(
-        (200, 130),
-        (129, 138),
-        (297, 240),
-        (424, 424),
-    ),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal
-    *((434, 434), (438, 438)),  # pidfd_open, pidfd_getfd
-    *((50, 201), (43, 202), (288, 242)),  # listen, accept, accept4
-    *(
-        (272, 97),
-        (308, 268),
-        (161, 51),
-        (155, 41),
-        (165, 40),
-        (166, 39),
-    ),  # unshare, setns, chroot, .., umount2
-    *(
-        (428, 428),
-        (429, 429),
-        (430, 430),
-        (431, 431),
-        (432, 432),
-        (433, 433),
-        (442, 442),
-    ),  # open_tree .. fspick
-    *((90, -1), (91, 52), (268, 53), (452, 452)),  # chmod, fchmod, fchmodat, fchmodat2
-    *((92, -1), (93, 55), (94, -1), (260, 54)),  # chown, fchown, lchown, fchownat
-    *((132, -1), (235, -1), (261, -1), (280, 88)),  # utime, utimes, futimesat, utimensat
-    *(
-        (188, 5),
-        (189, 6),
-        (190, 7),
-        (197, 14),
-        (198, 15),
-        (199, 16),
-        (463, 463),
-        (466, 466),
-    ),  # *setxattr, *removexattr
-    *((303, 264), (304, 265)),  # name_to_handle_at, open_by_handle_at
-    *((425, 425), (426, 426), (427, 427)),  # io_uring_*, which could do all of these
-    *((321, 280), (298, 241), (323, 282)),  # bpf, perf_event_open, userfaultfd
-    *((248, 217), (249, 218), (250, 219)),  # add_key, request_key, keyctl
-    *((175, 105), (313, 273), (176, 106), (246, 104), (320, 294), (169, 142)),  # modules, kexec, reboot
-)
+_REFUSED_NUMBERS = """
+    59/221 322/281  # execve, execveat
+    57/-1 58/-1  # fork, vfork
+    101/117 310/270 311/271 312/272 440/440  # ptrace, process_vm_*, kcmp, process_madvise
+    200/130 129/138 297/240 424/424  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal
+    434/434 438/438  # pidfd_open, pidfd_getfd
+    50/201 43/202 288/242  # listen, accept, accept4
+    272/97 308/268 161/51 155/41 165/40 166/39  # unshare, setns, chroot, .., umount2
+    428/428 429/429 430/430 431/431 432/432 433/433 442/442  # open_tree .. fspick
+    90/-1 91/52 268/53 452/452  # chmod, fchmod, fchmodat, fchmodat2
+    92/-1 93/55 94/-1 260/54  # chown, fchown, lchown, fchownat
+    132/-1 235/-1 261/-1 280/88  # utime, utimes, futimesat, utimensat
+    188/5 189/6 190/7 197/14 198/15 199/16 463/463 466/466  # *setxattr, *removexattr
+    303/264 304/265  # name_to_handle_at, open_by_handle_at
+    425/425 426/426 427/427  # io_uring_*, which could do all of these
+    321/280 298/241 323/282  # bpf, perf_event_open, userfaultfd
+    248/217 249/218 250/219  # add_key, request_key, keyctl
+    175/105 313/273 176/106 246/104 320/294 169/142  # modules, kexec, reboot
+"""
+_REFUSED = [
+    tuple(int(number) for number in pair.split("/"))
+    for line in _REFUSED_NUMBERS.splitlines()
+    for pair in line.partition("#")[0].split()
+]
 _SOCKETS = ((41, 198), (53, 199), (49, 200), (42, 203))  # socket, socketpair, bind, connect
 _TO_ITSELF = ((62, 129), (234, 131))  # kill, tgkill: their first argument is a process
 _LIMITS_OF_ITSELF = (302, 261)  # prlimit64, whose first argument is a process, or 0 for this one
