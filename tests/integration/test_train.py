@@ -18,6 +18,7 @@ import torch
 import trl
 import yaml
 from peft import PeftModel
+from rich.console import Console
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,6 +28,9 @@ from tests.tiny_model import logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
+from text2sql_grpo.jobs.figures_before import figures_folder
+from text2sql_grpo.jobs.setup import Run, open_workbench
+from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import RewardMix
 
@@ -125,9 +129,11 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_
     assert difference > 1e-5, "GRPO changed nothing"
 
 
-def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
+def test_a_second_run_takes_sft_and_figures_from_the_cache_and_puts_the_first_aside(
     run: Path, config: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    answers = (run / "evaluation-before.jsonl").read_bytes()
+    figures = json.loads((run / "evaluation.json").read_text())
     kept = {path: path.stat().st_mtime_ns for path in (own_cache / "sft").rglob("*")}
     episodes = (run / "rollouts.jsonl").read_bytes()
     (run / "notes.txt").write_text("mine")
@@ -141,7 +147,29 @@ def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
     assert len(json_lines(run / "metrics.jsonl")) == 1
     assert not (run / "tensorboard").exists()
     assert (run / "notes.txt").read_text() == "mine"
+    again = json.loads((run / "evaluation.json").read_text())
+    assert "evaluation before" in figures["seconds"] and "evaluation before" not in again["seconds"]
+    assert again["before"] == figures["before"]
+    assert (run / "evaluation-before.jsonl").read_bytes() == answers
     assert printed.err == ""
+
+
+def test_figures_before_are_those_of_the_same_start_questions_and_settings_alone(config: Path) -> None:
+    def folder(*options: str) -> Path | None:
+        changed = load_config(config, options)
+        return figures_folder(Run(open_workbench(changed), Console(), []), run_arguments(changed))
+
+    first = folder()
+    assert first == folder("--grpo.learning_rate", "0.5", "--run.output_dir", "elsewhere")
+    for options in (
+        ("--run.seed", "1"),
+        ("--grpo.temperature", "0.3"),
+        ("--data.test_samples", "1"),
+        ("--environment.max_turns", "3"),
+        ("--sft.learning_rate", "0.5"),
+    ):
+        assert folder(*options) != first, options
+    assert folder("--sft", "null") is None
 
 
 def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(

@@ -41,7 +41,7 @@ def test_a_start_that_never_looks_is_refused_and_printed(tmp_path: Path, policy:
         questions, arguments = run.bench.load(config.data.train), run_arguments(config)
 
         def check(run: Run = run, questions: Any = questions, arguments: Any = arguments) -> None:
-            settle_start(run, policy, questions, arguments, is_resumed=False)
+            settle_start(run, policy, questions, arguments, is_measured=False)
 
         if is_refused:
             advice = (
@@ -56,7 +56,7 @@ def test_a_start_that_never_looks_is_refused_and_printed(tmp_path: Path, policy:
         assert record["families"]["others"]["questions"] == 1
         assert record["families"]["look-ups"]["samples"] == 2
         # A resumed run has passed.
-        settle_start(run, policy, questions, arguments, is_resumed=True)
+        settle_start(run, policy, questions, arguments, is_measured=True)
 
 
 def test_sft_goes_on_with_another_mix_until_no_round_is_left(tmp_path: Path, policy: LoadedPolicy) -> None:
@@ -70,7 +70,7 @@ def test_sft_goes_on_with_another_mix_until_no_round_is_left(tmp_path: Path, pol
     attention = policy.model.config._attn_implementation
 
     with pytest.raises(RunError, match=r"too few episodes look; raise sft\.look_share"):
-        settle_start(run, policy, run.bench.load(config.data.train), run_arguments(config), is_resumed=False)
+        settle_start(run, policy, run.bench.load(config.data.train), run_arguments(config), is_measured=False)
 
     assert printed.getvalue().count("Start of GRPO, look-ups") == 3
     assert "look_share 0.60, check_share 0.00" in printed.getvalue()

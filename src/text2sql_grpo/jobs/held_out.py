@@ -66,12 +66,16 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
     }
 
 
-def accuracy_before(run: Run, policy: LoadedPolicy, *, is_resumed: bool) -> dict[str, Any]:
-    """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap."""
+def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
+    """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
+
+    Args:
+        is_measured: Whether the run folder may hold the figures: of a resumed run, or of an earlier one.
+    """
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
-    is_known = ranks.is_main() and is_resumed and path.exists()
+    is_known = ranks.is_main() and is_measured and path.exists()
     if ranks.any_rank(is_known):
         return read_evaluation(run.folder) if is_known else {}
     with run.stage("evaluation before"):

@@ -81,18 +81,18 @@ def settle_start(
     questions: Sequence[Example],
     arguments: SQLGRPOConfig,
     *,
-    is_resumed: bool,
+    is_measured: bool,
 ) -> None:
     """Measure the start and train SFT further, by `adjusted`, until it is in the band; in place.
 
-    No-op without `start` in the config, or if the run is resumed and did it before.
+    No-op without `start` in the config, or if its figures are known: of a resumed run, or of an earlier one.
 
     Raises:
         RunError: The start is outside of the band, and there is no section `sft` or no round left.
         KeyboardInterrupt: It was stopped.
     """
     path, settings = run.folder / START, run.config.start
-    is_known = ranks.is_main() and is_resumed and path.exists()
+    is_known = ranks.is_main() and is_measured and path.exists()
     if settings is None or ranks.any_rank(is_known):
         return
     sft, left = run.config.sft, settings.rounds

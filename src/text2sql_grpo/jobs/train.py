@@ -19,6 +19,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError, needs_extra
 from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.jobs.figures_before import figures_folder, keep_figures, recall_figures
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
@@ -131,9 +132,12 @@ def _improve(
     tracked: "Tracking",
 ) -> int:
     """Start, evaluation, GRPO, merge, evaluation, report."""
-    is_resumed = checkpoint is not None
-    settle_start(run, policy, questions, arguments, is_resumed=is_resumed)
-    before = accuracy_before(run, policy, is_resumed=is_resumed)
+    figures = figures_folder(run, arguments)
+    is_measured = checkpoint is not None or recall_figures(run, figures)
+    settle_start(run, policy, questions, arguments, is_measured=is_measured)
+    before = accuracy_before(run, policy, is_measured=is_measured)
+    if not is_measured:
+        keep_figures(run, figures)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
     trainer = grpo_trainer(
