@@ -27,7 +27,7 @@ sft: $(READY)  ## train the quickstart's supervised start again (data/start; abo
 	@$(BIN)/python data/make_start.py runs/sft
 
 test: $(READY)  ## run the default tests (no network, GPU or key needed)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check

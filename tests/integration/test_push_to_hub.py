@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
+import transformers.utils.hub
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,6 +89,7 @@ def test_pushed_model_is_read_back_with_equal_logits(
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
     address = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # kept with the endpoint of its first use
     model, tokenizer = (
         reader.from_pretrained("me/sql", token=TOKEN, cache_dir=tmp_path / "downloads")
         for reader in (AutoModelForCausalLM, AutoTokenizer)

