@@ -113,7 +113,7 @@ def result_of(bench: Workbench, answer: Answer) -> str:
     """Rows of an answer's query as text; of none or a failing one, its status."""
     if answer.episode.final_sql is None:
         return "nothing"
-    database = bench.databases.path(answer.example.database)
+    database = bench.databases.address(answer.example.database)
     outcome = bench.executor.execute(database, answer.episode.final_sql)
     return repr(sorted(map(repr, outcome.rows))) if outcome.is_ok else outcome.status
 

@@ -9,7 +9,7 @@
     databases = Databases(config.data.databases)
     with SQLExecutor(config.environment.limits) as executor:
         examples = load_examples(config.data.train, databases, executor)
-        database = databases.path(examples[0].database)
+        database = databases.address(examples[0].database)
         print(Grader(executor).grade(database, examples[0].gold_sql, "SELECT 1").reason)
 
 A name is imported when it is first used, so importing the package loads no torch. `docs/api.md` has them all.

@@ -89,7 +89,9 @@ class DataConfig:
     """Questions and databases.
 
     Attributes:
-        databases: Folder of `.sql` or `.sqlite` files (Spider's layout too).
+        databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), one such file, a folder of
+            CSV, Parquet, JSON or Excel files, a `postgresql://` URL without password, or a mapping of names
+            to these (docs/databases.md).
         train: Questions for reinforcement learning; every file of questions may be JSONL or CSV, or the
             JSON of Spider or BIRD. A folder of JSONL files or a pattern (`shards/*.jsonl`) is read from
             disk as it is used, so that it may hold any number of questions.
@@ -102,7 +104,7 @@ class DataConfig:
         test_samples: N questions of each held-out set, evenly spaced; None for all.
     """
 
-    databases: Path
+    databases: str | Path | dict[str, str]
     train: Path
     test: dict[str, Path] = field(default_factory=dict)
     dev: Path | None = None

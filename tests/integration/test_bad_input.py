@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> 
         (["--data.train", "none.jsonl"], ["none.jsonl", "No such file"]),
         (["--sft.questions", "none.jsonl"], ["none.jsonl", "No such file"]),
         (["--sft.chats", "none.jsonl"], ["none.jsonl", "No such file"]),
-        (["--data.databases", "none"], ["no folder of databases", "none"]),
+        (["--data.databases", "none"], ["no databases: no such file or folder", "none"]),
         (["--resume", "auto"], ["no checkpoint to resume from in ", "run"]),
         (["--resume", "databases"], ["--resume names no checkpoint", "databases"]),
         (["--model.tiny.vocab_size", "10"], ["model.tiny was removed", "sft"]),

@@ -44,7 +44,7 @@ class Bench:
 
     def earned(self, episode: Episode) -> tuple[float, float, tuple[str, ...]]:
         """What the default and the published reward pay, and the episode's flags."""
-        database = self.databases.path(episode.example.database)
+        database = self.databases.address(episode.example.database)
         default, published = (
             Judge(self.grader, self.executor, rewards, max_rows_shown=24).judge(episode, database)
             for rewards in (self.default, self.published)

@@ -147,7 +147,7 @@ def test_a_server_killed_in_a_batch_masks_the_episode_that_noticed_and_is_starte
     for episode in (restarted, submitted):
         assert (episode.stop_reason, episode.is_masked) == ("submitted", False)
     assert "LIS-02" in restarted.messages[-2]["content"]
-    database = bench.databases.path("shop")
+    database = bench.databases.address("shop")
     judge = Judge(bench.grader, bench.executor, RewardMix(bench.config.rewards))
     assert judge.judge(dead, database).scores is None
     assert pid() != killed
@@ -155,7 +155,7 @@ def test_a_server_killed_in_a_batch_masks_the_episode_that_noticed_and_is_starte
 
 def test_the_command_line_serves_the_sdk_s_client(config: Config, tmp_path: Path, repo_root: Path) -> None:
     database = tmp_path / "shop.sqlite"
-    database.write_bytes(open_workbench(config).databases.path("shop").read_bytes())
+    database.write_bytes(open_workbench(config).databases.address("shop").read_bytes())
     program, *words = server_words(repo_root, tmp_path / "audit.jsonl", str(database))
 
     async def talk() -> list[tuple[bool, str]]:

@@ -68,7 +68,7 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
         ("broken", "error", "error: no such column: c"),
         ("other", "error", "denied: not allowed: DELETE; only queries that read the tables run"),
         ("large", "error", "cut after 50 rows"),
-        ("lost", "error", f"unknown database 'gone' (in {databases.folder}); known: shop"),
+        ("lost", "error", f"unknown database 'gone' (in {databases.shown}); known: shop"),
         ("empty", "empty", "no rows"),
         ("null", "empty", "only NULLs"),
         ("tied", "tie_dependent", "the limit takes 1 of 2 rows that tie"),

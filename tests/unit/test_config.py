@@ -39,8 +39,9 @@ def test_every_config_loads_and_opens_with_its_command(path: Path) -> None:
     assert re.search(r"^# Command: ", comment, re.M)
     assert re.search(r"^# Hardware: ", comment, re.M)
     data = config.data
+    assert isinstance(data.databases, str)
     files = [
-        data.databases,
+        Path(data.databases),
         data.train,
         *data.test.values(),
         *filter(None, [config.sft and config.sft.questions]),
@@ -265,7 +266,7 @@ def test_the_packages_own_config_works_in_any_folder(
     monkeypatch.chdir(tmp_path)
     options = ["--data.dev", "data/own.jsonl"]
     config = load_config(Path("config/quickstart.yaml"), options)
-    assert config.data.databases == repo_root / "data/databases"
+    assert config.data.databases == str(repo_root / "data/databases")
     assert config.data.test["test_values"].is_file()
     assert (config.data.dev, config.run.output_dir) == (Path("data/own.jsonl"), Path("runs/quickstart"))
 

@@ -182,8 +182,8 @@ def test_placeholders_and_tokens_reach_the_server(
     with pytest.raises(Exception, match="cannot connect to the MCP server"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)
     key, name, copy = seen.read_text().split()
-    assert (key, name, Path(copy).name) == ("secret", "shop", databases.path("shop").name)
-    assert not Path(copy).exists() and Path(copy) != databases.path("shop")
+    assert (key, name, Path(copy).name) == ("secret", "shop", databases.address("shop").name)
+    assert not Path(copy).exists() and Path(copy) != databases.address("shop")
     monkeypatch.delenv("KEY")
     with pytest.raises(ConfigError, match="no token in the environment variable KEY"):
         MCPEnvironment(databases, SQLExecutor(), EnvironmentSettings(), server=server)

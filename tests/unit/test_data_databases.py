@@ -3,11 +3,14 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 
-from text2sql_grpo.data.databases import Databases, cache_folder
+from text2sql_grpo.data.databases import Databases, cache_folder, open_address
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import SQLExecutor
 
 SCRIPT = "CREATE TABLE t (a TEXT);\nINSERT INTO t VALUES ('é;x');\n"
 
@@ -43,26 +46,26 @@ def test_files_are_found_in_every_layout(folder: Path) -> None:
     databases = Databases(folder)
 
     assert databases.names() == ["plain", "short", "spider", "text"]
-    assert [databases.path(name) for name in ("plain", "short", "spider")] == [plain, short, spider]
-    assert databases.path("text").parent == cache_folder("databases")
+    assert [databases.address(name) for name in ("plain", "short", "spider")] == [plain, short, spider]
+    assert databases.address("text").parent == cache_folder("databases")
 
 
 def test_sqlite_file_goes_before_text(folder: Path) -> None:
     built = build(folder / "shop.sqlite")
     (folder / "shop.sql").write_text("broken")
 
-    assert Databases(folder).path("shop") == built
+    assert Databases(folder).address("shop") == built
 
 
 def test_sql_text_is_built_once_per_content(folder: Path) -> None:
     source = folder / "shop.sql"
     source.write_text(SCRIPT, "utf-8")
-    first = Databases(folder).path("shop")
+    first = Databases(folder).address("shop")
     made_at = first.stat().st_mtime_ns
 
-    again = Databases(folder).path("shop")
+    again = Databases(folder).address("shop")
     source.write_text(SCRIPT + "INSERT INTO t VALUES ('new');", "utf-8")
-    changed = Databases(folder).path("shop")
+    changed = Databases(folder).address("shop")
 
     assert (again, again.stat().st_mtime_ns) == (first, made_at)
     assert rows(first) == [("é;x",)]
@@ -75,7 +78,7 @@ def test_two_processes_build_the_same_database(folder: Path) -> None:
     (folder / "shop.sql").write_text(f"{SCRIPT}{inserts}", "utf-8")
     code = (
         "import sys; from pathlib import Path; from text2sql_grpo.data.databases import Databases;"
-        "print(Databases(Path(sys.argv[1])).path('shop'))"
+        "print(Databases(Path(sys.argv[1])).address('shop'))"
     )
     processes = [
         subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
@@ -94,7 +97,7 @@ def test_unknown_name_lists_what_is_there(folder: Path) -> None:
     build(folder / "shop.sqlite")
 
     with pytest.raises(DataError, match=r"unknown database '\.\./x' \(in .*"):
-        Databases(folder).path("../x")
+        Databases(folder).address("../x")
 
 
 def test_long_list_of_names_is_cut(folder: Path) -> None:
@@ -102,7 +105,7 @@ def test_long_list_of_names_is_cut(folder: Path) -> None:
         (folder / f"d{number:02}.sql").write_text(SCRIPT, "utf-8")
 
     with pytest.raises(DataError, match=r"unknown database 'x' .*known: d00, .*d19 and 5 more"):
-        Databases(folder).path("x")
+        Databases(folder).address("x")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_broken_sql_text(folder: Path, text: str, message: str) -> None:
     (folder / "shop.sql").write_text(text)
 
     with pytest.raises(DataError, match=rf"the SQL text builds no database: .*{message}.*shop\.sql"):
-        Databases(folder).path("shop")
+        Databases(folder).address("shop")
 
     assert list(cache_folder("databases").iterdir()) == []
 
@@ -129,7 +132,7 @@ def test_text_that_is_not_utf8(folder: Path) -> None:
     (folder / "shop.sql").write_bytes(b"-- \xff")
 
     with pytest.raises(DataError, match=r"UTF-8.*shop\.sql"):
-        Databases(folder).path("shop")
+        Databases(folder).address("shop")
 
 
 def test_cache_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,7 @@ def test_cache_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(folder / "shop.sql"))
 
     with pytest.raises(DataError, match=r"cannot write the cache folder.*TEXT2SQL_GRPO_CACHE"):
-        Databases(folder).path("shop")
+        Databases(folder).address("shop")
 
 
 def test_cache_lies_under_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,5 +150,110 @@ def test_cache_lies_under_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no folder of databases.*nowhere"):
+    with pytest.raises(DataError, match=r"no such file or folder.*nowhere"):
         Databases(tmp_path / "nowhere")
+
+
+def rows_of(databases: Databases, name: str, sql: str) -> list[tuple[Any, ...]]:
+    with SQLExecutor() as executor:
+        outcome = executor.execute(databases.address(name), sql)
+    assert outcome.is_ok, outcome.error
+    return list(outcome.rows)
+
+
+def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "sale.csv").write_text("id,day,price\n1,2024-05-01,2.5\n2,2024-05-02,\n")
+    (folder / "staff list.tsv").write_text("name\tage\nAnn\t41\n")
+    (folder / "branch.jsonl").write_text('{"code": "LIS", "tags": ["a", "b"]}\n')
+    duckdb.sql("SELECT 7 AS n").write_parquet(str(folder / "number.parquet"))
+    caplog.set_level("INFO")
+
+    databases = Databases(folder)
+
+    assert databases.names() == ["shop"]
+    assert rows_of(databases, "shop", "SELECT sum(price), max(day) FROM sale") == [(2.5, "2024-05-02")]
+    assert rows_of(databases, "shop", 'SELECT age, code, n FROM "staff list", branch, number') == [
+        (41, "LIS", 7)
+    ]
+    assert "table sale (id BIGINT, day DATE, price DOUBLE)" in caplog.text
+    built = databases.address("shop")
+    assert Databases(folder).address("shop") == built
+    (folder / "number.parquet").unlink()
+    assert Databases(folder).address("shop") != built
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.csv": "x\n1\n", "A.tsv": "x\n1\n"}, r"two files make one table '\w': \S+ and \S+ \(at .*rows\)"),
+        ({"a.jsonl": '{"x": 1}\n{"x": \n'}, r"cannot read the rows: .*a\.jsonl\)"),
+        ({"a.parquet": "no parquet"}, r"cannot read the rows: .*a\.parquet\)"),
+        ({"a.csv": ""}, r"cannot read the rows: .*a\.csv\)"),
+        ({"a.xlsx": "no archive"}, r"Excel files need a package: pip install openpyxl|cannot read the sheet"),
+    ],
+)
+def test_rows_that_cannot_be_read(
+    tmp_path: Path, files: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(DataError, match=message) as failure:
+        Databases(folder).address("rows")
+    assert "\n" not in str(failure.value)
+    assert not list(cache_folder("databases").glob("rows*"))
+
+
+def test_files_urls_and_mappings(tmp_path: Path) -> None:
+    with closing(duckdb.connect(str(tmp_path / "wards.duckdb"))) as connection:
+        connection.execute("CREATE TABLE ward AS SELECT 3 AS id")
+    with closing(sqlite3.connect(tmp_path / "plain")) as file:
+        file.execute("CREATE TABLE t (a)")
+        file.commit()
+    (tmp_path / "shop.sql").write_text("CREATE TABLE shop (a);")
+    address = f"duckdb:///{tmp_path / 'wards.duckdb'}"
+    assert Databases(tmp_path).names() == ["shop", "wards"]
+    assert Databases(tmp_path / "wards.duckdb").address("wards") == address
+    assert Databases(address).address("wards") == address
+    assert Databases(tmp_path / "plain").address("plain") == tmp_path / "plain"
+    named = Databases(
+        {"one": address, "two": str(tmp_path / "plain"), "three": "postgresql://reader@host/sales"}
+    )
+    assert named.names() == ["one", "three", "two"]
+    assert named.address("one") == address and named.address("three") == "postgresql://reader@host/sales"
+    assert rows_of(named, "one", "SELECT id FROM ward") == [(3,)]
+    assert Databases("postgresql://reader@host/sales").names() == ["sales"]
+    assert open_address(str(tmp_path / "plain")) == ("plain", tmp_path / "plain")
+    with pytest.raises(DataError, match=r"data make reads SQLite databases only, and 'one' is another"):
+        named.sqlite_file("one", "data make")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("notes.txt", r"it is of another kind \(at notes\.txt\): give a folder of"),
+        ("gone.duckdb", r"no such file or folder \(at gone\.duckdb\)"),
+        ("duckdb:///gone.duckdb", r"no such database file \(at .*gone\.duckdb\)"),
+        ("mysql://root:secret@host/x", "unknown URL scheme 'mysql'"),
+        ("postgresql://reader:secret@host/x", "may hold no password"),
+        ("postgresql://reader@host/x?password=secret", "may hold no password"),
+        ("postgresql://reader:se/cret@host/x", "may hold no password|malformed"),
+    ],
+)
+def test_places_without_databases(
+    tmp_path: Path, where: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("nothing")
+    with pytest.raises(DataError, match=message) as failure:
+        Databases(where)
+    assert "secret" not in str(failure.value) and "cret@" not in str(failure.value)
+
+
+def test_only_one_database_is_opened_by_an_address(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="one database expected, got none"):
+        open_address(tmp_path)

@@ -166,7 +166,7 @@ def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
         databases = Databases(DATA / "databases")
         opened = {
-            name: sqlite3.connect(f"{databases.path(name).as_uri()}?mode=ro", uri=True)
+            name: sqlite3.connect(f"{databases.address(name).as_uri()}?mode=ro", uri=True)
             for name in databases.names()
         }
     yield opened

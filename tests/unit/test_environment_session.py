@@ -132,7 +132,7 @@ def test_database_that_vanished_is_our_failure(tmp_path: Path) -> None:
     environment = shop_environment(tmp_path, EnvironmentSettings())
     session = environment.session(ask("How many?"))
     session.start()
-    environment.databases.path("shop").unlink()
+    environment.databases.address("shop").unlink()
 
     with pytest.raises(DataError, match=r"shop"):
         session.step("<sql>SELECT 1</sql>")

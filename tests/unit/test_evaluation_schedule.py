@@ -77,7 +77,7 @@ class Trained:
         if question.family == "lookup":
             session.step("<sql>SELECT code FROM branch</sql>")
         session.step(f"<answer>{GOLD if is_right else 'SELECT 0'}</answer>")
-        database = self._environment.databases.path(question.database)
+        database = self._environment.databases.address(question.database)
         return Answer(session.episode, self._grader.grade(database, GOLD, session.episode.final_sql))
 
 

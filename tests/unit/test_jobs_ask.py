@@ -114,7 +114,7 @@ def test_the_verb_asks_a_model_in_the_environment_of_its_run(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"--db": "gone.sqlite"}, "No such file or directory: 'gone.sqlite'"),
+        ({"--db": "gone.sqlite"}, "no such file or folder (at gone.sqlite)"),
         (
             {"--db": "text.db"},
             "cannot read the SQLite database file: it is not a database (at text.db)",

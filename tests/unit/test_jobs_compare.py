@@ -35,7 +35,7 @@ def write(bench: Workbench, path: Path, *, right: set[str]) -> Path:
         session = bench.environment.session(example)
         session.start()
         session.step(f"<answer>{example.gold_sql if example.id in right else WRONG}</answer>")
-        database = bench.databases.path(example.database)
+        database = bench.databases.address(example.database)
         verdict = bench.grader.grade(database, example.gold_sql, session.episode.final_sql)
         answers.append(Answer(session.episode, verdict))
     write_answers(path, {"test_values": answers})

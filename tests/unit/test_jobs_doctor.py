@@ -154,7 +154,7 @@ def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "name", "text"),
     [
-        (["--data.databases", "nowhere"], "databases", "no folder of databases"),
+        (["--data.databases", "nowhere"], "databases", "no databases: no such file or folder"),
         (
             ["--grpo.per_device_train_batch_size", "64"],
             "data",

@@ -80,7 +80,7 @@ def played(config: Config, turns: Sequence[str]) -> Answer:
     session.start()
     for turn in turns:
         session.step(turn)
-    database = bench.databases.path("clinic")
+    database = bench.databases.address("clinic")
     return Answer(session.episode, bench.grader.grade(database, example.gold_sql, session.episode.final_sql))
 
 
@@ -168,7 +168,7 @@ def test_right_answers_are_timed_against_their_golds_on_a_bundled_database(
         policy: object, bench: Workbench, chosen: dict[str, list[Example]], *_: object, **__: object
     ) -> dict[str, list[Answer]]:
         submitted = {"fast": "SELECT COUNT(*) * COUNT(*) FROM sale", "wrong": slow}
-        database = bench.databases.path("bakery")
+        database = bench.databases.address("bakery")
         judge, answered = Judge(bench.grader, bench.executor), []
         for example in chosen["bakery"]:
             session = bench.environment.session(example)

@@ -35,7 +35,7 @@ def judged(tmp_path: Path) -> Judged:
         episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4, 5], [1, 0, 1]
         episode.log_probs = [-0.1234567, 0.0, math.nan]
         judge = Judge(Grader(environment.executor), environment.executor, rewards)
-        return judge.judge(episode, environment.databases.path("shop"), runs_published=runs_published)
+        return judge.judge(episode, environment.databases.address("shop"), runs_published=runs_published)
 
     return play
 

@@ -45,11 +45,11 @@ def test_texts_of_the_bundled_databases(repo_root: Path) -> None:
     databases = Databases(repo_root / "data" / "databases")
     assert len(databases.names()) == 18
     for name in databases.names():
-        check_texts(read_schema(databases.path(name)))
+        check_texts(read_schema(databases.address(name)))
 
 
 def test_texts_of_the_spider_databases(shared_data: Path) -> None:
     databases = Databases(shared_data / "spider" / "database")
     assert len(databases.names()) == 157
     for name in databases.names():
-        check_texts(read_schema(databases.path(name)))
+        check_texts(read_schema(databases.address(name)))

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from text2sql_grpo.grading.small_database import run_trusted, without_keys
 from text2sql_grpo.grading.stability import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict, parse_query
 from text2sql_grpo.grading.ties import tie_groups, widened_query
+from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.cache import is_deterministic
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
@@ -28,7 +28,7 @@ _CLOCK = re.compile(
     re.I | re.X,
 )
 
-Gold = tuple[Path, str]
+Gold = tuple[Database, str]
 
 
 def open_results(
@@ -37,8 +37,8 @@ def open_results(
     """Kind and reason of each gold's several possible results; None for a gold with a single one.
 
     `time_dependent`: it reads the clock. `non_deterministic`: it calls random(), or returns other rows on a
-    copy without keys in reversed order (a bare column in a GROUP BY, group_concat; not tried on
-    files over 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and differ.
+    copy without keys in reversed order (a bare column in a GROUP BY, group_concat; tried on SQLite files of
+    at most 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and differ.
 
     Args:
         golds: Database and query.
@@ -73,14 +73,15 @@ def _cut_ties(
     widened = {}
     inside = {}
     for index in usable:
-        tree = parse_query(golds[index][1])
+        dialect = parse_address(golds[index][0]).dialect
+        tree = parse_query(golds[index][1], dialect)
         if not isinstance(tree, exp.Query) or tree.find(exp.Limit) is None:
             continue
-        query = widened_query(golds[index][1], outcomes[index].columns)
+        query = widened_query(golds[index][1], outcomes[index].columns, dialect)
         if query is not None and query.end is not None:
             widened[index] = query
         if any(limit.parent is not tree for limit in tree.find_all(exp.Limit)):
-            inside[index] = with_ties_decided(tree)
+            inside[index] = with_ties_decided(tree, dialect)
     reasons = {}
     asked = [(golds[index][0], query.sql) for index, query in widened.items()]
     for (index, query), outcome in zip(widened.items(), executor.execute_many(asked), strict=True):
@@ -99,9 +100,12 @@ def _differing_backwards(
     golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], indexes: Sequence[int]
 ) -> Iterator[int]:
     """Indices of golds with other rows on a copy of their database without keys, rows reversed."""
-    for database, group in groupby(sorted(indexes, key=lambda i: golds[i][0]), key=lambda i: golds[i][0]):
-        if database.stat().st_size > MAX_BYTES_COPIED:
-            continue
+    by_file: dict[Path, list[int]] = {}
+    for index in indexes:
+        database = golds[index][0]
+        if isinstance(database, Path) and database.stat().st_size <= MAX_BYTES_COPIED:
+            by_file.setdefault(database, []).append(index)
+    for database, group in by_file.items():
         base = read_sample(database)
         with closing(open_database(database)) as connection:
             copy = without_keys(base, connection, is_reversed=True)

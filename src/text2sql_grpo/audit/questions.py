@@ -14,6 +14,7 @@ from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.schema_budget import estimated_tokens
@@ -103,10 +104,10 @@ def audit_questions(
     """
     findings: list[Finding] = []
     known: list[Question] = []
-    paths: dict[str, Path] = {}
+    paths: dict[str, Database] = {}
     for question in questions:
         try:
-            paths[question.example.database] = databases.path(question.example.database)
+            paths[question.example.database] = databases.address(question.example.database)
             known.append(question)
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))
@@ -141,7 +142,7 @@ def _finding(question: Question, reason: str, detail: str) -> Finding:
 
 def _gold_findings(
     questions: Sequence[Question],
-    paths: Mapping[str, Path],
+    paths: Mapping[str, Database],
     executor: SQLExecutor,
     neighbours: Neighbours | None,
     slow_s: float,
@@ -168,7 +169,9 @@ def _gold_findings(
     return findings
 
 
-def _run_again(gold: tuple[Path, str], first: ExecutionOutcome, executor: SQLExecutor) -> ExecutionOutcome:
+def _run_again(
+    gold: tuple[Database, str], first: ExecutionOutcome, executor: SQLExecutor
+) -> ExecutionOutcome:
     """The faster outcome of the first run, beside others, and one alone."""
     with SQLExecutor(executor.limits, workers=1, cache_entries=0) as alone:
         return min(first, alone.execute(*gold), key=lambda outcome: (not outcome.is_ok, outcome.elapsed_s))

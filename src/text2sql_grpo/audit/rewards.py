@@ -103,7 +103,7 @@ class RewardAudit:
         """
         answers: list[Answer] = []
         for example in examples:
-            answers += self._of_gold(example, databases.path(example.database), seed)
+            answers += self._of_gold(example, databases.sqlite_file(example.database, "audit reward"), seed)
             on_gold()
         return answers
 

@@ -16,7 +16,7 @@ GOLD_TIMEOUT_S = 30.0  # a slow gold is reported as slow, not as broken
 def data(
     file: Path,
     *,
-    db: Path,
+    db: str,
     against: list[Path] | None = None,
     config: Path | None = None,
     neighbours: int = 4,
@@ -30,7 +30,7 @@ def data(
 
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
-        db: Folder of their databases.
+        db: Their databases: a folder, a file or a URL, as data.databases.
         against: Questions of other splits.
         config: YAML whose environment writes the prompts; default: the defaults.
         neighbours: Neighbours to make of each gold, some tenths of a second each at first; 0 for none.

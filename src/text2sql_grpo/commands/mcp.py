@@ -25,7 +25,7 @@ def mcp(
     """Serve a database to MCP clients, read-only.
 
     Args:
-        db: A path, duckdb:///FILE or postgresql://..
+        db: SQLite or DuckDB file, .sql text, a folder of CSV or Parquet files, or postgresql://..
         transport: http: streamable HTTP.
         host: Address of http; any other than this machine needs a token.
         port: Port of http; 0 for any free one.
@@ -36,7 +36,7 @@ def mcp(
     """
     from text2sql_grpo.contrib.mcp.audit_log import AuditLog
     from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
-    from text2sql_grpo.data.databases import cache_folder
+    from text2sql_grpo.data.databases import cache_folder, open_address
     from text2sql_grpo.environment.session import EnvironmentSettings
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.sql.executor import DEFAULT_WORKERS
@@ -55,7 +55,12 @@ def mcp(
     log = AuditLog(audit_log or cache_folder("mcp") / "audit.jsonl")
     with writing_to(log.path), SQLExecutor(environment.limits, workers=workers) as executor:
         server = make_server(
-            db, executor, log, observation=environment.observation, token=token, workers=workers
+            db if "://" in db else open_address(db)[1],
+            executor,
+            log,
+            observation=environment.observation,
+            token=token,
+            workers=workers,
         )
         if transport == "stdio":
             server.run("stdio")

@@ -133,7 +133,7 @@ class SQLTools:
         if self._failure is not None:
             raise RunError(f"internal error in a SQL tool (question {episode.example.id})") from self._failure
         if self._answer is None:
-            database = self._environment.databases.path(episode.example.database)
+            database = self._environment.databases.address(episode.example.database)
             self._answer = self._judge.judge(episode, database)
         return self._answer
 

@@ -91,7 +91,9 @@ def make_questions(
     with ExitStack() as stack:
         opened = []
         for name in found.names():
-            opened.append(open_with_words(found.path(name), name, databases / f"{name}.json"))
+            opened.append(
+                open_with_words(found.sqlite_file(name, "data make"), name, databases / f"{name}.json")
+            )
             stack.callback(opened[-1].connection.close)
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):

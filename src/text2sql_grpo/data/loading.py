@@ -12,6 +12,7 @@ from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
+from text2sql_grpo.sql.address import Database
 
 MAX_GOLDS_SHOWN = 5
 GOLDS_PER_BATCH = 256  # their rows are in memory together
@@ -57,7 +58,7 @@ def load_examples(
         if not questions:
             raise DataError(f"every question is in quarantine (at {path})")
     for question in questions:
-        database_file(question, databases)
+        database_address(question, databases)
     if not check_gold:
         return [question.example for question in questions]
     if not leaves_out_large:
@@ -92,14 +93,14 @@ def _string_id(row: dict[str, object]) -> str:
     return row["id"]
 
 
-def database_file(question: Question, databases: Databases) -> Path:
-    """Database of a question.
+def database_address(question: Question, databases: Databases) -> Database:
+    """File or URL of a question's database.
 
     Raises:
         DataError: There is none; names the question's place.
     """
     try:
-        return databases.path(question.example.database)
+        return databases.address(question.example.database)
     except DataError as error:
         raise DataError(f"{error}, for the question at {question.place}") from error
 
@@ -129,7 +130,7 @@ def checked_golds(
             for sql in (question.example.gold_sql, *question.example.other_golds)
         ]
         num_golds += len(asked)
-        outcomes = executor.execute_many([(database_file(q, databases), sql) for q, sql in asked])
+        outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql in asked])
         for (question, sql), outcome in zip(asked, outcomes, strict=True):
             example = question.example
             if not question.has_gold_is_empty:

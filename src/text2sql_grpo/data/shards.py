@@ -13,7 +13,7 @@ from typing import NamedTuple, overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.loading import checked_golds, database_file
+from text2sql_grpo.data.loading import checked_golds, database_address
 from text2sql_grpo.data.question_files import Question, read_line
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
@@ -73,7 +73,7 @@ def load_shards(
             pass
     else:
         for question in examples.questions():
-            database_file(question, databases)
+            database_address(question, databases)
     return examples
 
 

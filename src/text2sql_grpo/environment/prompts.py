@@ -6,7 +6,7 @@ from typing import Any
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 
 _TASK = (
-    "You answer a question about a SQLite database with one SQL query. "
+    "You answer a question about a {engine} database with one SQL query. "
     "Values may be stored otherwise than the question says them: look before you answer."
 )
 _HOW = {
@@ -21,17 +21,24 @@ _HOW = {
 }
 
 
-def system_text(protocol: Protocol, max_turns: int, *, tools: Sequence[dict[str, Any]] = TOOLS) -> str:
+def system_text(
+    protocol: Protocol,
+    max_turns: int,
+    *,
+    tools: Sequence[dict[str, Any]] = TOOLS,
+    engine: str = "SQLite",
+) -> str:
     """Instructions for a model that was not trained on this format.
 
     Args:
         tools: JSON schemas of the tools, in the native protocol.
+        engine: Name of the database's engine, with its version if that matters.
     """
     how = _HOW[protocol]
     if protocol == "native" and list(tools) != TOOLS:
         names = [tool["function"]["name"] for tool in tools if tool["function"]["name"] != "submit_sql"]
         how = f"Each turn is one tool call: {', '.join(names)}, or submit_sql to submit the final query."
-    return f"{_TASK}\n{how}\nYou have {max_turns} turns."
+    return f"{_TASK.format(engine=engine)}\n{how}\nYou have {max_turns} turns."
 
 
 def user_text(question: str, schema_text: str) -> str:

@@ -11,6 +11,7 @@ from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, parse_action
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
 
 
@@ -58,7 +59,9 @@ class SQLSession:
         schema_text: str,
         backend: ToolBackend,
         settings: EnvironmentSettings,
+        engine: str = "SQLite",
     ) -> None:
+        self._engine = engine
         self.episode = Episode(example, max_turns=settings.max_turns)
         self._schema_text = schema_text
         self._backend = backend
@@ -69,7 +72,9 @@ class SQLSession:
         settings = self._settings
         messages: list[Message] = []
         if settings.instructions:
-            system = system_text(settings.protocol, settings.max_turns, tools=self._backend.tools)
+            system = system_text(
+                settings.protocol, settings.max_turns, tools=self._backend.tools, engine=self._engine
+            )
             messages.append({"role": "system", "content": system})
         question = user_text(self.episode.example.question, self._schema_text)
         messages.append({"role": "user", "content": question})
@@ -114,6 +119,13 @@ class SQLSession:
         return message
 
 
+_ENGINES = {
+    "sqlite": ("SQLite", ""),
+    "duckdb": ("DuckDB", "SELECT version()"),
+    "postgresql": ("PostgreSQL", "SHOW server_version"),
+}
+
+
 class SQLEnvironment:
     """Factory of sessions over a folder of databases; schemas are read once.
 
@@ -139,6 +151,7 @@ class SQLEnvironment:
         self.tools = TOOLS
         self._count_tokens = count_tokens
         self._schema_texts: dict[str, str] = {}
+        self._engines: dict[str, str] = {}
 
     def count_tokens_by(self, count_tokens: Callable[[str], int]) -> None:
         """Measure `max_schema_tokens` by this model's tokenizer from now on, no longer by the characters."""
@@ -150,7 +163,7 @@ class SQLEnvironment:
         """Schema text of a database."""
         if database not in self._schema_texts:
             self._schema_texts[database] = schema_text(
-                replace(read_schema(self.databases.path(database)), name=database),
+                replace(read_schema(self.databases.address(database)), name=database),
                 self.settings.schema_text,
                 max_tokens=self.settings.max_schema_tokens,
                 count_tokens=self._count_tokens,
@@ -164,9 +177,22 @@ class SQLEnvironment:
             schema_text=self.schema_text(example.database),
             backend=self.backend(example.database),
             settings=self.settings,
+            engine=self._engine_of(example.database),
         )
+
+    def _engine_of(self, database: str) -> str:
+        """Name of a database's engine, with its version where dialects differ by it."""
+        if database not in self._engines:
+            address = self.databases.address(database)
+            kind = parse_address(address).kind
+            name, query = _ENGINES[kind]
+            version = self.executor.execute(address, query).rows if query else ()
+            self._engines[database] = " ".join(
+                [name, *(str(row[0]).split()[0].lstrip("v") for row in version)]
+            )
+        return self._engines[database]
 
     def backend(self, database: str) -> ToolBackend:
         """Backend of the sessions on one database: the executor."""
-        path, settings = self.databases.path(database), self.settings
+        path, settings = self.databases.address(database), self.settings
         return ExecutorBackend(self.executor, path, settings.limits, settings.observation)

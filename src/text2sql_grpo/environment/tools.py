@@ -1,12 +1,12 @@
 """Backends of a session's tools: each runs the model's calls and returns texts for the model."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
+from text2sql_grpo.sql.address import Database
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExecutorBackend:
     """Backend that runs `run_sql` on one database, in the executor's worker processes."""
 
     executor: SQLExecutor
-    database: Path
+    database: Database
     limits: Limits
     observation: ObservationLimits
     tools: ClassVar[list[dict[str, Any]]] = TOOLS

@@ -54,7 +54,7 @@ def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader)
     right: dict[str, list[bool]] = {name: [] for name in _PATTERNS}
     for example in asked:
         for name, sql in _guesses(example).items():
-            database = databases.path(example.database)
+            database = databases.address(example.database)
             verdict = grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
             right[name].append(verdict.strict)
     by_strategy = {name: _accuracy(asked, flags) for name, flags in right.items()}

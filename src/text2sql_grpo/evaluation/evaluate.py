@@ -46,7 +46,7 @@ def answer_questions(
     with ThreadPoolExecutor(1, thread_name_prefix="judge") as thread:
 
         def on_end(episode: Episode) -> None:
-            database = environment.databases.path(episode.example.database)
+            database = environment.databases.address(episode.example.database)
             answers[id(episode)] = thread.submit(judge.judge, episode, database, runs_published=True)
             on_answer()
 
@@ -72,7 +72,7 @@ def r_ves(
         for answer in answers:
             sql, reward = answer.episode.final_sql, 0.0
             if sql is not None and answer.official.bird_ex:
-                database = databases.path(answer.example.database)
+                database = databases.address(answer.example.database)
                 reward = measure_ves_reward(executor, database, answer.example.gold_sql, sql)
             rewards.append(reward)
             on_answer()

@@ -10,7 +10,7 @@ from text2sql_grpo.sql.outcome import Row
 _COMMON_NUMBERS = frozenset((0.0, 1.0))  # too frequent in queries to mean anything
 
 
-def reads_no_table(sql: str) -> bool:
+def reads_no_table(sql: str, dialect: str = "sqlite") -> bool:
     """True if the query reads no table or view: a hard-coded answer.
 
     Table-valued functions and SQLite's own tables do not count; text that sqlglot cannot read does not
@@ -21,7 +21,7 @@ def reads_no_table(sql: str) -> bool:
     >>> reads_no_table("WITH t AS (SELECT 3 AS a) SELECT a FROM t")
     True
     """
-    tree = parse_query(sql)
+    tree = parse_query(sql, dialect)
     if tree is None:
         return "from" not in sql.lower().split()
     own = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
@@ -34,7 +34,7 @@ def reads_no_table(sql: str) -> bool:
 
 
 def literals_copied_from_observations(
-    sql: str, *, question: str, observed: Iterable[Row]
+    sql: str, *, question: str, observed: Iterable[Row], dialect: str = "sqlite"
 ) -> tuple[str | float, ...]:
     """Literals of the query that are cells of observed rows and not words of the question.
 
@@ -45,13 +45,14 @@ def literals_copied_from_observations(
         sql: The submitted query.
         question: The question, with its evidence.
         observed: All rows that the model saw.
+        dialect: Name of the SQL in sqlglot.
 
     >>> literals_copied_from_observations(
     ...     "SELECT name FROM t WHERE id = 17", question="Who is the eldest?", observed=[(17, "Ann")]
     ... )
     (17.0,)
     """
-    tree = parse_query(sql)
+    tree = parse_query(sql, dialect)
     if tree is None:
         return ()
     cells = {float(c) if isinstance(c, int | float) else c for row in observed for c in row if c is not None}

@@ -14,7 +14,6 @@ Where safe execution must differ from the official evaluators, which run any tex
 """  # noqa: E501 (a table)
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading.bird import (
@@ -25,6 +24,7 @@ from text2sql_grpo.grading.bird import (
     bird_ves_reward,
 )
 from text2sql_grpo.grading.spider import spider_execution_accuracy, spider_order_matters, spider_text
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 
@@ -47,7 +47,12 @@ class OfficialVerdicts:
 
 
 def official_verdicts(
-    executor: SQLExecutor, database: Path, gold_sql: str, predicted_sql: str, *, limits: Limits | None = None
+    executor: SQLExecutor,
+    database: Database,
+    gold_sql: str,
+    predicted_sql: str,
+    *,
+    limits: Limits | None = None,
 ) -> OfficialVerdicts:
     """Verdicts of the published evaluators; texts that they rewrite alike run once."""
     kept = spider_text(gold_sql, keep_distinct=True), spider_text(predicted_sql, keep_distinct=True)
@@ -72,7 +77,7 @@ def official_verdicts(
 
 def measure_ves_reward(
     executor: SQLExecutor,
-    database: Path,
+    database: Database,
     gold_sql: str,
     predicted_sql: str,
     *,

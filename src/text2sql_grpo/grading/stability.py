@@ -15,7 +15,7 @@ from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 
-def with_ties_decided(tree: exp.Query) -> tuple[str, ...]:
+def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ...]:
     """The gold with ties of each ORDER BY and LIMIT broken by the columns, ascending and descending.
 
     If the two have one result, no tie matters to it.
@@ -40,7 +40,7 @@ def with_ties_decided(tree: exp.Query) -> tuple[str, ...]:
                     ),
                 )
             query.set("order", order)
-        decided.append(copy.sql("sqlite"))
+        decided.append(copy.sql(dialect))
     return tuple(dict.fromkeys(decided))
 
 

@@ -50,7 +50,7 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
         dialect: Name of the gold's dialect in sqlglot.
 
     >>> widened_query("SELECT name FROM t ORDER BY age DESC LIMIT 3", ["name"]).sql
-    'WITH _gold(c0, k0) AS MATERIALIZED (SELECT name, age AS k0 FROM t) SELECT * FROM (SELECT *, rank() OVER (ORDER BY k0 DESC) AS _rank FROM _gold) WHERE _rank <= 13 ORDER BY _rank'
+    'WITH _gold(c0, k0) AS MATERIALIZED (SELECT name, age AS k0 FROM t) SELECT * FROM (SELECT *, rank() OVER (ORDER BY k0 DESC) AS _rank FROM _gold) AS _ranked WHERE _rank <= 13 ORDER BY _rank'
     """  # noqa: E501 (the output of an example)
     query = parse_query(gold_sql, dialect)
     if not isinstance(query, exp.Select | exp.SetOperation):
@@ -83,7 +83,7 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     bound = "" if end is None else f" WHERE _rank <= {end + RANKS_BEYOND_LIMIT}"
     sql = (
         f"WITH _gold({', '.join(names)}) AS MATERIALIZED ({inner.sql(dialect, comments=False)}) "
-        f"SELECT * FROM (SELECT *, {rank} AS _rank FROM _gold){bound} ORDER BY _rank"
+        f"SELECT * FROM (SELECT *, {rank} AS _rank FROM _gold) AS _ranked{bound} ORDER BY _rank"
     )
     is_distinct = (
         bool(query.args.get("distinct")) and isinstance(query, exp.Select) and len(names) > len(columns)

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import Literal
 
@@ -13,6 +12,7 @@ from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_level_order
 from text2sql_grpo.grading.ties import tie_groups, widened_query
+from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
@@ -50,14 +50,15 @@ class GoldResult:
         is_usable: False if it failed or its rows were cut, so that nothing can be compared to it.
     """
 
-    def __init__(self, executor: SQLExecutor, database: Path, sql: str, *, limits: Limits | None) -> None:
+    def __init__(self, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None) -> None:
         self.outcome = executor.execute(database, sql, limits=limits)
         self.is_usable = self.outcome.is_ok and not self.outcome.is_truncated
         self._executor = executor
         self._database = database
         self._sql = sql
         self._limits = limits
-        self._is_ordered = has_top_level_order(sql)
+        self._dialect = parse_address(database).dialect
+        self._is_ordered = has_top_level_order(sql, self._dialect)
 
     def difference(self, predicted: ExecutionOutcome) -> Difference:
         """Compare a prediction that ran by `compare_strict`; only for a usable gold."""
@@ -65,7 +66,7 @@ class GoldResult:
 
     @cached_property
     def _ties(self) -> tuple[TieGroup, ...] | None:
-        widened = widened_query(self._sql, self.outcome.columns)
+        widened = widened_query(self._sql, self.outcome.columns, self._dialect)
         if widened is None:
             return None
         outcome = self._executor.execute(self._database, widened.sql, limits=self._limits)
@@ -91,11 +92,16 @@ class Grader:
         self._executor = executor
         self._limits = limits
         self._max_cached_golds = max_cached_golds
-        self._golds: OrderedDict[tuple[Path, str], GoldResult] = OrderedDict()
+        self._golds: OrderedDict[tuple[Database, str], GoldResult] = OrderedDict()
         self._lock = Lock()
 
     def grade(
-        self, database: Path, gold_sql: str, predicted_sql: str | None, *, other_golds: Sequence[str] = ()
+        self,
+        database: Database,
+        gold_sql: str,
+        predicted_sql: str | None,
+        *,
+        other_golds: Sequence[str] = (),
     ) -> Verdict:
         """Grade one submitted query; None if nothing was submitted.
 
@@ -128,7 +134,7 @@ class Grader:
         return Verdict(official, is_right, reason, executes=True, uncovered=uncovered)
 
     def _reason(
-        self, database: Path, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
+        self, database: Database, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
     ) -> Reason:
         """Reason of the verdict by one gold, on a prediction that ran on the database."""
         gold = self.gold_result(database, gold_sql)
@@ -148,7 +154,7 @@ class Grader:
                 return "neighbour"
         return "equal"
 
-    def gold_result(self, database: Path, gold_sql: str) -> GoldResult:
+    def gold_result(self, database: Database, gold_sql: str) -> GoldResult:
         """Result of a gold on one database, run at the first call."""
         key = (database, gold_sql)
         with self._lock:

@@ -1,8 +1,7 @@
-"""Answer of a model to one question over one SQLite database, in the environment of its training."""
+"""Answer of a model to one question over one database, in the environment of its training."""
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -12,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.config import Config, EnvironmentConfig, RolloutConfig, load_config
-from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.observation import cell_text
@@ -28,8 +27,8 @@ from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy
 from text2sql_grpo.run_folder import find_config
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
-from text2sql_grpo.sql.sqlite_file import open_database
 
 _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 
@@ -72,7 +71,7 @@ class Asked:
 def ask(
     question: str,
     model: str,
-    database: Path,
+    database: str,
     *,
     console: Console,
     config: Config | None = None,
@@ -88,11 +87,8 @@ def ask(
     """
     if not question.strip():
         raise DataError("the question is empty: put it in quotes after `ask`")
-    name = database.stem
-    if database.suffix == ".sql" and database.is_file():
-        database = Databases(database.parent).path(database.stem)
-    open_database(database).close()  # before the model is loaded, which takes longer
-    schema = replace(read_schema(database), name=name)
+    name, address = open_address(database)
+    schema = replace(read_schema(address), name=name)  # before the model is loaded, which takes longer
     found = find_config(model)
     config = config or (load_config(found) if found else None)
     environment = config.environment if config else EnvironmentConfig()
@@ -108,7 +104,7 @@ def ask(
     with SQLExecutor(settings.limits) as executor:
         asked = answer_question(
             question,
-            database,
+            address,
             schema=schema,
             policy=model_policy(policy.model, chat, engine=rollout.engine),
             chat=chat,
@@ -117,7 +113,7 @@ def ask(
             context_tokens=context_length(policy.model),
         )
     if as_json:
-        print(json.dumps({"model": model, "database": str(database), **asked.record()}))
+        print(json.dumps({"model": model, "database": str(address), **asked.record()}))
     else:
         show(asked, console)
     return int(bool(asked.failure))
@@ -125,7 +121,7 @@ def ask(
 
 def answer_question(
     question: str,
-    database: Path,
+    database: Database,
     *,
     schema: Schema,
     policy: Policy | SlotPolicy,

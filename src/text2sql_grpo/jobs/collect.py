@@ -96,7 +96,7 @@ def collect(
         judge = Judge(bench.grader, bench.executor, RewardMix(config.rewards), max_rows_shown=max_rows)
 
         def write(sample: _Sample, episode: Episode) -> None:
-            answer = judge.judge(episode, bench.databases.path(episode.example.database))
+            answer = judge.judge(episode, bench.databases.address(episode.example.database))
             episodes.add(answer.record() | {"sample": sample.number, "model": model})
 
         with progress_bar(console) as bar:

@@ -230,12 +230,12 @@ def databases(config: Config) -> Iterator[Finding]:
     opened = Databases(config.data.databases)
     names = opened.names()
     if not names:
-        yield Finding("databases", "problem", f"no databases in {opened.folder}")
+        yield Finding("databases", "problem", f"no databases in {opened.shown}")
         return
     limits = Limits(timeout_s=min(0.5, config.environment.limits.timeout_s))
     with SQLExecutor(config.environment.limits, workers=2, cache_entries=0) as executor:
-        files = [opened.path(name) for name in names]
-        read = executor.execute_many([(file, "SELECT COUNT(*) FROM sqlite_master") for file in files])
+        files = [opened.address(name) for name in names]
+        read = executor.execute_many([(file, "SELECT 1") for file in files])
         write = [executor.execute(file, _WRITE) for file in files[:1]]
         failed = [name for name, outcome in zip(names, read, strict=True) if not outcome.is_ok]
         if failed or write[0].is_ok:

@@ -218,8 +218,11 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
         for file in shard_files(path) if path is not None else []:
             _add_file(digest, file)
     for name in bench.databases.names():
-        path = bench.databases.path(name)  # of SQL text, the name holds a hash of its content
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
+        address = bench.databases.address(name)
+        if isinstance(address, Path):  # of SQL text, its name holds a hash of its content
+            digest.update(f"{address.name} {address.stat().st_size}".encode())
+        else:
+            digest.update(f"{name} {address}".encode())
     for folder in (Path(config.model.path), settings.adapter):
         for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []:
             if file.is_file():

@@ -30,7 +30,7 @@ from text2sql_grpo.jobs.run_folder import (
 )
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
-from text2sql_grpo.jobs.setup import Run, open_workbench
+from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
 from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
@@ -97,6 +97,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     check_fills_a_batch(questions, arguments)
     check_strata(questions, config)
+    check_neighbours(questions, bench)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
@@ -240,6 +241,24 @@ def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) 
             f"{arguments.num_generations} of each), got {len(questions)} (data.train): "
             "lower grpo.per_device_train_batch_size"
         )
+
+
+def check_neighbours(questions: Sequence[Example], bench: Workbench) -> None:
+    """Fail if `grading.neighbours` asks for neighbours that cannot be made.
+
+    Raises:
+        ConfigError: A database of the questions is not SQLite.
+    """
+    if not bench.config.grading.neighbours:
+        return
+    for name in bench.databases.names():
+        address = bench.databases.address(name)
+        if isinstance(address, str) and any(question.database == name for question in questions):
+            raise ConfigError(
+                f"neighbours are made of SQLite databases only so far, and {name!r} is another "
+                f"({address}): set grading.neighbours: 0 and rewards: {{execution: 1.0}}; an answer that is "
+                "right by accident is then paid like a right one"
+            )
 
 
 def check_strata(questions: Sequence[Example], config: Config) -> None:

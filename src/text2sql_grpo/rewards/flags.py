@@ -7,7 +7,9 @@ from text2sql_grpo.grading.verdict import Verdict
 FLAGS = ("official_only", "no_table", "copied_literal")
 
 
-def episode_flags(episode: Episode, verdict: Verdict, *, max_rows_shown: int) -> tuple[str, ...]:
+def episode_flags(
+    episode: Episode, verdict: Verdict, *, max_rows_shown: int, dialect: str
+) -> tuple[str, ...]:
     """Flags of `FLAGS` that hold for an episode.
 
     `official_only`: right by the official verdict, wrong by the strict one. `no_table`: the submitted
@@ -16,6 +18,7 @@ def episode_flags(episode: Episode, verdict: Verdict, *, max_rows_shown: int) ->
 
     Args:
         max_rows_shown: Maximum rows of each result that the model saw.
+        dialect: Name of the SQL in sqlglot.
     """
     sql = episode.final_sql
     if sql is None:
@@ -25,7 +28,10 @@ def episode_flags(episode: Episode, verdict: Verdict, *, max_rows_shown: int) ->
     question = episode.example.question
     holds = (
         verdict.official and not verdict.strict,
-        reads_no_table(sql) and not reads_no_table(episode.example.gold_sql),
-        bool(observed and literals_copied_from_observations(sql, question=question, observed=observed)),
+        reads_no_table(sql, dialect) and not reads_no_table(episode.example.gold_sql, dialect),
+        bool(
+            observed
+            and literals_copied_from_observations(sql, question=question, observed=observed, dialect=dialect)
+        ),
     )
     return tuple(flag for flag, is_set in zip(FLAGS, holds, strict=True) if is_set)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.verdict import Verdict
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
@@ -18,29 +18,34 @@ class Results:
     Grading ran both, so that they are mostly in the executor's cache.
 
     Attributes:
+        database: Database of the question.
         neighbours_asked: Number of neighbours that grading asks for; 0 if it grades without.
     """
 
     def __init__(
-        self, executor: SQLExecutor, database: Path, episode: Episode, neighbours: Neighbours | None = None
+        self,
+        executor: SQLExecutor,
+        database: Database,
+        episode: Episode,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.neighbours_asked = neighbours.max_neighbours if neighbours else 0
         self._executor = executor
-        self._database = database
+        self.database = database
         self._episode = episode
         self._neighbours = neighbours
 
     @cached_property
     def gold(self) -> ExecutionOutcome:
         """Outcome of the first gold."""
-        return self._executor.execute(self._database, self._episode.example.gold_sql)
+        return self._executor.execute(self.database, self._episode.example.gold_sql)
 
     @cached_property
     def predicted(self) -> ExecutionOutcome | None:
         """Outcome of the submitted query; None if nothing was submitted."""
         if self._episode.final_sql is None:
             return None
-        return self._executor.execute(self._database, self._episode.final_sql)
+        return self._executor.execute(self.database, self._episode.final_sql)
 
     @cached_property
     def on_neighbours(self) -> tuple[tuple[ExecutionOutcome, ExecutionOutcome], ...]:
@@ -48,7 +53,7 @@ class Results:
         gold_sql, sql = self._episode.example.gold_sql, self._episode.final_sql
         if self._neighbours is None or sql is None:
             return ()
-        paths = self._neighbours.of(self._database, gold_sql)
+        paths = self._neighbours.of(self.database, gold_sql)
         outcomes = self._executor.execute_many([(path, query) for path in paths for query in (gold_sql, sql)])
         return tuple(zip(outcomes[::2], outcomes[1::2], strict=True))
 

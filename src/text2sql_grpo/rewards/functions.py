@@ -7,6 +7,7 @@ from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.rewards.function import Results, RewardFunction
 from text2sql_grpo.rewards.partial import cell_f1, cell_precision, cell_recall, row_f1, tuple_cardinality
 from text2sql_grpo.rewards.query_text import ngram_similarity, schema_similarity
+from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 LONG_EPISODE_TOKENS = 2_048
@@ -52,16 +53,18 @@ def schema_linking(episode: Episode, verdict: Verdict, results: Results) -> floa
 
     0 if nothing was submitted, or if either query cannot be parsed or names nothing.
     """
-    return _similarity(schema_similarity, episode)
+    if episode.final_sql is None:
+        return 0.0
+    return schema_similarity(
+        episode.example.gold_sql, episode.final_sql, parse_address(results.database).dialect
+    )
 
 
 def ngrams(episode: Episode, verdict: Verdict, results: Results) -> float:
     """Jaccard index of the pairs of neighbouring words of the submitted query and of the gold, in [0, 1]."""
-    return _similarity(ngram_similarity, episode)
-
-
-def _similarity(similarity: Callable[[str, str], float], episode: Episode) -> float:
-    return 0.0 if episode.final_sql is None else similarity(episode.example.gold_sql, episode.final_sql)
+    if episode.final_sql is None:
+        return 0.0
+    return ngram_similarity(episode.example.gold_sql, episode.final_sql)
 
 
 def turn_cost(episode: Episode, verdict: Verdict, results: Results) -> float:

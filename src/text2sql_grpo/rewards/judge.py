@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.data.databases import cache_folder
@@ -15,6 +14,7 @@ from text2sql_grpo.rewards.flags import episode_flags
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.mix import RewardMix
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.address import Database, parse_address
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Judge:
     rewards: RewardMix | None = None
     max_rows_shown: int = ObservationLimits.max_rows
 
-    def judge(self, episode: Episode, database: Path, *, runs_published: bool = False) -> Answer:
+    def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
         """Judge a finished episode.
 
         Args:
@@ -104,7 +104,8 @@ class Judge:
             results = Results(self.executor, database, episode, self.grader.neighbours)
             scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
-        flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown)
+        dialect = parse_address(database).dialect
+        flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
         return Answer(episode, verdict, official, flags, scores, reward)
 
 

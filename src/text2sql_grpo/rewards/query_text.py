@@ -10,12 +10,12 @@ from text2sql_grpo.grading.strict import parse_query
 _WORD = re.compile(r"'(?:[^']|'')*'|\w+|[^\w\s]")
 
 
-def schema_similarity(gold_sql: str, predicted_sql: str) -> float:
+def schema_similarity(gold_sql: str, predicted_sql: str, dialect: str = "sqlite") -> float:
     """Jaccard index of the tables and columns that two queries name, in [0, 1].
 
     0 if either query cannot be parsed or names nothing.
     """
-    return _jaccard(schema_items(gold_sql), schema_items(predicted_sql))
+    return _jaccard(schema_items(gold_sql, dialect), schema_items(predicted_sql, dialect))
 
 
 def ngram_similarity(gold_sql: str, predicted_sql: str, *, n: int = 2) -> float:
@@ -40,7 +40,7 @@ def _ngrams(sql: str, n: int) -> frozenset[tuple[str, ...]]:
 
 
 @lru_cache(maxsize=8192)
-def schema_items(sql: str) -> frozenset[tuple[str, ...]]:
+def schema_items(sql: str, dialect: str = "sqlite") -> frozenset[tuple[str, ...]]:
     """Pairs of `table` or `column` and its lower-cased name; empty if the text cannot be parsed.
 
     Columns go by their bare name. Names that the query makes itself (CTEs, aliases) are left out.
@@ -48,7 +48,7 @@ def schema_items(sql: str) -> frozenset[tuple[str, ...]]:
     >>> sorted(schema_items("SELECT count(*) AS n FROM Staff AS s WHERE s.Age > 3 ORDER BY n"))
     [('column', 'age'), ('table', 'staff')]
     """
-    query = parse_query(sql)
+    query = parse_query(sql, dialect)
     if query is None:
         return frozenset()
     ctes = {cte.alias.lower() for cte in query.find_all(exp.CTE)}

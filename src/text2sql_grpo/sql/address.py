@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from text2sql_grpo.errors import DataError
 
 Kind = Literal["sqlite", "duckdb", "postgresql"]
+Database = Path | str  # a SQLite file, or a URL; see `parse_address`
 
 _FORMS = "a path, sqlite:///path, duckdb:///path or postgresql://user@host/name"
 _FILE_KINDS: dict[str, Kind] = {"sqlite": "sqlite", "duckdb": "duckdb"}
@@ -23,6 +24,11 @@ class Address(NamedTuple):
 
     kind: Kind
     location: str
+
+    @property
+    def dialect(self) -> str:
+        """Name of its SQL in sqlglot."""
+        return "postgres" if self.kind == "postgresql" else self.kind
 
 
 def parse_address(database: Path | str) -> Address:

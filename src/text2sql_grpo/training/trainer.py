@@ -421,8 +421,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
     def _play_batch(self, batch: Sequence[int]) -> Scored:
         examples = [self._examples[number] for number in batch]
         episodes = self._play([self.environment.session(example) for example in examples])
-        path = self.environment.databases.path
-        answers = [self._judge.judge(episode, path(episode.example.database)) for episode in episodes]
+        address = self.environment.databases.address
+        answers = [self._judge.judge(episode, address(episode.example.database)) for episode in episodes]
         self._write(answers)
         return Scored(
             episodes,

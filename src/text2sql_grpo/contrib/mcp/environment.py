@@ -55,7 +55,7 @@ class MCPEnvironment(SQLEnvironment):
         some_database = next(iter(databases.names()), "")
         self._originals = Originals()
         if some_database:
-            self._originals.check(databases.path(some_database))
+            self._originals.check(databases.sqlite_file(some_database, "environment.mcp"))
         offered = self._pool.list_tools(self._server(some_database))
         self._tools = mapped_tools(offered, server.tools)
         _check_protocol(self._tools, settings.protocol)
@@ -63,7 +63,7 @@ class MCPEnvironment(SQLEnvironment):
 
     def backend(self, database: str) -> "MCPBackend":
         """Backend of the sessions on one database: its server."""
-        original = self.databases.path(database)
+        original = self.databases.sqlite_file(database, "environment.mcp")
         self._originals.check(original)
         return MCPBackend(
             self.tools,
@@ -93,7 +93,7 @@ class MCPEnvironment(SQLEnvironment):
         if not names or "{database}" not in (self._config.command or ""):
             return None
         server = self._server(names[0])
-        tables = read_schema(self.databases.path(names[0])).tables
+        tables = read_schema(self.databases.sqlite_file(names[0], "environment.mcp")).tables
         statements = [_CREATE, *(f"DELETE FROM {relation_sql(table, 'sqlite')}" for table in tables[:1])]
         writing = []
         for tool in self._tools:
@@ -116,9 +116,8 @@ class MCPEnvironment(SQLEnvironment):
         config = self._config
         command = tuple(named(word) for word in shlex.split(config.command or ""))
         url = named(config.url or "")
-        path = (
-            self.databases.path(database) if "{database}" in url or "{database}" in "".join(command) else None
-        )
+        is_named = "{database}" in url or "{database}" in "".join(command)
+        path = self.databases.sqlite_file(database, "environment.mcp") if is_named else None
         return Server(
             command=command,
             database=path if command else None,

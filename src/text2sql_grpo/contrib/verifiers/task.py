@@ -29,7 +29,7 @@ class SQLTaskConfig(vf.TaskConfig):
         grading: Section `grading`.
     """
 
-    databases: Path = Path("data/databases")
+    databases: str | Path | dict[str, str] = Path("data/databases")
     environment: EnvironmentConfig = EnvironmentConfig()
     reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict_neighbours"})
     grading: GradingConfig = GradingConfig()
@@ -118,7 +118,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     def _check_golds(self) -> None:
         example, bench = self.data.example, self.config.bench()
-        database = bench.environment.databases.path(example.database)
+        database = bench.environment.databases.address(example.database)
         for sql in (example.gold_sql, *example.other_golds):
             outcome = bench.judge.grader.gold_result(database, sql).outcome
             fault = outcome.error if not outcome.is_ok else "cut at a limit" if outcome.is_truncated else ""
@@ -130,7 +130,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
         example, bench = self.data.example, self.config.bench()
         episode = played_episode(trace, example, bench.environment)
-        database = bench.environment.databases.path(example.database)
+        database = bench.environment.databases.address(example.database)
         answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
         # verifiers marks the trace of an error as not ok: neither paid nor punished
         if answer.verdict.reason == "gold_failed":

@@ -1,0 +1,117 @@
+"""The main job on DuckDB, on files of rows and on a PostgreSQL server: the same questions, the same answers."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import duckdb
+import psycopg
+import pytest
+
+from tests.postgres_server import PostgresServer
+from tests.scripted_policy import SHOP
+from tests.tiny_run import json_lines, write_config
+from text2sql_grpo.commands import main
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
+
+PASSWORD = "of a reader"
+BRANCHES = "code,city,staff\nLIS-02,Lisbon,7\nOPO-01,Porto,4\nFAO-09,,4\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_config(folder)
+    return folder / "model"
+
+
+@pytest.fixture
+def shop_on_postgres(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE shop")
+    with psycopg.connect(postgres_server.admin_url("shop"), autocommit=True) as admin:
+        admin.execute(SHOP)
+        admin.execute(restricted_role_sql("shop_reader", PASSWORD, "shop"))
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    yield postgres_server.url("shop_reader", "", "shop").replace(":@", "@")
+
+
+def databases_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
+    """What `data.databases` says of the shop, kept by this engine."""
+    if kind == "duckdb":
+        with duckdb.connect(str(folder / "shop.duckdb")) as connection:
+            connection.execute(SHOP)
+        return str(folder / "shop.duckdb")
+    if kind == "rows":
+        (folder / "shop").mkdir()
+        (folder / "shop" / "branch.csv").write_text(BRANCHES)
+        return {"shop": str(folder / "shop")}
+    return request.getfixturevalue("shop_on_postgres")
+
+
+@pytest.mark.parametrize(("kind", "sft_steps"), [("duckdb", 60), ("rows", 2), ("postgresql", 2)])
+def test_the_main_job_runs(
+    kind: str,
+    sft_steps: int,
+    tmp_path: Path,
+    model: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    databases = databases_of(kind, tmp_path, request)
+    questions = str(tmp_path / "questions.jsonl")
+    data = {"databases": databases, "train": questions, "test": {"test_values": questions}}
+    config = write_config(
+        tmp_path,
+        model={"path": str(model), "dtype": "float32"},
+        data=data,
+        sft={"max_steps": sft_steps, "batch_size": 4, "learning_rate": 0.01},
+        grading={"neighbours": 0},
+        rewards={"execution": 1.0},
+    )
+    code = main(["train", "--config", str(config), "--grpo.max_steps", "1"])
+    error = capsys.readouterr().err
+    if sft_steps == 2:  # they answer nothing right
+        assert "nothing was learned" in error
+    else:
+        assert (code, error) == (0, "")
+    asked = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert len(asked) == 16 and {row["database"] for row in asked} == {"shop"}
+    before = json_lines(tmp_path / "run" / "evaluation-before.jsonl")
+    assert len(before) == 4
+    assert any(row["strict"] for row in before) == (sft_steps == 60)
+    for file in (tmp_path / "run").glob("*.*"):
+        assert PASSWORD.encode() not in file.read_bytes(), file
+
+    place = databases["shop"] if isinstance(databases, dict) else databases
+    assert main(["audit", "data", questions, "--db", place, "--neighbours", "0"]) == 0
+    assert main(["doctor", "--config", str(config)]) == 0
+
+
+def test_neighbours_are_asked_for_or_given_up(
+    tmp_path: Path, model: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = str(tmp_path / "questions.jsonl")
+    data = {"databases": databases_of("duckdb", tmp_path, request), "train": questions}
+    config = write_config(tmp_path, model={"path": str(model), "dtype": "float32"}, data=data)
+    assert main(["train", "--config", str(config)]) == 1
+    error = capsys.readouterr().err
+    assert "neighbours are made of SQLite databases only so far, and 'shop' is another" in error
+    assert "set grading.neighbours: 0" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, model={"path": str(model)})
+    url = f"postgresql://reader:{quote(PASSWORD)}@127.0.0.1:1/shop"
+    assert main(["train", "--config", str(config), "--data.databases", url]) == 1
+    error = capsys.readouterr().err
+    assert "may hold no password" in error and "PGPASSWORD" in error
+    assert PASSWORD not in error and quote(PASSWORD) not in error
+    assert os.environ.get("PGPASSWORD") is None
