@@ -1,4 +1,4 @@
-"""The main job on DuckDB, on files of rows and on a PostgreSQL server: the same questions, the same answers."""
+"""The main job on DuckDB, files of rows and PostgreSQL: the same questions, the same answers."""
 
 import os
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ FLAGS = ("official_only", "no_table", "copied_literal")
 
 
 def episode_flags(
-    episode: Episode, verdict: Verdict, *, max_rows_shown: int, dialect: str
+    episode: Episode, verdict: Verdict, *, max_rows_shown: int, dialect: str = "sqlite"
 ) -> tuple[str, ...]:
     """Flags of `FLAGS` that hold for an episode.
 
