@@ -2,13 +2,18 @@ import os
 import shutil
 import sqlite3
 import time
+import tracemalloc
+from collections.abc import Iterator
 from contextlib import closing
+from marshal import dumps, loads
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
-from text2sql_grpo.sql.cache import ResultCache, is_deterministic, normalised
+from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, sqlite_volatile
+from text2sql_grpo.sql.cache import ENTRY_BYTES, Key, ResultCache, normalised
+from text2sql_grpo.sql.outcome import Row
 
 LONG_AGO = time.time() - 3600
 
@@ -17,8 +22,26 @@ LONG_AGO = time.time() - 3600
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "shop.sqlite"
     write(path, "CREATE TABLE t (n); INSERT INTO t VALUES (1); CREATE VIEW dice AS SELECT random() AS n")
+    write(path, "CREATE TABLE words (word, born); INSERT INTO words VALUES ('now', '2020-01-01')")
+    write(path, "CREATE VIEW today AS SELECT date('now')")
     os.utime(path, (LONG_AGO, LONG_AGO))
     return path
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[SQLExecutor]:
+    with SQLExecutor(workers=1) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def duckdb_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("duckdb") / "shop.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS n, TIMESTAMP '2020-01-01' AS born")
+        connection.execute("CREATE VIEW dice AS SELECT random(); CREATE MACRO throw() AS random()")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    return f"duckdb:///{path}"
 
 
 def write(path: Path, script: str) -> None:
@@ -36,38 +59,95 @@ def outcome(size: int = 1) -> ExecutionOutcome:
         "SELECT random()",
         "SELECT RandomBlob(4)",
         'SELECT "random"()',
+        "SELECT n FROM dice",
         "SELECT date('now')",
         "SELECT strftime('%s', 'NOW')",
+        "SELECT strftime('%Y-%m-%d')",
         "SELECT date()",
         "SELECT datetime ( /* now */ )",
+        "SELECT datetime(CAST(x'6e6f77' AS TEXT))",
         "SELECT date('n' || 'ow')",
         "SELECT time(char(110, 111, 119))",
         "SELECT julianday(printf('no%s', 'w'))",
+        "SELECT date(word) FROM words",
+        "SELECT * FROM today",
         "SELECT CURRENT_TIMESTAMP",
         "SELECT current_date",
         "SELECT changes()",
         "SELECT total_changes()",
         "SELECT last_insert_rowid()",
-        "SELECT uuid()",
-        "SELECT * FROM t USING SAMPLE 3",
     ],
 )
-def test_text_that_may_return_something_else(sql: str) -> None:
-    assert not is_deterministic(sql)
+def test_sqlite_result_that_may_change_runs_each_time(
+    database: Path, executor: SQLExecutor, sql: str
+) -> None:
+    outcomes = [executor.execute(database, sql), *executor.execute_many([(database, sql)] * 2)]
+
+    assert all(outcome.is_ok and not outcome.from_cache for outcome in outcomes)
 
 
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT * FROM t WHERE a = 'x' || 'y'",
-        "SELECT strftime('%Y', birthday), count(*) FROM t GROUP BY 1",
-        "SELECT date(birthday, '+1 day') FROM t",
-        "SELECT count(*) FROM t",
-        "SELECT date FROM t",
+        "SELECT * FROM t WHERE n = 'x' || 'y'",
+        "SELECT strftime('%Y', born), count(*) FROM words GROUP BY 1",
+        "SELECT date(born, '+1 day', 'localtime') FROM words WHERE word = 'now' || ''",
+        "SELECT max(n), count(*), group_concat(n) FROM t",
+        "SELECT 'random()', replace('no!', '!', 'w') AS current_date",
     ],
 )
-def test_text_that_returns_the_same(sql: str) -> None:
-    assert is_deterministic(sql)
+def test_sqlite_result_that_never_changes_runs_once(database: Path, executor: SQLExecutor, sql: str) -> None:
+    outcomes = [executor.execute(database, sql) for _ in range(2)]
+
+    assert [outcome.from_cache for outcome in outcomes] == [False, True]
+    assert outcomes[1] == outcomes[0]._replace(from_cache=True)
+
+
+def test_without_a_watch_of_the_clock_no_date_function_counts_as_deterministic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unseen:
+        was_read = property(lambda self: False, lambda self, was_read: None)
+
+    assert {"date", "abs", "count"} <= sqlite_volatile.deterministic_functions()
+    monkeypatch.setattr(sqlite_volatile, "CLOCK", Unseen())
+
+    found = sqlite_volatile.deterministic_functions.__wrapped__()
+
+    assert "date" not in found
+    assert "count" in found
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_kept"),
+    [
+        ("SELECT n, strftime(born, '%Y') FROM t", True),
+        ("SELECT sum(n) FROM t GROUP BY n ORDER BY 1", True),
+        ("SELECT list_transform([1], lambda x: x + 1)", True),
+        ("WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < 3) FROM r", True),
+        ("SELECT 'random()' AS current_date", True),
+        ("SELECT nope FROM t", True),
+        ("SELECT age(born) FROM t", False),
+        ("SELECT current_localtime()", False),
+        ("SELECT localtimestamp", False),
+        ("SELECT now()", False),
+        ("SELECT uuid()", False),
+        ("SELECT list_transform([1], lambda x: x + random())", False),
+        ("FROM dice", False),
+        ("SELECT throw()", False),
+        ("FROM generate_series(1, 1 + CAST(99 * random() AS INT))", False),
+        ("FROM t USING SAMPLE 1", False),
+        ("FROM duckdb_memory()", False),
+        ("PIVOT t ON n USING max(random())", False),
+    ],
+)
+def test_duckdb_result_is_kept_if_its_plan_is_deterministic(
+    duckdb_file: str, executor: SQLExecutor, sql: str, is_kept: bool
+) -> None:
+    outcomes = [executor.execute(duckdb_file, sql) for _ in range(2)]
+
+    assert [outcome.from_cache for outcome in outcomes] == [False, is_kept], outcomes
+    assert outcomes[0].is_ok or "nope" in sql, outcomes
 
 
 def test_only_what_stands_outside_is_taken_off() -> None:
@@ -75,38 +155,68 @@ def test_only_what_stands_outside_is_taken_off() -> None:
     assert normalised(";SELECT 1;;") == ";SELECT 1;"
 
 
+def key(text: str) -> Key:
+    return ("shop.sqlite", text, (0, 0, 0, 0, (), True), Limits())
+
+
 def test_least_recently_used_goes_first() -> None:
-    cache = ResultCache(max_entries=2, max_bytes=1000)
-    cache.put("a", outcome())
-    cache.put("b", outcome())
-    assert cache.get("a") == outcome()._replace(from_cache=True)
+    cache = ResultCache(max_entries=2, max_bytes=10_000)
+    cache.put(key("a"), outcome())
+    cache.put(key("b"), outcome())
+    assert cache.get(key("a")) == outcome()._replace(from_cache=True)
 
-    cache.put("c", outcome())
+    cache.put(key("c"), outcome())
 
-    assert cache.get("b") is None
-    assert cache.get("a") is not None and cache.get("c") is not None
+    assert cache.get(key("b")) is None
+    assert cache.get(key("a")) is not None and cache.get(key("c")) is not None
     assert (cache.hits, cache.misses, len(cache)) == (3, 1, 2)
 
 
 def test_bytes_are_bounded() -> None:
-    cache = ResultCache(max_entries=100, max_bytes=1000)
-    for key in range(10):
-        cache.put(key, outcome(300))
-    cache.put("large", outcome(2000))
-    cache.put(9, outcome(10))
+    cache = ResultCache(max_entries=100, max_bytes=2 * (ENTRY_BYTES + 10_000))
+    for number in range(10):
+        cache.put(key(str(number)), outcome(9_000))
+    cache.put(key("large"), outcome(30_000))
+    cache.put(key("9"), outcome(10))
 
-    assert [key for key in range(10) if cache.get(key) is not None] == [8, 9]
-    assert cache.get("large") is None
+    assert [number for number in range(10) if cache.get(key(str(number))) is not None] == [8, 9]
+    assert cache.get(key("large")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("", ((1,),)),
+        ("long " * 4_000, ()),
+        ("", tuple((number, number / 7, f"name {number}", None) for number in range(1_000))),
+    ],
+)
+def test_memory_is_bounded_within_a_quarter(text: str, rows: tuple[Row, ...]) -> None:
+    max_bytes = 3_000_000
+    tracemalloc.start()
+    try:
+        cache = ResultCache(max_entries=100_000, max_bytes=max_bytes)
+        for number in range(9_000 if len(rows) == 1 else 300):
+            fingerprint = (10**18 + number, 10**6, 10**6 + number, 10**18 - number, (), True)
+            found = loads(dumps(("ok", ("a", "b", "c", "d"), rows, False, "", 0.1 * number, False)))
+            cache.put(
+                (f"/data/{number}.sqlite", f"{text}{number}", fingerprint, Limits()), ExecutionOutcome(*found)
+            )
+        n_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert 0.75 * max_bytes < n_bytes < 1.25 * max_bytes
 
 
 def test_old_results_are_not_used() -> None:
-    cache = ResultCache(max_entries=9, max_bytes=1000, ttl_s=0.05)
-    cache.put("a", outcome())
-    assert cache.get("a") is not None
+    cache = ResultCache(max_entries=9, max_bytes=10_000, ttl_s=0.05)
+    cache.put(key("a"), outcome())
+    assert cache.get(key("a")) is not None
 
     time.sleep(0.06)
 
-    assert cache.get("a") is None
+    assert cache.get(key("a")) is None
     assert len(cache) == 0
 
 
@@ -180,7 +290,6 @@ def test_copy_with_the_old_time_and_size_is_read_again(
     "sql",
     [
         "SELECT random()",
-        "SELECT n FROM dice",
         "SELECT hex(zeroblob(900000))",
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
     ],

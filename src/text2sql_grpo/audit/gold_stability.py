@@ -14,7 +14,6 @@ from text2sql_grpo.grading.stability import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict, parse_query
 from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.cache import is_deterministic
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.sqlite_file import open_database
@@ -60,8 +59,6 @@ def open_results(
 
 
 def _by_its_text(sql: str) -> tuple[OpenResult, str] | None:
-    if is_deterministic(sql):  # also false for names that merely look like the clock
-        return None
     if _CHANCE.search(sql):
         return "non_deterministic", "calls random()"
     return ("time_dependent", "reads the clock") if _CLOCK.search(sql) else None

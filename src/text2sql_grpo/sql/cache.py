@@ -1,34 +1,17 @@
 """Cache of query results."""
 
-import re
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
-from marshal import dumps
+from marshal import dumps, loads
 
-from text2sql_grpo.sql.outcome import ExecutionOutcome
-from text2sql_grpo.sql.sqlite_guard import CLOCK, VOLATILE
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.sqlite_file import Fingerprint
 
-# A call without an argument, or with one that may evaluate to 'now'.
-_UNSEEN_CLOCK = re.compile(
-    r"\(\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\)|\|\||\b(?:char|chr|format|printf|replace|concat)", re.S
-)
+ENTRY_BYTES = 600  # of an entry and its fingerprint besides the texts and the rows
 
-
-def is_deterministic(sql: str) -> bool:
-    """True if a second run on the same data surely returns the same rows, judging from the text.
-
-    Does not see the functions inside a view.
-
-    >>> is_deterministic("SELECT strftime('%Y', born) FROM singer"), is_deterministic("SELECT date('now')")
-    (True, False)
-    """
-    text = sql.lower()
-    for word in VOLATILE:
-        if word in text:
-            return False
-    return not any(word in text for word in CLOCK) or _UNSEEN_CLOCK.search(text) is None
+Key = tuple[str, str, Fingerprint, Limits]  # location, text and what else decides about the rows
 
 
 def normalised(sql: str) -> str:
@@ -48,7 +31,7 @@ class ResultCache:
     """
 
     def __init__(self, *, max_entries: int, max_bytes: int, ttl_s: float | None = None) -> None:
-        """Create an empty cache; `max_bytes` bounds the marshalled size of the results, `ttl_s` their age."""
+        """Create an empty cache; `max_bytes` bounds the memory that it takes, `ttl_s` the age of a result."""
         self.hits = 0
         self.misses = 0
         self._max_entries = max_entries
@@ -56,16 +39,16 @@ class ResultCache:
         self._ttl_s = ttl_s
         self._n_bytes = 0
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, tuple[ExecutionOutcome, int, float]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[bytes, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Hashable) -> ExecutionOutcome | None:
+    def get(self, key: Key) -> ExecutionOutcome | None:
         """Return the result with `from_cache` set, or None."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is not None and self._ttl_s is not None and time.monotonic() - entry[2] > self._ttl_s:
+            if entry is not None and self._ttl_s is not None and time.monotonic() - entry[1] > self._ttl_s:
                 self._remove(key)
                 entry = None
             if entry is None:
@@ -73,17 +56,18 @@ class ResultCache:
                 return None
             self.hits += 1
             self._entries.move_to_end(key)
-            return entry[0]
+        return ExecutionOutcome(*loads(entry[0]))
 
-    def put(self, key: Hashable, outcome: ExecutionOutcome) -> None:
+    def put(self, key: Key, outcome: ExecutionOutcome) -> None:
         """Store a result, unless it is larger than `max_bytes`."""
-        n_bytes = len(dumps(tuple(outcome), 2))
+        data = dumps((*outcome[:-1], True), 2)
+        n_bytes = _size_of(key, data)
         if n_bytes > self._max_bytes:
             return
         with self._lock:
             if key in self._entries:
                 self._remove(key)
-            self._entries[key] = (outcome._replace(from_cache=True), n_bytes, time.monotonic())
+            self._entries[key] = (data, time.monotonic())
             self._n_bytes += n_bytes
             while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
@@ -98,5 +82,10 @@ class ResultCache:
         """Replace the lock in a forked child: the thread that held it does not exist there."""
         self._lock = threading.Lock()
 
-    def _remove(self, key: Hashable) -> None:
-        self._n_bytes -= self._entries.pop(key)[1]
+    def _remove(self, key: Key) -> None:
+        self._n_bytes -= _size_of(key, self._entries.pop(key)[0])
+
+
+def _size_of(key: Key, data: bytes) -> int:
+    location, text = key[:2]
+    return ENTRY_BYTES + sys.getsizeof(location) + sys.getsizeof(text) + sys.getsizeof(data)

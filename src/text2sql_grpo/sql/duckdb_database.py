@@ -81,6 +81,17 @@ _READS_FILES = re.compile("read_|parquet_|sniff_|glob")
 _INTERNAL = """
     SELECT DISTINCT function_name, function_type IN ('table', 'pragma') FROM duckdb_functions() WHERE internal
 """
+# What a plan that always gives the same rows does not hold. The catalogue takes some functions for constants
+# that read the clock: those without arguments, and age().
+_CHANGING = """
+    SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT' OR function_type = 'table'
+    UNION SELECT function_name FROM duckdb_functions() WHERE function_type = 'scalar'
+    GROUP BY ALL HAVING max(len(parameters)) = 0 AND count(varargs) = 0
+    UNION VALUES ('age')
+"""
+_SCAN = "seq_scan"
+_UNBOUND = tuple(f'{{"error":true,"error_type":"{kind}"' for kind in ("binder", "catalog", "parser"))
+_PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\.)*)"\]')
 
 # Types whose Python values lose nothing. Others are read as the engine's own text: Python has no month, no
 # nanosecond, no infinite date, and needs a time zone package.
@@ -113,6 +124,7 @@ class HardenedDuckDB:
     Attributes:
         location: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
+        is_volatile: False if the last query would return the same again.
     """
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
@@ -123,8 +135,10 @@ class HardenedDuckDB:
         """
         self.location = location
         self.fingerprint = fingerprint
+        self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
-        RUNNER.submit(_refused_part, self._database, "SELECT 1").result()  # warm, before a limit counts
+        warm = RUNNER.submit(self._answer, self._database, "SELECT 1", Limits(), float("inf"))
+        warm.result()  # before a limit counts
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
@@ -156,10 +170,10 @@ class HardenedDuckDB:
             self._database = self._opened()
         deadline = time.monotonic() + limits.timeout_s
         session = self._database.cursor()
+        self.is_volatile = False
         try:
-            return _when_done(
-                RUNNER.submit(_answer, session, sql, limits, deadline), session, limits.timeout_s
-            )
+            work = RUNNER.submit(self._answer, session, sql, limits, deadline)
+            return _when_done(work, session, limits.timeout_s)
         except TimeLimitReachedError:
             return failure("timeout", late_text(limits.timeout_s))
         except MemoryError:
@@ -168,6 +182,32 @@ class HardenedDuckDB:
             return self._outcome_of(error, limits, deadline)
         finally:
             session.close()
+
+    def _answer(
+        self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
+    ) -> ExecutionOutcome:
+        statements = session.extract_statements(sql)
+        if not statements:
+            return failure("error", NOTHING_TO_RUN)
+        if len(statements) > 1:
+            return failure("error", SEVERAL_STATEMENTS)
+        kind, read = _kind(statements[0]), sql
+        if (
+            kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
+        ):  # its ANALYZE runs what it explains
+            read = _explained(session, sql)
+            kind_read = _kind(session.extract_statements(read)[0])
+        else:
+            kind_read = kind
+        # A pivot over the values of a column counts as several statements, whatever it is a part of.
+        is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
+        if kind_read != duckdb.StatementType.SELECT and not is_pivot:
+            return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
+        refused = _refused_part(session, read)
+        if refused:
+            return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
+        self.is_volatile = _is_volatile(session, sql)
+        return _result(session, sql, limits, deadline, is_bound_first=kind == duckdb.StatementType.SELECT)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
         text = str(error)
@@ -203,32 +243,6 @@ def _when_done(
             session.interrupt()
         wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
     return work.result()
-
-
-def _answer(
-    session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
-) -> ExecutionOutcome:
-    statements = session.extract_statements(sql)
-    if not statements:
-        return failure("error", NOTHING_TO_RUN)
-    if len(statements) > 1:
-        return failure("error", SEVERAL_STATEMENTS)
-    kind, read = _kind(statements[0]), sql
-    if (
-        kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
-    ):  # its ANALYZE runs what it explains
-        read = _explained(session, sql)
-        kind_read = _kind(session.extract_statements(read)[0])
-    else:
-        kind_read = kind
-    # A pivot over the values of a column counts as several statements, whatever it is a part of.
-    is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
-    if kind_read != duckdb.StatementType.SELECT and not is_pivot:
-        return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
-    refused = _refused_part(session, read)
-    if refused:
-        return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
-    return _result(session, sql, limits, deadline, is_bound_first=kind == duckdb.StatementType.SELECT)
 
 
 def _kind(statement: duckdb.Statement) -> duckdb.StatementType | None:
@@ -269,6 +283,18 @@ def _refused_part(session: duckdb.DuckDBPyConnection, sql: str) -> str:
     return f"the function {min(denied)}{why}"
 
 
+def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
+    """False if the engine's plan of a query, which holds its views and macros, always gives the same rows."""
+    try:
+        ((plan,),) = session.execute("SELECT system.main.json_serialize_plan(?::VARCHAR)", [sql]).fetchall()
+    except duckdb.Error:  # the query has an outcome of its own
+        return True
+    if plan.startswith(_UNBOUND):
+        return False
+    is_random = plan.startswith('{"error":true') or '"type":"LOGICAL_SAMPLE"' in plan
+    return is_random or not _changing_functions().isdisjoint(_PLANNED.findall(plan))
+
+
 @cache
 def _denied_functions() -> frozenset[str]:
     """Functions of the engine that do more than compute a value or list rows."""
@@ -277,6 +303,13 @@ def _denied_functions() -> frozenset[str]:
     tables = {name for name, is_table in found if is_table}
     values = {name for name, is_table in found if not is_table}
     return frozenset(tables - values - _TABLE_FUNCTIONS | {"write_log"})
+
+
+@cache
+def _changing_functions() -> frozenset[str]:
+    """Functions of the engine that may return something else the next time."""
+    with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
+        return frozenset(name for (name,) in connection.execute(_CHANGING).fetchall()) - {_SCAN}
 
 
 def _words(sql: str) -> set[str]:

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Kind, parse_address
-from text2sql_grpo.sql.cache import ResultCache, is_deterministic, normalised
+from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
@@ -64,7 +64,7 @@ class SQLExecutor:
                 queries time out.
             cache_entries: Maximum number of cached results; 0 turns off the cache and the deduplication
                 of a batch.
-            cache_bytes: Maximum size of the cached results together.
+            cache_bytes: Maximum memory of the cached results together.
             cache_ttl_s: Maximum age of a cached result; None for no limit. A result is never used after
                 its file changed.
             require_sandbox: whether to run nothing unless the kernel enforces all of `sandbox.PARTS`.
@@ -99,7 +99,7 @@ class SQLExecutor:
 
     @property
     def cache_misses(self) -> int:
-        """Look-ups that found nothing; a query that is not cacheable is not looked up."""
+        """Look-ups that found nothing, perhaps because such a result is never kept."""
         return self._cache.misses if self._cache else 0
 
     def execute(self, database: Path | str, sql: str, *, limits: Limits | None = None) -> ExecutionOutcome:
@@ -119,7 +119,7 @@ class SQLExecutor:
         if type(sql) is not str:
             sql = _text(sql)
         key = None
-        if self._cache is not None and _is_cacheable(sql, limits):
+        if self._cache is not None and len(sql) <= limits.max_sql_bytes:
             key = _key(location, normalised(sql), _fingerprint(kind, location), limits)
             known = self._cache.get(key) if key is not None else None
             if known is not None:
@@ -231,13 +231,13 @@ class SQLExecutor:
     ) -> None:
         """Run queries that are not cached, and equal queries once."""
         fingerprints: dict[str, Fingerprint | None] = {}
-        keys: dict[int, Hashable] = {}
+        keys: dict[int, Key | None] = {}
         firsts: dict[tuple[str, str], int] = {}
         twins: list[tuple[_Asked, int]] = []
         wanted: list[_Asked] = []
         for query in asked:
             position, location, sql = query
-            if not _is_cacheable(sql, limits):
+            if len(sql) > limits.max_sql_bytes:  # perhaps for its blanks alone
                 wanted.append(query)
                 continue
             text = normalised(sql)
@@ -256,10 +256,14 @@ class SQLExecutor:
         for (position, _, _), answer in zip(wanted, answers, strict=True):
             if answer[-1]:
                 unsure.add(position)
-            elif keys.get(position) is not None:
-                cache.put(keys[position], outcomes[position])
-        # A view that calls random(). A time-out is shared all the same.
-        again = [query for query, first in twins if first in unsure and outcomes[first].is_ok]
+            elif (key := keys.get(position)) is not None:
+                cache.put(key, outcomes[position])
+        # It calls random() or reads the clock. A time-out is shared all the same.
+        again = [
+            query
+            for query, first in twins
+            if first in unsure and outcomes[first].status not in ("timeout", "memory")
+        ]
         if again:
             self._run(kind, again, limits, outcomes)
         for (position, _, _), first in twins:
@@ -289,11 +293,6 @@ def _text(sql: str) -> str:
     raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
-def _is_cacheable(sql: str, limits: Limits) -> bool:
-    # A text may be too long for its blanks alone.
-    return len(sql) <= limits.max_sql_bytes and is_deterministic(sql)
-
-
 def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
     """Fingerprint of a file; None if it cannot be read, which raises when it is opened."""
     if kind not in _LOGS:
@@ -304,7 +303,7 @@ def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
         return None
 
 
-def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Hashable:
+def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Key | None:
     """Key of the cache; None if the content may change without a trace."""
     return (location, text, fingerprint, limits) if fingerprint is not None and fingerprint[-1] else None
 

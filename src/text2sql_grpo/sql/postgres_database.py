@@ -88,7 +88,7 @@ _VALUE_TYPES = frozenset(("int2", "int4", "int8", "oid", "float4", "float8", "by
 
 
 def fingerprint_of(location: str) -> None:
-    """None: a server does not report changes of its tables, so nothing is cached."""
+    """None: a server has none."""
 
 
 class HardenedPostgres:
@@ -97,7 +97,10 @@ class HardenedPostgres:
     Attributes:
         location: The URL, password included: never shown.
         fingerprint: Always None.
+        is_volatile: Always True: a server does not report changes of its tables, so nothing is cached.
     """
+
+    is_volatile = True
 
     def __init__(self, location: str, fingerprint: None = None) -> None:
         """Connect.

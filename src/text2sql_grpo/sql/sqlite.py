@@ -30,6 +30,7 @@ from text2sql_grpo.sql.failure_text import (
 from text2sql_grpo.sql.frames import marshalled, marshalled_tuple
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of, is_unlocked, open_database, version_of
 from text2sql_grpo.sql.sqlite_guard import MAX_COLUMNS, MAX_VALUE_BYTES, SQLITE_LIMITS, ReadGuard
+from text2sql_grpo.sql.sqlite_volatile import CLOCK
 
 TYPE_CHECKING = False  # the typing module would double the time in which a worker starts
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class HardenedDatabase:
         self._deadline = started + limits.timeout_s
         guard = self._guard
         guard.denied = ""
-        guard.is_volatile = False
+        guard.is_volatile = CLOCK.was_read = False
         try:
             cursor = self._cursor.execute(sql)
             if cursor.description is None:
@@ -201,8 +202,9 @@ class HardenedDatabase:
             n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
             rows = cursor.fetchmany(n_fetched)
             if len(rows) < n_fetched and len(rows) <= limits.max_rows:
+                elapsed_s = time.perf_counter() - started
                 answer = marshalled(
-                    ("ok", columns, tuple(rows), False, "", time.perf_counter() - started, guard.is_volatile)
+                    ("ok", columns, tuple(rows), False, "", elapsed_s, guard.is_volatile or CLOCK.was_read)
                 )
                 if len(answer) <= limits.max_bytes:
                     return answer
@@ -271,15 +273,14 @@ class HardenedDatabase:
             self._cursor.close()  # ends the statement
             self._cursor = self.connection.cursor()
         elapsed_s = time.perf_counter() - started
-        last = marshalled((is_truncated or is_cut, "", elapsed_s, self._guard.is_volatile))[
-            _LIST_HEADER_BYTES:
-        ]
+        is_unsure = self._guard.is_volatile or CLOCK.was_read
+        last = marshalled((is_truncated or is_cut, "", elapsed_s, is_unsure))[_LIST_HEADER_BYTES:]
         fields = (marshalled("ok"), marshalled(columns), marshalled_tuple(n_rows, parts), last)
         return marshalled_tuple(7, fields)
 
     def _failure(self, status: Status, text: str, started: float) -> bytes:
         elapsed_s = time.perf_counter() - started
-        is_unsure = self._guard.is_volatile or status in ("timeout", "memory")
+        is_unsure = self._guard.is_volatile or CLOCK.was_read or status in ("timeout", "memory")
         return marshalled((status, (), (), False, short_line(text), elapsed_s, is_unsure))
 
     def _answer_to(self, error: sqlite3.Error, sql: str, limits: Limits, started: float) -> bytes:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from text2sql_grpo.sql.sqlite_volatile import deterministic_functions
+
 MAX_VALUE_BYTES = 1_000_000
 MAX_COLUMNS = 500
 
@@ -34,12 +36,6 @@ _DENIED_TABLES = frozenset(("dbstat", "bytecode", "tables_used"))
 _DENIED_FUNCTIONS = frozenset(
     ("load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "optimize", "sqlite_log")
 )
-# Parts of names of non-deterministic functions, in any engine: a name too many costs one run.
-VOLATILE = (
-    *("random", "changes", "last_insert", "current_", "now", "uuid", "today", "sample", "nextval"),
-    *("localtime", "shuffle", "txid", "setseed"),
-)
-CLOCK = ("date", "time", "julianday", "unixepoch", "strftime")
 _ACTION_NAMES = {
     sqlite3.SQLITE_INSERT: "INSERT",
     sqlite3.SQLITE_UPDATE: "UPDATE",
@@ -60,16 +56,18 @@ class ReadGuard:
 
     Attributes:
         denied: Last refused action; cleared by the caller before each query.
-        is_volatile: True if the query calls a non-deterministic function; likewise cleared.
+        is_volatile: True if the query calls a function that may return something else the next time; likewise
+            cleared. `sqlite_volatile.CLOCK` reports those that read the clock.
     """
 
     def __init__(self) -> None:
         self.denied = ""
         self.is_volatile = False
         self._readable: set[str | None] = set()
+        self._deterministic = deterministic_functions()
 
     def authorize(
-        self, action: int, first: str | None, second: str | None, _schema: str | None, source: str | None
+        self, action: int, first: str | None, second: str | None, _schema: str | None, _source: str | None
     ) -> int:
         """Allow or deny one access; SQLite calls this while it compiles a query."""
         # The first two lines decide nearly every call.
@@ -86,9 +84,7 @@ class ReadGuard:
             self.denied = f"reading {name}"
         elif action == sqlite3.SQLITE_FUNCTION:
             if name not in _DENIED_FUNCTIONS:
-                # A view's text (`source`) is not seen by `is_deterministic`.
-                words = VOLATILE if source is None else VOLATILE + CLOCK
-                self.is_volatile = self.is_volatile or any(word in name for word in words)
+                self.is_volatile = self.is_volatile or name not in self._deterministic
                 return _OK
             self.denied = f"the function {name}"
         elif action == sqlite3.SQLITE_PRAGMA:

@@ -347,7 +347,7 @@ def _engine(kind: str) -> tuple[Any, Any]:
 
 def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
     outcome = database.run(sql, limits)
-    is_unsure = outcome.status in ("timeout", "memory")
+    is_unsure = database.is_volatile or outcome.status in ("timeout", "memory")
     answer = marshalled((*outcome[:5], time.perf_counter() - started, is_unsure))
     if outcome.status == "memory":
         raise OutOfMemory(answer)
