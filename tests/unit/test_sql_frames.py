@@ -59,15 +59,29 @@ def test_reader_that_waits_in_vain_sleeps(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes always block on Windows")
+def test_reader_looks_again_where_looking_helps(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "SPIN_S", 30.0)
+    reader = FrameReader(pipe[0])
+    reader._n_skips = 63
+    for n_skips in (15, 3, 0):
+        threading.Timer(0.05, write_all, (pipe[1], framed(b"soon"))).start()
+        assert reader.read(is_soon=True) == (b"soon", 0)
+        assert reader._n_skips == n_skips
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes always block on Windows")
 def test_reader_seldom_looks_where_looking_is_in_vain(pipe: tuple[int, int]) -> None:
     reader = FrameReader(pipe[0])
     looks = []
     for _ in range(200):
         looks.append(reader._n_skips_left == 0)
         assert reader._poll() == b""
-    assert sum(looks) == 8  # after 1, 3, 7, 15, 31 and 63 reads that did not look
-    write_all(pipe[1], framed(b"there"))
+    assert sum(looks) == 7  # after 1, 3, 7, 15, 31, 63 and 127 reads that did not look
+    n_skips = reader._n_skips
     while reader._n_skips_left:
         reader._poll()
+    write_all(pipe[1], framed(b"there"))
     assert reader.read(is_soon=True) == (b"there", 0)
-    assert reader._n_skips == 0
+    assert reader._n_skips == n_skips  # nothing was waited for

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 16  # a larger buffer costs more than the calls it saves
 HEADER_BYTES = 5
 
-# Polling time before a blocking read: to wake a process whose core sleeps takes 25 to 50 us. After polls
-# in vain, the next reads block at once.
+# Polling time before a blocking read: to wake a process whose core sleeps takes 25 to 50 us. On a busy
+# machine polls end in vain, and the next reads block at once.
 SPIN_S = 100e-6
-MAX_SKIPS = 63
+MAX_SKIPS = 1023
 _CAN_SPIN = os.name != "nt"  # pipes that return at once when they are empty
 
 PLAIN = 0  # every item is a cacheable outcome
@@ -94,16 +94,18 @@ class FrameReader:
             return b""
         if self._is_blocking:
             self._set_blocking(False)
-        until = perf_counter() + SPIN_S
+        until = 0.0
         while True:
             try:
                 data = os.read(self._descriptor, READ_BYTES)
             except BlockingIOError:
+                until = until or perf_counter() + SPIN_S
                 if perf_counter() < until:
                     continue
                 self._n_skips = self._n_skips_left = min(2 * self._n_skips + 1, MAX_SKIPS)
                 return b""
-            self._n_skips = 0
+            if until:  # data that was there at once would have been read without a poll
+                self._n_skips //= 4
             return data
 
     def _read(self) -> bytes:
