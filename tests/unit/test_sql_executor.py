@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
-from text2sql_grpo.sql.worker import MAX_OPEN_DATABASES
+from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, worker
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
 
@@ -314,8 +314,36 @@ def test_changes_not_yet_merged_from_a_log_are_seen(executor: SQLExecutor, datab
         assert executor.execute(database, "SELECT count(*) FROM ward").rows == ((3,),)
 
 
-def test_more_databases_than_connections_are_kept(executor: SQLExecutor, tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.sqlite" for number in range(MAX_OPEN_DATABASES + 6)]
+@pytest.mark.parametrize(("max_open", "max_bytes"), [(3, 1 << 30), (400, 400_000)])
+def test_open_databases_are_bounded_by_files_and_by_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_open: int, max_bytes: int
+) -> None:
+    monkeypatch.setattr(worker, "OPEN_BYTES", max_bytes)
+    paths = [str(tmp_path / f"{number}.sqlite") for number in range(5)]
+    for path in paths:
+        build(Path(path), "CREATE TABLE t (n)")
+    found = worker.Worker.__new__(worker.Worker)
+    found._kind, found._databases, found._n_bytes, found._max_open = "sqlite", OrderedDict(), 0, max_open
+
+    for path in (*paths, paths[3], paths[0]):
+        found._opened(path)
+
+    assert list(found._databases) == [paths[4], paths[3], paths[0]]
+    found._close(*paths)
+    assert found._n_bytes == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_open_databases_leave_files_for_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    for n_files, n_databases in ((1024, 341), (256, 85), (resource.RLIM_INFINITY, 400)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, n_files=n_files: (n_files, n_files))
+        assert worker._max_open_databases() == n_databases
+
+
+def test_answers_of_many_databases_are_their_own(executor: SQLExecutor, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.sqlite" for number in range(100)]
     for number, path in enumerate(paths):
         build(path, f"CREATE TABLE t (n); INSERT INTO t VALUES ({number})")
 

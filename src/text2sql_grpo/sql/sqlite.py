@@ -28,7 +28,16 @@ from text2sql_grpo.sql.failure_text import (
     why_unfit,
 )
 from text2sql_grpo.sql.frames import marshalled, marshalled_tuple
-from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of, is_unlocked, open_database, version_of
+from text2sql_grpo.sql.sqlite_file import (
+    PAGE_CACHE_KIB,
+    Fingerprint,
+    connect,
+    fingerprint_of,
+    is_unlocked,
+    open_database,
+    open_file,
+    version_of,
+)
 from text2sql_grpo.sql.sqlite_guard import MAX_COLUMNS, MAX_VALUE_BYTES, SQLITE_LIMITS, ReadGuard
 from text2sql_grpo.sql.sqlite_volatile import CLOCK
 
@@ -48,6 +57,8 @@ __all__ = [
 spills_to_disk = True  # False where no temporary folder can be written
 PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
 BUSY_TIMEOUT_MS = 100  # wait inside a query for another process that writes the file; the worker retries
+OVERHEAD_BYTES = 100_000  # of a connection and its schema
+_VIRTUAL_TABLES = "SELECT name FROM sqlite_master WHERE rootpage = 0 AND type = 'table'"
 MAX_STORED_BYTES = 32 * MAX_VALUE_BYTES  # of a stored value that is read, and cut
 MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value has maximum length
 
@@ -97,6 +108,7 @@ class HardenedDatabase:
     Attributes:
         path: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
+        n_bytes: Memory that the connection may keep between two queries.
     """
 
     def __init__(self, path: str, fingerprint: Fingerprint) -> None:
@@ -106,24 +118,19 @@ class HardenedDatabase:
         self._guard = ReadGuard()
         self._version = fingerprint[:4]
         self._is_settled = fingerprint[-1]
-        self.connection = open_database(path, is_settled=self._is_settled)
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self._has_wal_header = os.read(self._file, 20)[18:19] == b"\2"
+        self.n_bytes = OVERHEAD_BYTES + min(fingerprint[1], 1024 * PAGE_CACHE_KIB)
+        self._file, self._has_wal_header = open_file(path)
+        try:
+            self.connection = connect(path, is_settled=self._is_settled, has_log_mode=self._has_wal_header)
+        except BaseException:
+            os.close(self._file)
+            raise
         self._is_unlocked = self._has_wal_header and is_unlocked(self.connection)
-        self._has_long_values = False
-        self.connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
-        self.connection.execute("PRAGMA trusted_schema = OFF").close()
+        self._has_long_values = self._has_prepared = False
+        if not self._is_settled:
+            self.connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
         if not spills_to_disk:
             self.connection.execute("PRAGMA temp_store = MEMORY").close()
-        virtual_tables = self.connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
-        ).fetchall()
-        for (name,) in virtual_tables:
-            # rtree and fts5 prepare writes when first read, which the authorizer would refuse. One whose
-            # module is missing stays unreadable, and a query on it fails with that reason.
-            quoted = name.replace('"', '""')
-            with contextlib.suppress(sqlite3.OperationalError):
-                self.connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0').close()
         for limit, value in SQLITE_LIMITS.items():
             self.connection.setlimit(limit, value)
         self.connection.set_authorizer(self._guard.authorize)
@@ -278,6 +285,21 @@ class HardenedDatabase:
         fields = (marshalled("ok"), marshalled(columns), marshalled_tuple(n_rows, parts), last)
         return marshalled_tuple(7, fields)
 
+    def _prepare_virtual_tables(self) -> None:
+        """Let rtree and fts5 prepare the writes that they prepare when first read, which the guard refuses.
+
+        A table whose module is missing stays unreadable, and a query on it fails with that reason.
+        """
+        self._has_prepared = True
+        self.connection.set_authorizer(None)
+        try:
+            for (name,) in self.connection.execute(_VIRTUAL_TABLES).fetchall():
+                quoted = name.replace('"', '""')
+                with contextlib.suppress(sqlite3.OperationalError):
+                    self.connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0').close()
+        finally:
+            self.connection.set_authorizer(self._guard.authorize)
+
     def _failure(self, status: Status, text: str, started: float) -> bytes:
         elapsed_s = time.perf_counter() - started
         is_unsure = self._guard.is_volatile or CLOCK.was_read or status in ("timeout", "memory")
@@ -287,6 +309,9 @@ class HardenedDatabase:
         extended = getattr(error, "sqlite_errorcode", 0)  # 0: raised by the Python module
         code = extended & 0xFF
         if self._guard.denied:
+            if not self._has_prepared:
+                self._prepare_virtual_tables()
+                return self.run_marshalled(sql, limits, started)
             return self._failure("denied", f"not allowed: {self._guard.denied}; {ONLY_READING}", started)
         if code == sqlite3.SQLITE_INTERRUPT and self._is_late():
             return self._failure("timeout", late_text(limits.timeout_s), started)

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_S = 5.0  # wait for another process that writes the file
 SETTLED_NS = 100_000_000  # a file changed within this time may change again under the same time stamp
 
+PAGE_CACHE_KIB = 2_000  # of each connection
+# The last one reads the schema, which finds a corrupt file.
+_SETTINGS = (
+    "PRAGMA query_only = ON; PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF;"
+    f" PRAGMA cache_size = -{PAGE_CACHE_KIB};"
+)
+
 # Modification time (ns), size, inode, time of the inode's last change (ns), time and size of logs beside the
 # file, and whether all are settled.
 Fingerprint = tuple[int, int, int, int, tuple[tuple[int, int], ...], bool]
@@ -56,39 +63,62 @@ def version_of(status: os.stat_result) -> tuple[int, int, int, int]:
     return (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
 
 
-def open_database(database: Path | str, *, is_settled: bool | None = None) -> sqlite3.Connection:
+def open_database(database: Path | str) -> sqlite3.Connection:
     """Open a read-only connection to a SQLite database; its queries are not restricted yet.
 
     Raises:
         DataError: The file is missing, unreadable, empty, corrupt or no SQLite database.
     """
     path = os.fspath(database)
-    if is_settled is None:
-        is_settled = fingerprint_of(path)[-1]
+    file, has_log_mode = open_file(path)
+    os.close(file)
+    return connect(path, is_settled=fingerprint_of(path)[-1], has_log_mode=has_log_mode)
+
+
+def open_file(path: str) -> tuple[int, bool]:
+    """Open a database file, and read whether a write-ahead log may belong to it.
+
+    Raises:
+        DataError: The file is missing, unreadable, empty or no SQLite database.
+    """
     try:
-        with open(path, "rb") as file:
-            header = file.read(20)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
-    if header[:16] != b"SQLite format 3\0":
-        found = "it is empty" if not header else "it is not a database"
-        raise DataError(f"cannot read the SQLite database file: {found} (at {path})")
+    try:
+        header = os.read(file, 20)
+    except OSError as error:  # a folder
+        found = str(error)
+    else:
+        if header[:16] == b"SQLite format 3\0":
+            return file, header[18:19] == b"\2"
+        found = "it is not a database" if header else "it is empty"
+    os.close(file)
+    raise DataError(f"cannot read the SQLite database file: {found} (at {path})")
+
+
+def connect(path: str, *, is_settled: bool, has_log_mode: bool) -> sqlite3.Connection:
+    """Connect to a database file that is there.
+
+    Raises:
+        DataError: The file is corrupt or locked.
+    """
     try:
         if is_settled:
             # Halves the cost of small queries, but sees no write-ahead log and no later change.
             return _connected(path, "immutable=1")
-        if header[18:19] != b"\2" or os.name == "nt":
+        if not has_log_mode or os.name == "nt":
             return _connected(path)
         if os.access(path + "-shm", os.F_OK):
             with contextlib.suppress(sqlite3.OperationalError):  # its writer is gone
                 return _connected(path, "readonly_shm=1")
         # Without a lock, for which SQLite would make a file beside the log. See `is_unlocked`.
-        return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE")
+        return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE;")
     except sqlite3.Error as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
 
 
-def _connected(path: str, option: str = "", setting: str = "PRAGMA query_only = ON") -> sqlite3.Connection:
+def _connected(path: str, option: str = "", setting: str = "") -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{_uri_of(path)}?mode=ro&{option}",
         uri=True,
@@ -98,10 +128,7 @@ def _connected(path: str, option: str = "", setting: str = "PRAGMA query_only = 
         check_same_thread=False,
     )
     try:
-        connection.execute(setting).close()
-        connection.execute("PRAGMA query_only = ON").close()
-        connection.execute("PRAGMA cell_size_check = ON").close()
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        connection.executescript(setting + _SETTINGS)
     except sqlite3.Error:
         connection.close()
         raise
@@ -115,7 +142,7 @@ def is_unlocked(connection: sqlite3.Connection) -> bool:
 
 
 def _uri_of(path: str) -> str:
-    absolute = os.path.abspath(path)
+    absolute = path if path.startswith("/") else os.path.abspath(path)
     if os.name == "nt":
         absolute = "/" + absolute.replace("\\", "/")
     return "file:" + absolute.replace("%", "%25").replace("?", "%3f").replace("#", "%23")

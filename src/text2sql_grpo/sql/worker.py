@@ -51,7 +51,9 @@ PARKED_S = 5.0  # between two checks of the parent while idle
 HEARTBEAT_S = 0.5
 LOCKED_S = 5.0  # wait of a query for another process that writes the file
 SENT_BYTES = 1 << 20
-MAX_OPEN_DATABASES = 64
+OPEN_BYTES = 128 * 1024 * 1024  # half of SQLite's memory, for open databases
+OTHER_BYTES = 2 * 1024 * 1024  # of a database of another engine
+MAX_OPEN_DATABASES = 400
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
 ADDRESS_SPACE_BYTES = {"sqlite": 1 << 30, "postgresql": 1 << 30, "duckdb": 4 << 30}
 
@@ -90,6 +92,8 @@ class Worker:
         os.dup2(2, 1)
         self._limits = _Limits(0.0, 0, 0, 0)
         self._databases: OrderedDict[str, Any] = OrderedDict()
+        self._n_bytes = 0  # of the open databases
+        self._max_open = _max_open_databases()
         self._database: Any = None
         self._processor_s = 0.0  # the kernel kills this process some time after
         self._started = 0
@@ -192,7 +196,8 @@ class Worker:
             self._close(*self._databases)
             database = opened(location, fingerprint)
         self._databases[location] = database
-        if len(self._databases) > MAX_OPEN_DATABASES:
+        self._n_bytes += _size_of(database)
+        while self._n_bytes > OPEN_BYTES or len(self._databases) > self._max_open:
             self._close(next(iter(self._databases)))
         return database
 
@@ -206,6 +211,7 @@ class Worker:
         for location in locations:
             known = self._databases.pop(location, None)
             if known is not None:
+                self._n_bytes -= _size_of(known)
                 known.close()
 
     def _answer_after(self, error: Exception, location: str, sql: str) -> bytes:
@@ -343,6 +349,20 @@ def _engine(kind: str) -> tuple[Any, Any]:
     with needs_extra(kind, f"a {kind} database"):
         module = importlib.import_module(name)
     return module, getattr(module, connection)
+
+
+def _max_open_databases() -> int:
+    """Number of databases that may be open at once: each takes two files, and a query a few more."""
+    if os.name == "nt":
+        return MAX_OPEN_DATABASES
+    import resource
+
+    n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_OPEN_DATABASES if n_files == resource.RLIM_INFINITY else min(MAX_OPEN_DATABASES, n_files // 3)
+
+
+def _size_of(database: Any) -> int:
+    return getattr(database, "n_bytes", OTHER_BYTES)
 
 
 def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
