@@ -1,10 +1,11 @@
 """What the executor costs beside a bare sqlite3 loop and other ways to bound a query, and what they leave.
 
-All methods run in turns, round after round, on the same databases, so that other load meets all alike. Two
-figures stand for each: of its best round and of its median round. Our executor runs with all guards on, no
-cache and two workers.
+Single calls are compared with single calls, batches with batches, on the same databases, in turns, round
+after round, so that other load meets all alike. Figures are medians over the rounds, by the clock and by
+processor time: of this process and all that it started, in the keys with `_cpu`. The bare loop has the files
+open as immutable. Our executor runs with all guards on, no cache and two workers.
 
-Run: python benchmarks/executor.py [--quick] [--rounds 15] [--seed 0]
+Run: python benchmarks/executor.py [--quick] [--rounds 11] [--seed 0]
 Linux only. The last line is JSON.
 """
 
@@ -35,7 +36,7 @@ LIMIT_S = 30.0  # where no query is late
 HOSTILE_LIMIT_S = 1.0
 WATCHED_S = 0.3  # after a hostile query, for what is left behind
 HOSTILE_MEMORY = 3 << 30  # of a process that runs a hostile query without our guards
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+MAX_COPIED_BYTES = 50_000  # of a database of which many copies are made
 
 _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 _LONG = "(SELECT hex(zeroblob(400000)))"
@@ -56,11 +57,12 @@ HOSTILE = {
     "nested CTEs": f"WITH c0 AS (SELECT 1 a), {_CTES} SELECT count(*) FROM c20",
     "printf": "SELECT printf('%.*c', 999999999, 'x')",
 }
-QUICK_HOSTILE = 2  # of the others; ours runs all
+QUICK_HOSTILE = 1  # of the others; ours runs all
+QUICK_STRIDE = 8
 
 Batch = Callable[[Sequence[Query], float], list[Any]]
-BARE, BATCH, SINGLE, SKYRL, BIRD = "bare loop", "ours, batch", "ours, single calls", "SkyRL", "BIRD"
-CEILING = "two bare loops, two processes"
+BARE, OURS, SKYRL, BIRD = "bare loop, immutable file", "ours", "SkyRL", "BIRD"
+BARE_CONNECT, OURS_CONNECT = "bare, connection per query", "our connection per query, in this process"
 
 
 @dataclass
@@ -69,12 +71,14 @@ class Side:
 
     Attributes:
         stride: It runs every n-th query, for slow methods.
-        seconds: Per query, of each round.
+        wall_s: Seconds per query, of each round.
+        cpu_s: The same of processor time.
     """
 
     run: Batch
     stride: int = 1
-    seconds: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -92,23 +96,26 @@ class Attack:
     cores: float = 0.0
 
 
-def lookup_database(folder: Path, rng: random.Random) -> tuple[str, list[Query], list[Query]]:
-    """A database of its own, 2,000 look-ups by key, and queries of 20 to 50 ms."""
+def lookup_database(folder: Path, rng: random.Random) -> tuple[str, list[Query]]:
+    """A database of its own, and 2,000 look-ups by key."""
     path = str(folder / "lookup.sqlite")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price REAL, shop INTEGER)")
-        connection.execute("CREATE TABLE shop (id INTEGER PRIMARY KEY, city TEXT)")
         items = [(i, f"item {i}", rng.random(), rng.randrange(200)) for i in range(40_000)]
         connection.executemany("INSERT INTO item VALUES (?, ?, ?, ?)", items)
-        connection.executemany("INSERT INTO shop VALUES (?, ?)", [(i, f"city {i % 50}") for i in range(200)])
         connection.commit()
     lookups = [f"SELECT name, price FROM item WHERE id = {i}" for i in rng.sample(range(40_000), 2_000)]
-    medium = [
-        "SELECT city, count(*), avg(price), max(name) FROM item JOIN shop ON shop = shop.id"
-        f" WHERE price > {i / 1000} GROUP BY city ORDER BY 2 DESC, 1"
-        for i in range(20)
-    ]
-    return path, [(path, sql) for sql in lookups], [(path, sql) for sql in medium]
+    return path, [(path, sql) for sql in lookups]
+
+
+def many_databases(golds: Sequence[Query], folder: Path, n_databases: int) -> list[Query]:
+    """A gold for each of many copies of Spider's smallest databases."""
+    by_path = {path: sql for path, sql in golds if os.path.getsize(path) < MAX_COPIED_BYTES}
+    queries = []
+    for number in range(n_databases):
+        path, sql = list(by_path.items())[number % len(by_path)]
+        queries.append((str(shutil.copy(path, folder / f"copy_{number}.sqlite")), sql))
+    return queries
 
 
 def spider_golds(data: Path, folder: Path) -> list[Query]:
@@ -119,54 +126,70 @@ def spider_golds(data: Path, folder: Path) -> list[Query]:
     return [(str(folder / f"{question['db_id']}.sqlite"), question["query"]) for question in questions]
 
 
-def sides(bird_pool: Batch, bare_pair: Batch, stride: int) -> dict[str, Side]:
-    """All methods of running queries; those with a thread or process per query run every `stride`-th."""
+def singles(stride: int) -> dict[str, Side]:
+    """Methods of one query a call; those with a thread or process per query run every `stride`-th."""
     return {
-        BARE: Side(one_by_one(methods.bare)),
-        BATCH: Side(methods.ours_batch),
-        SINGLE: Side(one_by_one(methods.ours)),
-        CEILING: Side(bare_pair),
-        "bare loop, immutable file": Side(one_by_one(methods.bare_immutable)),
+        BARE: Side(one_by_one(methods.bare_immutable)),
+        OURS: Side(one_by_one(methods.ours)),
         "SIGALRM": Side(one_by_one(methods.sigalrm)),
-        "thread + interrupt()": Side(one_by_one(methods.interrupt), 2 * stride),
-        "func_timeout": Side(one_by_one(methods.func_timeout_kept), 4 * stride),
+        "thread + interrupt()": Side(one_by_one(methods.interrupt), stride),
+        "func_timeout": Side(one_by_one(methods.func_timeout_kept), stride),
         "process per query": Side(one_by_one(methods.process), 20 * stride),
         SKYRL: Side(one_by_one(methods.skyrl), stride),
         BIRD: Side(one_by_one(methods.bird), stride),
-        "BIRD, two queries a connection": Side(methods.bird_pairs, stride),
+    }
+
+
+def batches(bird_pool: Batch, bare_pair: Batch, stride: int) -> dict[str, Side]:
+    """Methods of many queries a call."""
+    return {
+        BARE: Side(one_by_one(methods.bare_immutable)),
+        OURS: Side(methods.ours_batch),
+        "two bare loops, two processes": Side(bare_pair),
         "BIRD, pool of two": Side(bird_pool, stride),
+    }
+
+
+def openings() -> dict[str, Side]:
+    """One query on each of many databases, in this process or by a batch."""
+    return {
+        BARE_CONNECT: Side(one_by_one(methods.bare_connect)),
+        OURS_CONNECT: Side(one_by_one(methods.ours_connect)),
+        OURS: Side(methods.ours_batch),
     }
 
 
 def measure(queries: Sequence[Query], found: dict[str, Side], rounds: int) -> None:
     """Runs every side in each round, in another order each time."""
-    truth = one_by_one(methods.bare)(queries, LIMIT_S)
+    truth = one_by_one(methods.bare_connect)(queries, LIMIT_S)
     for side in found.values():  # warm, and right
         asked = queries[:: side.stride]
-        for rows, expected in zip(side.run(asked, LIMIT_S), truth[:: side.stride], strict=False):
+        for rows, expected in zip(side.run(asked, LIMIT_S), truth[:: side.stride], strict=True):
             is_set = isinstance(rows, frozenset)
             assert rows is None or (rows if is_set else list(rows)) == (set(expected) if is_set else expected)
     names = list(found)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            asked = queries[:: found[name].stride]
-            started = time.perf_counter()
-            n_answers = len(found[name].run(asked, LIMIT_S))
-            n_run = 2 * n_answers if found[name].run is methods.bird_pairs else n_answers
-            found[name].seconds.append((time.perf_counter() - started) / n_run)
+            side = found[name]
+            asked = queries[:: side.stride]
+            cpu_s, started = _cpu_s(), time.perf_counter()
+            side.run(asked, LIMIT_S)
+            side.wall_s.append((time.perf_counter() - started) / len(asked))
+            side.cpu_s.append((_cpu_s() - cpu_s) / len(asked))
 
 
 def speed_table(title: str, found: dict[str, Side]) -> Table:
-    """Best and median round of each side."""
-    table = Table("method", "queries/s", "median", "over bare, µs", "median", "ratio to bare", "median")
+    """Median round of each side, with the best and the worst."""
+    table = Table("method", "us a query", "best", "worst", "ratio", "us of processor", "ratio")
     table.title, table.title_justify = title, "left"
-    base = found[BARE]
+    base = next(iter(found.values()))
     for name, side in found.items():
-        values = []
-        for pick in (min, statistics.median):
-            mine, bares = pick(side.seconds), pick(base.seconds)
-            values.append((f"{1 / mine:,.0f}", f"{1e6 * (mine - bares):,.1f}", f"{bares / mine:.3f}"))
-        table.add_row(name, *(value for pair in zip(*values, strict=True) for value in pair))
+        wall_s, cpu_s = statistics.median(side.wall_s), statistics.median(side.cpu_s)
+        seconds = (wall_s, min(side.wall_s), max(side.wall_s))
+        row = [f"{1e6 * value:,.1f}" for value in seconds]
+        row += [f"{statistics.median(base.wall_s) / wall_s:.2f}"]
+        row += [f"{1e6 * cpu_s:,.1f}", f"{statistics.median(base.cpu_s) / cpu_s:.2f}"]
+        table.add_row(name, *row)
     return table
 
 
@@ -188,21 +211,24 @@ def attack(method: Method, path: str, sql: str, has_guards: bool, pipe: Connecti
     pipe.recv()  # is killed
 
 
-def _children() -> list[list[str]]:
-    """The `stat` fields after the name of this process's children; Linux."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            found.append(fields)
+def _children() -> list[int]:
+    """Processes that this one started; Linux."""
+    found: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that ended
+            found += map(int, file.read_text().split())
     return found
 
 
 def _cpu_s() -> float:
-    return time.process_time() + sum(int(f[11]) + int(f[12]) for f in _children()) / CLOCK_TICKS
+    """Processor time of this process and its children, ended ones included."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living_s = 0.0
+    for pid in _children():
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):
+                living_s += int(task.read_text().split()[0]) / 1e9
+    return time.process_time() + ended.ru_utime + ended.ru_stime + living_s
 
 
 def hostile_run(method: Method, path: str, sql: str, wait_s: float, *, has_guards: bool) -> Attack:
@@ -223,7 +249,7 @@ def hostile_run(method: Method, path: str, sql: str, wait_s: float, *, has_guard
 
 def hostile(path: str, n_repeats: int, *, is_quick: bool) -> tuple[Table, dict[str, Any]]:
     """How late a limit is honoured, and what is left behind."""
-    cut_s = 2.0 if is_quick else 3.0
+    cut_s = 1.5 if is_quick else 3.0
     table = Table(
         "method",
         "queries",
@@ -262,10 +288,7 @@ def hostile(path: str, n_repeats: int, *, is_quick: bool) -> tuple[Table, dict[s
         if is_ours:
             figures = {
                 "late_ms_worst": round(worst, 1) if not n_never else None,
-                "late_ms_median": round(median, 1),
                 "left_behind": n_never + sum(end.threads for end in ends),
-                "cores_left_busy": round(cores, 3),
-                "hostile_queries": len(ends),
             }
     return table, figures
 
@@ -279,13 +302,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--skip-hostile", action="store_true")
     options = parser.parse_args()
-    rounds = options.rounds or (3 if options.quick else 15)
+    rounds = options.rounds or (3 if options.quick else 11)
+    stride = QUICK_STRIDE if options.quick else 1
     console = Console(width=120)
     started = time.perf_counter()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        path, lookups, medium = lookup_database(Path(folder), random.Random(options.seed))
+        path, lookups = lookup_database(Path(folder), random.Random(options.seed))
         golds = spider_golds(options.data, Path(folder))
+        many = many_databases(golds, Path(folder), 1_000 if options.quick else 10_000)
+        chosen = golds[::QUICK_STRIDE] if options.quick else golds
         time.sleep(0.2)  # until the files count as settled
         console.print(
             f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; func_timeout: "
@@ -295,36 +321,41 @@ def main() -> None:
             table, figures = hostile(path, 1 if options.quick else 2, is_quick=options.quick)
             console.print(table)
         bird_pool, bare_pair = methods.BirdPool(), methods.BarePair()
-        workloads = {
-            "lookup": ("2,000 look-ups by key", lookups, rounds),
-            "spider": (f"Spider dev, {len(golds):,} golds", golds, rounds),
-            "medium": ("queries of 20 to 50 ms", medium[: 4 if options.quick else 20], 1 + rounds // 5),
-        }
-        for name, (title, queries, n_rounds) in workloads.items():
-            found = sides(bird_pool, bare_pair, 4 if options.quick and len(queries) > 100 else 1)
+        one, all_at_once = singles(stride), batches(bird_pool, bare_pair, stride)
+        one_gold, all_golds = singles(1), batches(bird_pool, bare_pair, stride)
+        opened = openings()
+        workloads = (
+            ("2,000 look-ups by key, single calls", lookups, one, rounds),
+            ("2,000 look-ups by key, batch", lookups, all_at_once, rounds),
+            (f"Spider dev, {len(chosen):,} golds, single calls", chosen, one_gold, rounds),
+            (f"Spider dev, {len(golds):,} golds, batch", golds, all_golds, rounds),
+            (f"a gold on each of {len(many):,} databases", many, opened, rounds),
+        )
+        for title, queries, found, n_rounds in workloads:
             measure(queries, found, n_rounds)
             console.print(speed_table(f"{title}; {n_rounds} rounds", found))
-            figures |= speed_figures(name, found)
         bird_pool.close()
         bare_pair.close()
         methods.close()
+    for suffix in ("", "_cpu"):
+        ours = _median(one, OURS, suffix)
+        figures["single_over_bare_us" + suffix] = round(1e6 * (ours - _median(one, BARE, suffix)), 1)
+        figures["batch_ratio" + suffix] = _ratio(all_golds, BARE, OURS, suffix)
+        figures["batch_ratio_lookup" + suffix] = _ratio(all_at_once, BARE, OURS, suffix)
+        figures["single_ratio_skyrl" + suffix] = _ratio(one_gold, SKYRL, OURS, suffix)
+        figures["single_ratio_bird" + suffix] = _ratio(one_gold, BIRD, OURS, suffix)
+        figures["open_ratio" + suffix] = _ratio(opened, OURS_CONNECT, BARE_CONNECT, suffix)
+        figures["many_databases_ratio" + suffix] = _ratio(opened, BARE_CONNECT, OURS, suffix)
     console.print(f"load {os.getloadavg()[0]:.1f}; {time.perf_counter() - started:.0f} s")
     print(json.dumps(figures))
 
 
-def speed_figures(workload: str, found: dict[str, Side]) -> dict[str, float]:
-    """Ratios of best rounds, and of median rounds."""
-    figures: dict[str, float] = {}
-    for suffix, pick in (("", min), ("_median", statistics.median)):
-        seconds = {name: pick(side.seconds) for name, side in found.items()}
-        figures[f"ratio_to_bare_{workload}{suffix}"] = round(seconds[BARE] / seconds[BATCH], 2)
-        figures[f"ceiling_{workload}{suffix}"] = round(seconds[BARE] / seconds[CEILING], 2)
-        if workload == "lookup":
-            figures[f"overhead_us{suffix}"] = round(1e6 * (seconds[SINGLE] - seconds[BARE]), 1)
-        if workload == "spider":
-            figures[f"ratio_to_skyrl{suffix}"] = round(seconds[SKYRL] / seconds[BATCH], 2)
-            figures[f"ratio_to_bird{suffix}"] = round(seconds[BIRD] / seconds[BATCH], 2)
-    return figures
+def _median(found: dict[str, Side], name: str, suffix: str) -> float:
+    return statistics.median(found[name].cpu_s if suffix else found[name].wall_s)
+
+
+def _ratio(found: dict[str, Side], above: str, below: str, suffix: str) -> float:
+    return round(_median(found, above, suffix) / _median(found, below, suffix), 2)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,17 @@ import multiprocessing
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
+from marshal import loads
 from multiprocessing.connection import Connection
 from typing import Any
 
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
+from text2sql_grpo.sql.sqlite import HardenedDatabase, fingerprint_of
 
 try:
     from func_timeout import func_timeout
@@ -23,7 +26,6 @@ try:
     FUNC_TIMEOUT = "the package"
 except ModuleNotFoundError:
     import ctypes
-    import time
 
     FUNC_TIMEOUT = "its method re-created"
 
@@ -74,6 +76,17 @@ def bare_immutable(path: str, sql: str, limit_s: float) -> Rows:
     if uri not in _open:
         _open[uri] = sqlite3.connect(uri, uri=True)
     return _open[uri].execute(sql).fetchall()
+
+
+def bare_connect(path: str, sql: str, limit_s: float) -> Rows:
+    """A connection for each query, no protection."""
+    return _on_new_connection(path, sql)
+
+
+def ours_connect(path: str, sql: str, limit_s: float) -> Rows:
+    """A connection of a worker for each query, in this process."""
+    with closing(HardenedDatabase(path, fingerprint_of(path))) as database:
+        return loads(database.run_marshalled(sql, _limits(limit_s), time.perf_counter()))[2]
 
 
 def _executor() -> SQLExecutor:
@@ -177,22 +190,9 @@ def bird(path: str, sql: str, limit_s: float) -> Rows:
     return func_timeout(limit_s, _on_new_connection, (path, sql))
 
 
-def _on_new_connection(path: str, *queries: str) -> Rows:
-    connection = sqlite3.connect(path)
-    cursor = connection.cursor()
-    rows: Rows = []
-    for sql in queries:
-        rows = cursor.execute(sql).fetchall()
-    connection.close()
-    return rows
-
-
-def bird_pairs(queries: Sequence[Query], limit_s: float) -> list[Rows]:
-    """BIRD's method with two queries, a prediction and its gold, on each new connection."""
-    found = []
-    for path, sql in queries[: len(queries) // 2]:
-        found.append(func_timeout(limit_s, _on_new_connection, (path, sql, sql)))
-    return found
+def _on_new_connection(path: str, sql: str) -> Rows:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
 
 
 class BirdPool:
@@ -230,7 +230,7 @@ class BarePair:
 
 
 def _bare_loop(queries: Sequence[Query]) -> int:
-    return len([bare(path, sql, 0.0) for path, sql in queries])
+    return len([bare_immutable(path, sql, 0.0) for path, sql in queries])
 
 
 def one_by_one(method: Method) -> Callable[[Sequence[Query], float], list[Rows]]:

@@ -141,6 +141,7 @@ class HardenedDatabase:
         """Close the connection for good."""
         self.connection.close()
         os.close(self._file)
+        del self.connection, self._cursor  # its handlers hold this object
 
     def is_current(self) -> bool:
         """True if a new connection would read the same as this one."""

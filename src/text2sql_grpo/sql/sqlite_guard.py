@@ -11,6 +11,7 @@ from text2sql_grpo.sql.sqlite_volatile import deterministic_functions
 
 MAX_VALUE_BYTES = 1_000_000
 MAX_COLUMNS = 500
+MAX_READABLE = 10_000  # names of tables that are remembered
 
 SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
@@ -60,10 +61,11 @@ class ReadGuard:
             cleared. `sqlite_volatile.CLOCK` reports those that read the clock.
     """
 
+    _readable: set[str | None] = set()  # noqa: RUF012 (shared: the rule knows names alone)
+
     def __init__(self) -> None:
         self.denied = ""
         self.is_volatile = False
-        self._readable: set[str | None] = set()
         self._deterministic = deterministic_functions()
 
     def authorize(
@@ -79,7 +81,8 @@ class ReadGuard:
         if action == _READ:
             is_reserved = name.startswith("sqlite_") and name not in _READABLE_SQLITE_TABLES
             if not is_reserved and name not in _DENIED_TABLES:
-                self._readable.add(first)
+                if len(self._readable) < MAX_READABLE:
+                    self._readable.add(first)
                 return _OK
             self.denied = f"reading {name}"
         elif action == sqlite3.SQLITE_FUNCTION:
