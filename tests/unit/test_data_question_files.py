@@ -52,6 +52,33 @@ def test_bird(tmp_path: Path) -> None:
     )
 
 
+def test_sql_eval(tmp_path: Path) -> None:
+    query = "SELECT {id, name}, count(*) FROM t GROUP BY {};SELECT max(a) FROM t;"
+    row = {"db_name": "shop", "query": query, "question": "Who?", "instructions": "Use t."}
+    text = f"{','.join(row)}\n" + ",".join(f'"{cell}"' for cell in row.values())
+    for name, content, number in (("eval.json", [row], 0), ("eval.csv", text, 2)):
+        (question,) = read_questions(write(tmp_path, name, content))
+
+        assert question.example == Example(
+            f"eval-{number}", "shop", "Who?\nInstructions: Use t.",
+            "SELECT id, count(*) FROM t GROUP BY id", split="eval",
+            other_golds=(
+                "SELECT name, count(*) FROM t GROUP BY name",
+                "SELECT id, name, count(*) FROM t GROUP BY id, name",
+                "SELECT max(a) FROM t",
+            ),
+        )  # fmt: skip
+        assert not question.has_gold_is_empty
+
+
+def test_semicolons_of_spider_and_bird_are_no_alternatives(tmp_path: Path) -> None:
+    (question,) = read_questions(
+        write(tmp_path, "a.json", [SPIDER | {"query": "SELECT ';'", "alternatives": ["SELECT 2"]}])
+    )
+
+    assert (question.example.gold_sql, question.example.other_golds) == ("SELECT ';'", ("SELECT 2",))
+
+
 def test_csv(tmp_path: Path) -> None:
     lines = (
         f'{HEADER}\nq1,shop,"How many, in all?",SELECT 1,,\nq2,shop,None?,SELECT 2,True,"[""SELECT 3""]"\n'
@@ -105,6 +132,7 @@ def test_spiders_own_files(shared_data: Path) -> None:
         ),
         ("a.csv", f"{HEADER}\nq1,shop,,SELECT 1,,\n", "a field 'question' with text, got none"),
         ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
+        ("a.csv", "db_name,query,question\nshop,;,?\n", "a field 'gold_sql' with text, got an empty one"),
         ("a.jsonl", "[" * 100_000, "as a JSON object: "),
     ],
 )

@@ -1,11 +1,11 @@
-"""Readers of question files: this package's JSONL and CSV, and the JSON of Spider and BIRD."""
+"""Readers of question files: this package's JSONL and CSV, and the files of Spider, BIRD and sql-eval."""
 
 import csv
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from io import StringIO
-from itertools import islice
+from itertools import chain, combinations, islice
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -40,10 +40,11 @@ def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
 
     The file's suffix decides: `.jsonl` (any suffix but the next two), one object a line with the fields of
     `Example`; `.csv` with those fields as its header, where an empty cell is an absent field and
-    `other_golds` a JSON list; `.json`, a list as published by Spider (`db_id`, `question`, `query`) and BIRD
-    (`db_id`, `question`, `evidence`, `SQL`, `question_id`). BIRD's evidence is put behind the
-    question. There ids are made of the file's name and the question's id or number, and further fields
-    are skipped.
+    `other_golds` a JSON list; `.json`, a list as published by Spider (`db_id`, `question`, `query`), BIRD
+    (`db_id`, `question`, `evidence`, `SQL`, `question_id`) and defog's sql-eval (`db_name`, `question`,
+    `query`, `instructions`), whose CSV is read too. Evidence and instructions are put behind the
+    question, and sql-eval's alternatives (see `accepted_queries`) become `other_golds`. There ids are made
+    of the file's name and the question's id or number, and further fields are skipped.
 
     Args:
         path: The file, in UTF-8. Blank lines are skipped.
@@ -105,6 +106,9 @@ def _csv_rows(text: str, path: Path) -> Iterator[Question]:
         if None in row or None in row.values():
             n_cells = len(reader.fieldnames or ())
             raise DataError(f"the row must have {n_cells} cells, got more or fewer (at {place})")
+        if "db_name" in row:
+            yield _published_question(row, reader.line_num, path, place)
+            continue
         cells = {name: _csv_value(name, cell, place) for name, cell in row.items() if cell != ""}
         yield Question(_example(cells, place), place, has_gold_is_empty=True)
 
@@ -127,27 +131,55 @@ def _published(text: str, path: Path) -> Iterator[Question]:
         raise DataError(f"cannot read a JSON list of questions: {error} (at {path})") from error
     if not isinstance(rows, list):
         raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
-    split = "train" if path.stem.startswith("train") else path.stem
     for number, row in enumerate(rows):
-        place = f"{path}[{number}]"
-        if not isinstance(row, dict):
-            raise DataError(f"a question must be a JSON object, got {json.dumps(row)[:80]} (at {place})")
-        gold = row.get("query", row.get("SQL"))
-        if gold is None:
-            names = ", ".join(row) or "none"
-            raise DataError(f"a question needs its gold as {_NAMED_BY}, got {names} (at {place})")
-        evidence = row.get("evidence") or ""
-        own = {
-            "id": f"{path.stem}-{row.get('question_id', number)}",
-            "database": row.get("db_id"),
-            "question": row.get("question"),
-            "gold_sql": gold,
-            "difficulty": row.get("difficulty", row.get("hardness", "medium")),
-            "split": split,
-        }
-        if evidence and isinstance(own["question"], str):
-            own["question"] += f"\nEvidence: {evidence}"
-        yield Question(_example(own, place), place, has_gold_is_empty=False)
+        yield _published_question(row, number, path, f"{path}[{number}]")
+
+
+def _published_question(row: Any, number: int, path: Path, place: str) -> Question:
+    """Question of a published file; `number` makes its id if it has none."""
+    if not isinstance(row, dict):
+        raise DataError(f"a question must be a JSON object, got {json.dumps(row)[:80]} (at {place})")
+    gold = row.get("query", row.get("SQL"))
+    if gold is None:
+        names = ", ".join(row) or "none"
+        raise DataError(f"a question needs its gold as {_NAMED_BY}, got {names} (at {place})")
+    has_choices = "db_name" in row and isinstance(gold, str)
+    accepted = (accepted_queries(gold) or [""]) if has_choices else [gold]
+    own = {
+        "id": f"{path.stem}-{row.get('question_id', number)}",
+        "database": row.get("db_id", row.get("db_name")),
+        "question": row.get("question"),
+        "gold_sql": accepted[0],
+        "other_golds": row.get("alternatives") or accepted[1:],
+        "difficulty": row.get("difficulty", row.get("hardness", "medium")),
+        "split": "train" if path.stem.startswith("train") else path.stem,
+    }
+    for title in ("Evidence", "Instructions"):
+        if (hint := row.get(title.lower())) and isinstance(own["question"], str):
+            own["question"] += f"\n{title}: {hint}"
+    return Question(_example(own, place), place, has_gold_is_empty=False)
+
+
+def accepted_queries(query: str) -> list[str]:
+    """Queries that a `query` of sql-eval accepts, by its own rule (`eval/eval.py`).
+
+    Semicolons separate them, and braces stand for every choice of the columns within.
+
+    >>> accepted_queries("SELECT {id, name} FROM t; SELECT 1;")
+    ['SELECT id FROM t', 'SELECT name FROM t', 'SELECT id, name FROM t', 'SELECT 1']
+    """
+    found = []
+    for part in filter(None, map(str.strip, query.split(";"))):
+        before, brace, rest = part.partition("{")
+        inside, end, after = rest.partition("}")
+        if not brace or not end:
+            found.append(part)
+            continue
+        columns = [column.strip() for column in inside.split(",")]
+        sizes = range(1, len(columns) + 1)
+        for chosen in map(", ".join, chain.from_iterable(combinations(columns, size) for size in sizes)):
+            found.append(before + chosen + after.replace("GROUP BY {}", f"GROUP BY {chosen}"))
+    return found
 
 
 def _example(row: Any, place: str) -> Example:
