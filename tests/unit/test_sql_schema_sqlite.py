@@ -110,6 +110,30 @@ CREATE TABLE none (y INTEGER)""",
     assert (none.comment, none.columns[0].comment) == ("", "")
 
 
+def test_birds_descriptions_are_comments_of_columns_without_one(tmp_path: Path) -> None:
+    file, folder = tmp_path / "shop.sqlite", tmp_path / "database_description"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE Goods (id INTEGER, -- own comment\n Kind TEXT, w REAL, z)")
+    plain = read_schema(file)
+    folder.mkdir()
+    header = "original_column_name,column_name,column_description,data_format,value_description"
+    lines = [
+        header, "id,,number of goods,integer,", 'KIND ,,"kind\nof goods",text,A: caf\xe9',
+        "w,weight in kg,,real,", "old,,gone,text,",
+    ]  # fmt: skip
+    (folder / "goods.csv").write_bytes("\r\n".join(lines).encode("latin-1"))
+
+    columns = read_schema(file).tables[0].columns
+
+    assert [column.comment for column in columns] == [
+        "own comment", "kind of goods; A: caf\ufffd", "weight in kg", "",
+    ]  # fmt: skip
+    assert compact_text(plain) == compact_text(read_schema(file))
+    (folder / "goods.csv").write_text('"' + "a" * 200_000)
+    with pytest.raises(DataError, match=r"cannot read the descriptions: field larger .*goods\.csv"):
+        read_schema(file)
+
+
 def test_tables_behind_a_full_text_table_are_left_out(tmp_path: Path) -> None:
     try:
         path = make(

@@ -1,11 +1,14 @@
-"""Schema of a SQLite file, from its pragmas and the stored CREATE statements."""
+"""Schema of a SQLite file, from its pragmas, the stored CREATE statements and BIRD's descriptions."""
 
+import csv
 import logging
 import re
 import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 from text2sql_grpo.errors import DataError
@@ -16,6 +19,7 @@ from text2sql_grpo.sql.sqlite import open_database
 
 logger = logging.getLogger(__name__)
 
+_DESCRIPTION = ("original_column_name", "column_name", "column_description", "value_description")
 _PROGRESS_STEPS = 100  # SQLite instructions between two checks of the deadline
 _COMMENT = re.compile(r"^(?P<code>[^'\n]*?)--(?P<comment>.*)$")
 _TABLE_START = re.compile(r"\s*CREATE\s+TABLE\b[^(]*\(\s*", re.IGNORECASE)
@@ -23,17 +27,54 @@ _COLUMN_START = re.compile(r'\s*,?\s*(?:"(?P<a>(?:[^"]|"")+)"|\[(?P<b>[^]]+)\]|`
 
 
 def read_sqlite(database: Path | str, *, timeout_s: float) -> Schema:
-    """See `schema.read_schema`."""
+    """See `schema.read_schema`. Comments come from the CREATE statements, then from `described`."""
     deadline = time.monotonic() + timeout_s
     try:
         with closing(open_database(database)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_STEPS)
             connection.text_factory = _text_of
-            return _schema(connection, Path(database).stem)
+            schema = _schema(connection, Path(database).stem)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             raise DataError(f"reading the schema of {database} took longer than {timeout_s:g} s") from error
         raise DataError(f"cannot read the schema: {error} (at {database})") from error
+    return described(schema, Path(database).parent / "database_description")
+
+
+def described(schema: Schema, folder: Path) -> Schema:
+    """Schema with BIRD's descriptions as the comments of columns that have none.
+
+    Args:
+        schema: The schema.
+        folder: One CSV per table, `<table>.csv` in any case; may be missing.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    comments: dict[tuple[str, str], str] = {}
+    for path in sorted(folder.glob("*.csv")):
+        try:  # some of BIRD's files are in other encodings
+            text = path.read_text("utf-8-sig", errors="replace")
+            rows = list(csv.DictReader(StringIO(text, newline="")))
+        except (OSError, csv.Error) as error:
+            raise DataError(f"cannot read the descriptions: {error} (at {path})") from error
+        for row in rows:
+            column, name, *notes = ((row.get(field) or "").strip() for field in _DESCRIPTION)
+            meaning = notes if notes[0] else [name, *notes[1:]]
+            comments[path.stem.lower(), column.lower()] = one_line("; ".join(filter(None, meaning)))
+    if not comments:
+        return schema
+    tables = (
+        replace(
+            table,
+            columns=tuple(
+                replace(c, comment=c.comment or comments.get((table.name.lower(), c.name.lower()), ""))
+                for c in table.columns
+            ),
+        )
+        for table in schema.tables
+    )
+    return replace(schema, tables=tuple(tables))
 
 
 def _text_of(raw: bytes) -> str:
