@@ -56,7 +56,7 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
         ask("fine"),
         ask("broken", "SELECT c FROM t"),
         ask("other", other_golds=("SELECT a FROM t", "DELETE FROM t")),
-        ask("large", "SELECT 1 FROM t, t, t, t, t, t"),
+        ask("large", "SELECT 1 FROM t, t, t, t, t, t /* open"),
         ask("lost", database="gone"),
         ask("empty", "SELECT a FROM t WHERE a > 9"),
         ask("null", "SELECT max(a) FROM t WHERE a > 9"),

@@ -98,7 +98,8 @@ def test_limits_reach_the_executor(database: Path) -> None:
     with SQLExecutor() as executor:
         grader = Grader(executor, limits=Limits(max_rows=1))
         assert grader.grade(database, "SELECT max(a) FROM t", "SELECT a FROM t").reason == "truncated"
-        assert grader.grade(database, "SELECT a FROM t", "SELECT a FROM t").reason == "gold_failed"
+        assert grader.grade(database, "SELECT random()", "SELECT a FROM t").reason == "truncated"
+        assert grader.grade(database, "SELECT random() FROM t", "SELECT a FROM t").reason == "gold_failed"
 
 
 def test_missing_database_stops_the_run(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def bench(tmp_path: Path) -> Workbench:
     return bench
 
 
-def test_quarantine_and_large_golds_are_left_out_of_every_set(
+def test_quarantine_is_left_out_of_every_set_and_large_golds_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = write_config(tmp_path)
@@ -35,10 +35,10 @@ def test_quarantine_and_large_golds_are_left_out_of_every_set(
     bench = open_workbench(load_config(config, options))
 
     taken = [example.id for example in bench.test["test_values"]]
-    assert taken == ["look-Lisbon", "look-Porto"]
+    assert taken == ["look-Lisbon", "look-Porto", "cities"]
     assert [example.id for example in bench.dev] == taken
     assert [example.id for example in bench.load(Path(questions))] == taken
-    assert "left out 1 of 3 questions" in caplog.text and "to keep: cities" in caplog.text
+    assert caplog.text.count("left out 1 questions in quarantine") == 3
 
 
 def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:

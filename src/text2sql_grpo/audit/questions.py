@@ -14,13 +14,14 @@ from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.verdict import GoldResult
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.schema_budget import estimated_tokens
 
 REASONS = {
-    "error": "a gold fails, is cut at a limit, or has no database",
+    "error": "a gold fails, has too many rows to compare, or has no database",
     "empty": "the gold returns no rows, or only NULLs",
     "slow": "the gold takes longer than allowed",
     "non_deterministic": "the gold's rows depend on chance or on the scan order",
@@ -161,6 +162,8 @@ def _gold_findings(
     ]
     reasons = open_results(golds, outcomes, executor)
     for (question, gold), outcome, reason in zip(asked, outcomes, reasons, strict=True):
+        if outcome.is_truncated and GoldResult(executor, *gold).is_usable:
+            outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
         findings += [_finding(question, *fault) for fault in _faults(question.example, outcome, slow_s)]
         findings += [_finding(question, *reason)] if reason else []
         if neighbours is not None and outcome.is_ok and not outcome.is_truncated:

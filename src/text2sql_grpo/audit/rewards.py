@@ -132,7 +132,7 @@ class RewardAudit:
             for suspect in suspects
             if (outcome := self._judge.executor.execute(path, suspect[2])).is_ok and not outcome.is_truncated
         ]
-        unlike = {suspect[2] for suspect, outcome in running if result.difference(outcome) != "equal"}
+        unlike = {sql for (_, _, sql), outcome in running if result.difference(outcome, sql) != "equal"}
         alike = [suspect[2] for suspect, _ in running if suspect[2] not in unlike]
         wrong = unlike | _differing(base, gold, gold_sql, alike, rng)
         for (kind, name, sql), _ in running:

@@ -11,6 +11,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.grading.verdict import GoldResult
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
 
@@ -37,12 +38,13 @@ def load_examples(
         databases: Databases of the questions.
         executor: Runs the golds.
         limit: Only the first n questions, of those not left out; None for all.
-        check_gold: Run each gold, also the other accepted ones, and refuse one that fails or is cut at a
-            limit, and one that returns no rows without `gold_is_empty` (or rows with it). If the file's
-            format has no such field, `gold_is_empty` is set from the result.
+        check_gold: Run each gold, also the other accepted ones, and refuse one that fails, one that is cut
+            at a limit and that the database cannot compare with itself either, and one that returns no
+            rows without `gold_is_empty` (or rows with it). If the file's format has no such field,
+            `gold_is_empty` is set from the result.
         leave_out: Ids of questions to skip, broken ones too.
-        leaves_out_large: Skip questions with a gold that is cut at a limit, with a warning, instead of
-            refusing them.
+        leaves_out_large: Skip questions with a gold that is cut at a limit and cannot be compared, with a
+            warning, instead of refusing them.
 
     Raises:
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
@@ -53,7 +55,7 @@ def load_examples(
     else:
         every = read_questions(path)
         kept = [question for question in every if question.example.id not in leave_out]
-        _logger.info("left out %d questions in quarantine (%s)", len(every) - len(kept), path)
+        _logger.warning("left out %d questions in quarantine (%s)", len(every) - len(kept), path)
         questions = list(islice(kept, limit))
         if not questions:
             raise DataError(f"every question is in quarantine (at {path})")
@@ -115,7 +117,8 @@ def checked_golds(
     """Examples of the questions; their golds are run in batches.
 
     Args:
-        large: Filled with the ids of questions with a gold that is cut at a limit; None to refuse them.
+        large: Filled with the ids of questions with a gold that is cut at a limit and cannot be compared;
+            None to refuse them.
 
     Raises:
         DataError: At the end, if any gold is wrong; see `load_examples`.
@@ -133,6 +136,9 @@ def checked_golds(
         outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql in asked])
         for (question, sql), outcome in zip(asked, outcomes, strict=True):
             example = question.example
+            database = database_file(question, databases)
+            if outcome.is_truncated and GoldResult(executor, database, sql).is_usable:
+                outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
             if not question.has_gold_is_empty:
                 example = replace(example, gold_is_empty=not outcome.rows)
             fault = _gold_fault(example, outcome)

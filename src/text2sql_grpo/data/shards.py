@@ -121,7 +121,7 @@ class ExamplesOnDisk(Sequence[Example]):
             self._checksums.append(zlib.crc32(line.content))
             digests.append(_digest(example.id))
         if leave_out:
-            _logger.info("left out %d questions in quarantine (%s ...)", num_left_out, self._files[0])
+            _logger.warning("left out %d questions in quarantine (%s ...)", num_left_out, self._files[0])
         self._refuse_repeated_ids(digests)
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.bird import bird_execution_accuracy
+from text2sql_grpo.grading.large import compare_large
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_level_order
@@ -47,21 +48,35 @@ class GoldResult:
 
     Attributes:
         outcome: Outcome of the gold as written.
-        is_usable: False if it failed or its rows were cut, so that nothing can be compared to it.
+        is_usable: False if it failed, or if its rows were cut and the database cannot compare them, even
+            with themselves, so that nothing can be compared to it.
     """
 
-    def __init__(self, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None) -> None:
+    def __init__(
+        self, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None = None
+    ) -> None:
         self.outcome = executor.execute(database, sql, limits=limits)
-        self.is_usable = self.outcome.is_ok and not self.outcome.is_truncated
         self._executor = executor
         self._database = database
         self._sql = sql
         self._limits = limits
         self._dialect = parse_address(database).dialect
         self._is_ordered = has_top_level_order(sql, self._dialect)
+        self.is_usable = self.outcome.is_ok
+        if self.outcome.is_truncated:
+            self.is_usable = self.difference(self.outcome, sql) == "equal"
 
-    def difference(self, predicted: ExecutionOutcome) -> Difference:
-        """Compare a prediction that ran by `compare_strict`; only for a usable gold."""
+    def difference(self, predicted: ExecutionOutcome, predicted_sql: str) -> Difference:
+        """Compare a prediction that ran by `compare_strict`, or by `compare_large` if both were cut."""
+        if self.outcome.is_truncated and predicted.is_truncated:
+            return compare_large(
+                self._executor,
+                self._database,
+                (self._sql, self.outcome),
+                (predicted_sql, predicted),
+                ordered=self._is_ordered,
+                limits=self._limits,
+            )
         return compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
 
     @cached_property
@@ -105,7 +120,7 @@ class Grader:
     ) -> Verdict:
         """Grade one submitted query; None if nothing was submitted.
 
-        A gold that fails, or whose rows are cut, gives `gold_failed`. With several accepted golds a
+        A gold that is not usable gives `gold_failed`. With several accepted golds a
         prediction is right if it agrees with one of them, on that gold's neighbours too; else the reason
         is the first gold's, or `gold_failed` if one of them is not usable. The official verdict uses the
         first gold alone.
@@ -119,6 +134,8 @@ class Grader:
         if not predicted.is_ok:
             return Verdict(official=False, strict=False, reason="query_failed", executes=False)
         official = bird_execution_accuracy(gold.outcome, predicted)
+        if gold.outcome.is_truncated:
+            official = gold.difference(predicted, predicted_sql) in ("equal", "order")
         accepting = gold_sql
         reason = self._reason(database, gold_sql, predicted_sql, predicted)
         for other_sql in other_golds if reason != "equal" else ():
@@ -140,7 +157,7 @@ class Grader:
         gold = self.gold_result(database, gold_sql)
         if not gold.is_usable:
             return "gold_failed"
-        difference = gold.difference(predicted)
+        difference = gold.difference(predicted, predicted_sql)
         if difference != "equal" or self.neighbours is None:
             return difference
         neighbours = self.neighbours.of(database, gold_sql)
@@ -150,7 +167,7 @@ class Grader:
             gold = self.gold_result(neighbour, gold_sql)
             if not gold.is_usable:  # it was when the neighbour was made: skip
                 continue
-            if not outcome.is_ok or gold.difference(outcome) != "equal":
+            if not outcome.is_ok or gold.difference(outcome, predicted_sql) != "equal":
                 return "neighbour"
         return "equal"
 

@@ -120,8 +120,9 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         example, bench = self.data.example, self.config.bench()
         database = bench.environment.databases.address(example.database)
         for sql in (example.gold_sql, *example.other_golds):
-            outcome = bench.judge.grader.gold_result(database, sql).outcome
-            fault = outcome.error if not outcome.is_ok else "cut at a limit" if outcome.is_truncated else ""
+            gold = bench.judge.grader.gold_result(database, sql)
+            outcome = gold.outcome
+            fault = outcome.error if not outcome.is_ok else "" if gold.is_usable else "cut at a limit"
             if not fault and not outcome.rows and not self.data.gold_may_be_empty:
                 fault = "no rows and not marked gold_is_empty"
             if fault:
