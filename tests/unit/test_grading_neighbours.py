@@ -14,6 +14,7 @@ from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
 GOLD = "SELECT name FROM person WHERE age > 30"
+IN_2015 = "SELECT code FROM person WHERE strftime('%Y', joined) = '2015'"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,19 @@ RIGHT = [
     ("SELECT count(*) FROM person", "SELECT count(rating) FROM person"),  # never NULL here
     ("SELECT name FROM person WHERE age > 120", "SELECT name FROM person WHERE 0"),  # a CHECK forbids it
     ("SELECT count(*) FROM adult", "SELECT count(*) FROM person WHERE age >= 18"),
+    *(
+        (IN_2015, f"SELECT code FROM person WHERE {condition}")
+        for condition in (
+            "joined LIKE '2015%'",
+            "substr(joined, 1, 4) = '2015'",
+            "CAST(strftime('%Y', joined) AS INTEGER) = 2015",
+            "joined >= '2015-01-01' AND joined < '2016-01-01'",
+        )
+    ),
+    (
+        "SELECT name FROM person WHERE joined > date('2014-03-05', '+1 day')",
+        "SELECT name FROM person WHERE julianday(joined) > julianday('2014-03-05') + 1",
+    ),
 ]
 
 

@@ -1,3 +1,4 @@
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -101,6 +102,16 @@ def test_duplicates_ties_and_missing_matches_occur(base: BaseSample) -> None:
     childless = "SELECT id FROM city EXCEPT SELECT city FROM person"
     found = results(base, childless)
     assert any(found) and not all(found)
+
+
+def test_dates_keep_their_format(base: BaseSample) -> None:
+    sql = (
+        "SELECT name FROM person WHERE strftime('%Y-%m', joined) = '2015-04' "
+        "AND joined > date('now', '-30 days') AND joined LIKE '%-07-%'"
+    )
+    days = {row[4] for content in contents(base, sql) for row in content["person"]}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", str(day)) for day in days) and len(days) > 20
+    assert {"2015-03-31", "2015-04-01", "2015-04-30", "2015-05-01"} <= days
 
 
 def test_a_table_without_rows_gets_some(base: BaseSample) -> None:

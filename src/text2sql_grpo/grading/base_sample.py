@@ -5,9 +5,11 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.dates import DateFormat, date_format
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import open_database
@@ -50,6 +52,12 @@ class TableSample:
     def values(self, position: int) -> list[Cell]:
         """Distinct values of one column in order of appearance, without NULL."""
         return [v for v in dict.fromkeys(row[position] for row in self.rows) if v is not None]
+
+    @cached_property
+    def dates(self) -> dict[int, DateFormat]:
+        """Formats of the columns of dates."""
+        formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}
+        return {position: found for position, found in formats.items() if found}
 
 
 @dataclass(frozen=True)

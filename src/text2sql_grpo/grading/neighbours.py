@@ -335,6 +335,7 @@ def _code_hash() -> str:
     """Hash of the modules that make neighbours, without comments and docstrings."""
     names = (
         "base_sample",
+        "dates",
         "gold_query",
         "mutants",
         "near_values",

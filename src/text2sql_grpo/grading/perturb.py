@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 
 from text2sql_grpo.grading.base_sample import BaseSample, Reference, TableSample
@@ -124,9 +125,15 @@ class _Content:
             columns |= {left, right} if column in (left, right) else set()
         literals = [value for c in sorted(columns) for value in self._gold.literals.get(c, ())]
         alike = table.values(position) or _made_up(table.types[position])
+        dates = table.dates.get(position)
         exact: list[Cell] = []
         near: list[Cell] = []
         for literal in literals:
+            if dates:
+                met, beside = dates.around(literal, alike)
+                exact += met
+                near += beside
+                continue
             if literal in self._gold.patterns and isinstance(literal, str):
                 if any(isinstance(value, str) for value in alike):
                     exact += matching_texts(literal)[:4]
@@ -141,6 +148,7 @@ class _Content:
         """Candidate values of a column: its own, and those of columns it is compared with."""
         values = table.values(position) or _made_up(table.types[position])
         kinds = {type(value) for value in values}
+        dates = table.dates.get(position)
         column = (table.name, table.columns[position])
         for link in self._gold.links:
             if column in link:
@@ -150,13 +158,15 @@ class _Content:
                     made = self.rows.get(name)
                     place = sample.columns.index(other)
                     found = [row[place] for row in made] if made else sample.values(place)
-                    values = values[:MAX_POOL] + [value for value in found if type(value) in kinds]
-        if all(type(value) is int for value in values):
+                    fitting = [value for value in found if type(value) in kinds]
+                    values = values[:MAX_POOL] + [v for v in fitting if not dates or dates.read(v)]
+        if not dates and all(type(value) is int for value in values):
             low, high = min(values), max(values)  # type: ignore[type-var]
             values = values + [self._rng.randint(low, high) for _ in range(8)]  # type: ignore[arg-type]
         if self._rng.random() < 0.5:  # values that no row of the base holds
             some = self._rng.sample(values, min(6, len(values)))
-            values = values + [near for value in some for near in near_values(value, values)]
+            for value in some:
+                values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
         values = list(dict.fromkeys(values))
         size = self._recipe.variety or MAX_POOL
         return self._rng.sample(values, min(size, len(values)))
@@ -263,6 +273,9 @@ class _Content:
         """Value that neither the sampled rows nor this variant hold."""
         values = table.values(position) or _made_up(table.types[position])
         count = self._fresh[table.name, position] = self._fresh.get((table.name, position), 0) + 1
+        dates = table.dates.get(position)
+        if dates:
+            return dates.written(max(filter(None, map(dates.read, values))) + timedelta(days=count))
         numbers = [value for value in values if isinstance(value, int | float)]
         if numbers:
             return type(numbers[0])(max(numbers) + count + 2)
@@ -275,7 +288,12 @@ class _Content:
 def _made_up(kind: str) -> list[Cell]:
     """Values of an empty column, by SQLite's type affinity."""
     upper = kind.upper()
-    if any(part in upper for part in ("CHAR", "CLOB", "TEXT", "DATE", "TIME")) or not upper:
+    if "DATE" in upper or "TIME" in upper:
+        time = " 12:00:00" if "TIME" in upper else ""
+        return [
+            f"20{year}-0{month}-15{time}" for year, month in ((18, 3), (19, 1), (19, 7), (20, 2), (21, 9))
+        ]
+    if any(part in upper for part in ("CHAR", "CLOB", "TEXT")) or not upper:
         return ["a", "b", "c", "d", "e", "f"]
     return (
         [1.5, 2.5, 3.5, 4.5]
