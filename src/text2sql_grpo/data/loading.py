@@ -136,7 +136,7 @@ def checked_golds(
         outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql in asked])
         for (question, sql), outcome in zip(asked, outcomes, strict=True):
             example = question.example
-            database = database_file(question, databases)
+            database = database_address(question, databases)
             if outcome.is_truncated and GoldResult(executor, database, sql).is_usable:
                 outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
             if not question.has_gold_is_empty:
