@@ -248,7 +248,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def logged(folder: Path, name: str) -> list[Any]:
-    return [row[name] for row in json_lines(folder / "metrics.jsonl")]
+    """A metric step by step; -1 in a step without it, as that of a family that was not asked."""
+    return [row.get(name, -1.0) for row in json_lines(folder / "metrics.jsonl")]
 
 
 def assert_same_learning(one: Path, other: Path) -> None:

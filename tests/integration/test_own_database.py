@@ -1,6 +1,5 @@
 """The commands of docs/own_database.md, in order, with a small random model in place of SmolLM2."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_model import write_adapter, write_model
+from tests.tiny_run import json_lines
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +21,7 @@ def test_commands_of_the_tutorial_run(tmp_path: Path, repo_root: Path) -> None:
     write_model(tmp_path / "model", max_positions=4096, texts=texts, vocab_size=700)
     write_adapter(tmp_path / "data" / "start", tmp_path / "model")
     (tmp_path / "examples").symlink_to(repo_root / "examples")
+    store = tmp_path / "store"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def run(block: str) -> subprocess.CompletedProcess[str]:
@@ -31,8 +32,12 @@ def test_commands_of_the_tutorial_run(tmp_path: Path, repo_root: Path) -> None:
 
     for block in blocks[:-1]:
         done = run(block)
-        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+        if block.startswith("text2sql-grpo train"):  # a random model is never right, and the run says so
+            assert done.returncode == 1 and "nothing was learned" in done.stderr, done.stderr
+            (store / "run" / "merged").symlink_to(store / "tuned" / "merged")
+        else:
+            assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
     asked = run(blocks[-1])  # a random model may submit nothing, and the command then exits with 1
     assert "answer" in asked.stdout or "no final SQL" in asked.stdout, asked.stderr
-    evaluation = json.loads((tmp_path / "store" / "run" / "evaluation.json").read_text(encoding="utf-8"))
-    assert evaluation["sets"]["mine"]["overall"]["strict"]["total"] == 10
+    assert len(json_lines(store / "run" / "rollouts.jsonl")) == 32
+    assert len(json_lines(store / "run" / "evaluation-before.jsonl")) == 10
