@@ -54,6 +54,11 @@ def test_number_is_an_integer_where_it_can_be(text: str, number: float) -> None:
     assert (got, type(got)) == (number, type(number))
 
 
+def test_fraction_beyond_floats_becomes_text() -> None:
+    assert exact_number(Decimal("1e400") / 3) == f"{Decimal('1e400') / 3:f}"
+    assert exact_number(Decimal("Infinity")) == math.inf
+
+
 def test_not_a_number_stays_so() -> None:
     assert math.isnan(exact_number(Decimal("NaN")))
 

@@ -302,6 +302,15 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_text_that_cannot_be_read_is_the_query_s_error(database: HardenedDuckDB) -> None:
+    tree = "replace(json_serialize_sql('SELECT 1'), 'SELECT_NODE', 'CTE_NODE')"
+
+    outcome = database.run(f"SELECT json_deserialize_sql({tree})", LIMITS)
+
+    assert outcome.status == "error"
+    assert "Serialization Error" in outcome.error
+
+
 def test_cut_and_damaged_files(path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:9000], whole[:8192] + b"\xff" * (len(whole) - 8192)):

@@ -162,3 +162,28 @@ def test_values_marshalled_one_by_one_are_read_as_one(items: list[object]) -> No
 
     assert marshal.loads(marshalled_list(parts)) == items
     assert marshal.loads(marshalled_tuple(len(items), parts)) == tuple(items)
+
+
+def test_name_that_no_guard_can_read_is_the_query_s_error(database: Path) -> None:
+    opened = HardenedDatabase(str(database), fingerprint_of(str(database)))
+
+    outcome = opened.run("SELECT * FROM pragma_table_info(x'ff')", Limits())
+
+    assert (outcome.status, "not valid UTF-8" in outcome.error) == ("error", True)
+    opened.close()
+
+
+def test_virtual_tables_are_read_through_the_guard(tmp_path: Path) -> None:
+    path = tmp_path / "texts.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE VIRTUAL TABLE doc USING fts5(body); INSERT INTO doc VALUES ('hello world');"
+            "CREATE VIRTUAL TABLE box USING rtree(id, a, b); INSERT INTO box VALUES (1, 0, 1)"
+        )
+    opened = HardenedDatabase(str(path), fingerprint_of(str(path)))
+
+    assert opened.run("DELETE FROM doc", Limits()).status == "denied"
+    assert opened.run("SELECT body FROM doc('hello') WHERE rank < 0", Limits()).rows == (("hello world",),)
+    assert opened.run("SELECT id FROM box WHERE a < 2", Limits()).rows == ((1,),)
+    assert opened.run("INSERT INTO doc(doc) VALUES ('rebuild')", Limits()).status == "denied"
+    opened.close()

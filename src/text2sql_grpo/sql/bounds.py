@@ -1,5 +1,6 @@
 """Code shared by DuckDB and PostgreSQL: first word of a query, row caps, outcome of a failed query."""
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -48,14 +49,15 @@ def is_blank(sql: str) -> bool:
 def exact_number(value: Decimal) -> int | float | str:
     """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
 
-    An integer of more than `MAX_INT_DIGITS` digits becomes text at once.
+    An integer of more than `MAX_INT_DIGITS` digits, or a fraction beyond floats, becomes text.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
         return int(value) if value.adjusted() < MAX_INT_DIGITS else f"{value:.0f}"
-    return float(value)
+    number = float(value)
+    return f"{value:f}" if math.isinf(number) and value.is_finite() else number
 
 
 def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tuple[Row, ...], bool]:

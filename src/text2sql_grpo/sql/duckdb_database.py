@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from decimal import Decimal
 from functools import cache
+from typing import TypeVar
 
 import duckdb
 
@@ -89,7 +90,12 @@ _CHANGING = """
     GROUP BY ALL HAVING max(len(parameters)) = 0 AND count(varargs) = 0
     UNION VALUES ('age')
 """
+_ALL_TABLES = """
+    SELECT format('SELECT bit_xor(hash(COLUMNS(*))) FROM "{}"."{}"', replace(schema_name, '"', '""'),
+    replace(table_name, '"', '""')) FROM duckdb_tables() WHERE NOT internal
+"""
 _SCAN = "seq_scan"
+MAX_PLANNED_CHARS = 50_000  # of a parse tree: the plan of a larger one may take longer than the query
 _UNBOUND = tuple(f'{{"error":true,"error_type":"{kind}"' for kind in ("binder", "catalog", "parser"))
 _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\.)*)"\]')
 
@@ -104,6 +110,7 @@ _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=sandbox.forbid_files)
 
 Fingerprint = tuple[int, ...]
+T = TypeVar("T")
 
 
 def fingerprint_of(path: str) -> Fingerprint:
@@ -203,10 +210,11 @@ class HardenedDuckDB:
         is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
         if kind_read != duckdb.StatementType.SELECT and not is_pivot:
             return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
-        refused = _refused_part(session, read)
+        tree = _asked(session, "json_serialize_sql", read)
+        refused = _refused_part(tree, read)
         if refused:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
-        self.is_volatile = _is_volatile(session, sql)
+        self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
         return _result(session, sql, limits, deadline, is_bound_first=kind == duckdb.StatementType.SELECT)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
@@ -224,18 +232,35 @@ class HardenedDuckDB:
             self.close()  # the instance refuses further work; the next query opens a new one
             return failure("error", text)
         is_file_fault = isinstance(error, duckdb.IOException | duckdb.SerializationException)
-        if is_file_fault or text.startswith("Corrupt"):
+        if (is_file_fault or text.startswith("Corrupt")) and not self._is_sound(deadline):
             raise self._fault(error) from error
         return failure("error", text)
+
+    def _is_sound(self, deadline: float) -> bool:
+        """True unless reading all tables until the deadline fails, so that an error was the query's own."""
+        if self._database is None:
+            return True
+        with self._database.cursor() as session:
+            try:
+                left_s = max(AGAIN_S, deadline - time.monotonic())
+                _when_done(RUNNER.submit(_read_tables, session), session, left_s)
+            except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+                return True
+            except duckdb.Error:
+                return False
+            return True
 
     def _fault(self, error: duckdb.Error) -> DataError:
         found = " ".join(str(error).split())
         return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
 
 
-def _when_done(
-    work: Future[ExecutionOutcome], session: duckdb.DuckDBPyConnection, timeout_s: float
-) -> ExecutionOutcome:
+def _read_tables(session: duckdb.DuckDBPyConnection) -> None:
+    for (counted,) in session.execute(_ALL_TABLES).fetchall():
+        session.execute(counted).fetchall()
+
+
+def _when_done(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
     """Result of the work, which is interrupted when it is late."""
     wait_s = timeout_s
     while not wait([work], wait_s).done:
@@ -264,9 +289,14 @@ def _explained(session: duckdb.DuckDBPyConnection, sql: str) -> str:
     return sql
 
 
-def _refused_part(session: duckdb.DuckDBPyConnection, sql: str) -> str:
+def _asked(session: duckdb.DuckDBPyConnection, function: str, sql: str) -> str:
+    """The engine's own description of a query, as JSON."""
+    ((found,),) = session.execute(f"SELECT system.main.{function}(?::VARCHAR)", [sql]).fetchall()
+    return str(found)
+
+
+def _refused_part(tree: str, sql: str) -> str:
     """First part of a query that does more than read; empty if there is none."""
-    ((tree,),) = session.execute("SELECT system.main.json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     if tree.startswith('{"error":true'):
         words = _words(sql)
         writing = words & _WRITING_WORDS
@@ -286,7 +316,7 @@ def _refused_part(session: duckdb.DuckDBPyConnection, sql: str) -> str:
 def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
     """False if the engine's plan of a query, which holds its views and macros, always gives the same rows."""
     try:
-        ((plan,),) = session.execute("SELECT system.main.json_serialize_plan(?::VARCHAR)", [sql]).fetchall()
+        plan = _asked(session, "json_serialize_plan", sql)
     except duckdb.Error:  # the query has an outcome of its own
         return True
     if plan.startswith(_UNBOUND):

@@ -81,6 +81,7 @@ _FULL_DISK = frozenset(
 # A full disk as SQLite reports it, no memory, or a value over the length limit.
 _SIZE_FAULTS = frozenset((sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_FULL))
 
+NO_TEXT = "the query reads a table or column whose name is not valid UTF-8"
 _LIST_HEADER_BYTES = 5
 # By the number of columns.
 _FETCHED_ROWS = [max(1, MAX_FETCHED_BYTES // (MAX_VALUE_BYTES * (n or 1))) for n in range(MAX_COLUMNS + 1)]
@@ -228,7 +229,7 @@ class HardenedDatabase:
         except ValueError as error:
             reason = why_unfit(sql, limits)
             if not reason and isinstance(error, UnicodeDecodeError):  # raised before the guard is called
-                reason = "the query reads a table or column whose name is not valid UTF-8"
+                reason = NO_TEXT
             if not reason:
                 raise
             return self._failure("error", reason, started)
@@ -316,7 +317,9 @@ class HardenedDatabase:
             return self._failure("denied", f"not allowed: {self._guard.denied}; {ONLY_READING}", started)
         if code == sqlite3.SQLITE_INTERRUPT and self._is_late():
             return self._failure("timeout", late_text(limits.timeout_s), started)
-        if code in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH):
+        if code == sqlite3.SQLITE_AUTH:  # the guard could not be called
+            return self._failure("error", NO_TEXT, started)
+        if code == sqlite3.SQLITE_INTERRUPT:
             # A callback ended by an exception, which the sqlite3 module swallows: Ctrl-C.
             raise KeyboardInterrupt from error
         is_long = code == sqlite3.SQLITE_TOOBIG and os.fstat(self._file).st_size > MAX_VALUE_BYTES
