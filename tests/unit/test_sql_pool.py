@@ -1,5 +1,6 @@
 """What becomes of queries when processes are killed, stopped, forked or left alone."""
 
+import asyncio
 import multiprocessing
 import os
 import pickle
@@ -119,6 +120,23 @@ def test_late_query_of_a_batch_costs_no_other(executor: SQLExecutor, database: P
         else:
             assert outcome.rows == ((i, 3),)
     assert executor.queries == 100
+
+
+@posix_only
+def test_query_of_a_cancelled_call_is_stopped(executor: SQLExecutor, database: Path) -> None:
+    executor.execute(database, "SELECT 1")
+
+    async def ask() -> int:
+        call = asyncio.create_task(executor.aexecute(database, ENDLESS))
+        pid = await asyncio.to_thread(busy_pid, executor)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+        return pid
+
+    pid = asyncio.run(ask())
+    wait_for(lambda: not is_alive(pid))
+    assert executor.execute(database, "SELECT 1").rows == ((1,),)
 
 
 @posix_only

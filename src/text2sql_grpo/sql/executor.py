@@ -16,7 +16,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
-from text2sql_grpo.sql.pool import WorkerPool
+from text2sql_grpo.sql.pool import Cancellation, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 from text2sql_grpo.sql.worker_process import Answer
@@ -102,13 +102,21 @@ class SQLExecutor:
         """Look-ups that found nothing, perhaps because such a result is never kept."""
         return self._cache.misses if self._cache else 0
 
-    def execute(self, database: Path | str, sql: str, *, limits: Limits | None = None) -> ExecutionOutcome:
+    def execute(
+        self,
+        database: Path | str,
+        sql: str,
+        *,
+        limits: Limits | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> ExecutionOutcome:
         """Run one query.
 
         Args:
             database: A path or a URL; see `parse_address`. A file may be replaced between two calls.
             sql: One statement, as the model wrote it.
             limits: Bounds of this execution; None for `self.limits`.
+            cancellation: Stops the query from another thread; None if nothing does.
 
         Raises:
             DataError: The database is missing, unreadable or corrupt: not the model's fault.
@@ -125,7 +133,7 @@ class SQLExecutor:
             if known is not None:
                 self._count(1, 0.0)
                 return known
-        answer = (self._pools.get(kind) or self._pool(kind)).run_one(location, sql, limits)
+        answer = (self._pools.get(kind) or self._pool(kind)).run_one(location, sql, limits, cancellation)
         outcome = _outcome(answer) if answer[-1] else _new_outcome(answer)
         if key is not None and self._cache is not None and not answer[-1]:
             self._cache.put(key, outcome)
@@ -166,13 +174,18 @@ class SQLExecutor:
     async def aexecute(
         self, database: Path | str, sql: str, *, limits: Limits | None = None
     ) -> ExecutionOutcome:
-        """Async `execute`; the query of a cancelled call runs on to its time limit."""
-        return await self._in_thread(partial(self.execute, database, sql, limits=limits))
+        """Async `execute`; the query of a cancelled call is stopped."""
+        cancellation = Cancellation()
+        call = partial(self.execute, database, sql, limits=limits, cancellation=cancellation)
+        try:
+            return await self._in_thread(call)
+        finally:
+            cancellation.set()
 
     async def aexecute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
     ) -> list[ExecutionOutcome]:
-        """Async `execute_many`."""
+        """Async `execute_many`; the queries of a cancelled call run on."""
         return await self._in_thread(partial(self.execute_many, database_and_sql, limits=limits))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

@@ -9,9 +9,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -38,6 +38,36 @@ Asked = tuple["Future[Worker]", tuple[str, ...]]  # a worker to start, and what 
 
 _logger = logging.getLogger(__name__)
 _logged: set[str] = set()
+
+
+class Cancellation:
+    """Handle of one query, by which another thread can stop it."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+
+    def set(self) -> None:
+        """Kill the worker that runs the query, now or when it begins; nothing after its end."""
+        with self._lock:
+            self.is_set = True
+            if self._worker is not None:
+                self._worker.kill()
+
+    @contextmanager
+    def watch(self, worker: Worker) -> Iterator[None]:
+        """Let `set` kill this worker inside the block."""
+        worker.wait_until_ready()  # a worker killed before that would be started again
+        with self._lock:
+            self._worker = worker
+            if self.is_set:
+                worker.kill()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._worker = None
 
 
 class WorkerPool:
@@ -93,8 +123,10 @@ class WorkerPool:
         finally:
             self._give_back(worker, is_alive)
 
-    def run_one(self, location: str, sql: str, limits: Limits) -> Answer:
-        """Run one query.
+    def run_one(
+        self, location: str, sql: str, limits: Limits, cancellation: Cancellation | None = None
+    ) -> Answer:
+        """Run one query; a cancelled one is an error that nobody sees.
 
         Raises:
             RunError: The database is at fault, or the executor.
@@ -104,7 +136,9 @@ class WorkerPool:
             self._grant(location)
         has_died = False
         while True:
-            (answers, _, ending), is_late = self._ask(request, 1, limits)
+            (answers, _, ending), is_late = self._ask(request, 1, limits, cancellation)
+            if cancellation is not None and cancellation.is_set:
+                return ("error", (), (), False, "cancelled", 0.0, True)
             answer = answers[0] if answers else None
             if answer is not None and len(answer) != 2:
                 return answer
@@ -155,21 +189,26 @@ class WorkerPool:
         except Exception as error:
             batch.fail(error)
 
-    def _ask(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
+    def _ask(
+        self, request: bytes, n_queries: int, limits: Limits, cancellation: Cancellation | None = None
+    ) -> tuple[Reply, bool]:
         for _ in range(MAX_STARTS - 1):
             try:
-                return self._ask_worker(request, n_queries, limits)
+                return self._ask_worker(request, n_queries, limits, cancellation)
             except KilledAtStart:
                 continue
-        return self._ask_worker(request, n_queries, limits)
+        return self._ask_worker(request, n_queries, limits, cancellation)
 
-    def _ask_worker(self, request: bytes, n_queries: int, limits: Limits) -> tuple[Reply, bool]:
+    def _ask_worker(
+        self, request: bytes, n_queries: int, limits: Limits, cancellation: Cancellation | None
+    ) -> tuple[Reply, bool]:
         worker = self._take()
         is_alive = False
         # A thread that polls takes time from others that work.
         is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
         try:
-            reply = worker.ask(request, n_queries, limits.timeout_s, is_soon=is_soon)
+            with cancellation.watch(worker) if cancellation is not None else nullcontext():
+                reply = worker.ask(request, n_queries, limits.timeout_s, is_soon=is_soon)
             is_alive = not reply.ending
             return reply, worker.is_late
         finally:

@@ -30,7 +30,7 @@ class FairQueue:
     async def run(self, session: str, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query in its session's turn.
 
-        If the caller is cancelled, a waiting query leaves the queue; a running one keeps its place.
+        If the caller is cancelled, a waiting query leaves the queue, and a running one is cancelled.
 
         Raises:
             TooManyQueries: Too many of the session's queries wait.
@@ -51,9 +51,10 @@ class FairQueue:
             elif turn in waiting:
                 waiting.remove(turn)
             raise
-        task = asyncio.ensure_future(query())
-        task.add_done_callback(lambda done: self._end(session))
-        return await asyncio.shield(task)
+        try:
+            return await query()
+        finally:
+            self._end(session)
 
     def _end(self, session: str) -> None:
         self._free += 1
