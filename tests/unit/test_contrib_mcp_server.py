@@ -1,8 +1,10 @@
 import asyncio
 import gc
 import json
+import shutil
 import socket
 import sqlite3
+import subprocess
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
@@ -436,3 +438,19 @@ def test_sessions_take_turns() -> None:
 
     asyncio.run(main())
     assert order == ["a0", "b0", "a2", "a3"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_official_conformance_suite(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
+    npx = shutil.which("npx")
+    if npx is None:
+        pytest.skip("needs npx (npm of Node.js, which fetches Node 22 for the suite)")
+    suite = [npx, "-y", "-p", "node@22", "-p", "@modelcontextprotocol/conformance@0.1.16", "conformance"]
+    server = make_server(database, executor, audit_log, observation=ObservationLimits())
+    with running(server, listen("127.0.0.1", 0, token=None)) as url:
+        # Other scenarios need tools, prompts and resources of their own.
+        for scenario in ("server-initialize", "ping", "tools-list", "dns-rebinding-protection"):
+            words = [*suite, "server", "--url", url, "--scenario", scenario]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0 and "0 failed" in done.stdout, done.stdout + done.stderr
