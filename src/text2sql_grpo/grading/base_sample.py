@@ -50,8 +50,13 @@ class TableSample:
     rows: tuple[Row, ...]
 
     def values(self, position: int) -> list[Cell]:
-        """Distinct values of one column in order of appearance, without NULL."""
-        return [v for v in dict.fromkeys(row[position] for row in self.rows) if v is not None]
+        """Distinct values of one column in order of appearance, without NULL; not to be changed."""
+        return self._values[position]
+
+    @cached_property
+    def _values(self) -> list[list[Cell]]:
+        columns = [dict.fromkeys(row[place] for row in self.rows) for place in range(len(self.columns))]
+        return [[value for value in column if value is not None] for column in columns]
 
     @cached_property
     def dates(self) -> dict[int, DateFormat]:

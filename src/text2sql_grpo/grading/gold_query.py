@@ -21,7 +21,9 @@ from text2sql_grpo.sql.schema import Schema
 
 ColumnRef = tuple[str, str]  # table and column, as declared
 Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
+DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
+MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
 MAX_NODES = 1_000  # a longer query gets no neighbours: mutating it would take too long
 
 
@@ -121,12 +123,14 @@ def why_unread(sql: str) -> str:
 
 
 def literal_value(node: exp.Expr) -> Cell:
-    """Value of a literal, with its minus sign; None for any other node."""
+    """Value of a literal, with its minus sign; None for any other node, and beyond SQLite's integers."""
     if not isinstance(node, exp.Literal):
         return None
     if node.is_string:
         return str(node.this)
     number = float(node.this)
+    if abs(number) >= MAX_INTEGER:
+        return None
     number = -number if isinstance(node.parent, exp.Neg) else number
     return int(number) if number.is_integer() and "." not in node.this else number
 
@@ -228,9 +232,18 @@ def _compared_value(node: exp.Expr) -> Cell:
         if node.find(exp.Column, exp.Query, exp.AggFunc) or not node.find(exp.Literal):
             return None
         with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
+            connection.set_authorizer(_allow_dates)
             value: Cell = connection.execute(f"SELECT {node.sql('sqlite')}").fetchone()[0]
             return value
     return literal_value(node)
+
+
+def _allow_dates(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    """Authorizer that allows date functions of literals, since the text may be a model's."""
+    is_allowed = action == sqlite3.SQLITE_SELECT or (
+        action == sqlite3.SQLITE_FUNCTION and name in DATE_FUNCTIONS
+    )
+    return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
 
 def _keeps_values(node: exp.Expr | None) -> bool:

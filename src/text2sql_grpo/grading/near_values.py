@@ -82,6 +82,8 @@ def _near_dates(text: str) -> list[Cell]:
         day = date.fromisoformat(text[:10])
     except ValueError:
         return []
+    if not 1 < day.year < 9999:
+        return []
     days = [day - timedelta(1), day + timedelta(1), day - timedelta(366), day + timedelta(366)]
     return [near.isoformat() + text[10:] for near in days]
 

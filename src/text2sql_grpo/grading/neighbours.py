@@ -144,6 +144,14 @@ class Neighbours:
             self.gaps[str(database), gold_sql] = found.gap
         return found
 
+    def sample(self, database: Path) -> BaseSample:
+        """Sample of a SQLite database, cached."""
+        key = (database, fingerprint_of(str(database)))
+        with self._lock:
+            if key not in self._samples:
+                _remember(self._samples, key, read_sample(database), limit=32)
+            return self._samples[key]
+
     def _find_or_make(self, database: Path, fingerprint: Fingerprint, gold_sql: str) -> Cover:
         parts = (_content_hash(database, fingerprint), gold_sql, _code_hash(), str(self.max_neighbours))
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -154,7 +162,7 @@ class Neighbours:
             if not answer.is_ok or answer.is_truncated:
                 return Cover(gap=FAILED)
             try:
-                chosen, base, record = self._choose(database, fingerprint, gold_sql, answer, Random(name))
+                chosen, base, record = self._choose(database, gold_sql, answer, Random(name))
             except Exception as error:  # whatever a gold is: it is graded without neighbours, and counted
                 logger.warning("no neighbours of a gold, an internal error: %r (gold %s)", error, gold_sql)
                 return Cover(gap=f"internal error: {type(error).__name__}: {error}"[:200])
@@ -167,15 +175,11 @@ class Neighbours:
     def _choose(
         self,
         database: Path,
-        fingerprint: Fingerprint,
         gold_sql: str,
         answer: ExecutionOutcome,
         rng: Random,
     ) -> tuple[list[Content], BaseSample, dict[str, int | str]]:
-        key = (database, fingerprint)
-        if key not in self._samples:
-            _remember(self._samples, key, read_sample(database), limit=32)
-        base = self._samples[key]
+        base = self.sample(database)
         gold = read_gold(gold_sql, base.schema, base.views)
         gap = _gap_before(gold, gold_sql, base)
         if gold is None or gap:

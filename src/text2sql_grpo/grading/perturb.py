@@ -45,7 +45,7 @@ class Recipe:
     def drawn(cls, rng: Random) -> "Recipe":
         """Draw a recipe."""
         return cls(
-            rows=rng.choice([3, 6, 10, 16, 24]),
+            rows=rng.choice([1, 3, 6, 10, 16, 24]),
             change=rng.choice([0.3, 0.7, 1.0]),
             planted=rng.choice([0.3, 0.6, 0.9]),
             exact=rng.choice([0.0, 0.2, 0.5, 0.8]),
@@ -56,19 +56,21 @@ class Recipe:
         )
 
 
-def perturbed(base: BaseSample, gold: GoldQuery, rng: Random) -> dict[str, list[Row]]:
+def perturbed(
+    base: BaseSample, gold: GoldQuery, rng: Random, recipe: Recipe | None = None
+) -> dict[str, list[Row]]:
     """Rows of each table, parents first, which keep keys and references (CHECKs may refuse some)."""
-    return _Content(base, gold, rng).rows
+    return _Content(base, gold, rng, recipe or Recipe.drawn(rng)).rows
 
 
 class _Content:
     """Rows made so far, parents first."""
 
-    def __init__(self, base: BaseSample, gold: GoldQuery, rng: Random) -> None:
+    def __init__(self, base: BaseSample, gold: GoldQuery, rng: Random, recipe: Recipe) -> None:
         self._base = base
         self._gold = gold
         self._rng = rng
-        self._recipe = Recipe.drawn(rng)
+        self._recipe = recipe
         self._fresh: dict[tuple[str, int], int] = {}
         self.rows: dict[str, list[Row]] = {}
         for table in base.tables.values():
@@ -102,8 +104,10 @@ class _Content:
         n_rows = min(OTHER_ROWS, len(table.rows))
         if table.name in self._gold.tables:
             n_rows = self._recipe.rows
-            if table.references or any(table.name == name for name, _ in self._gold.grouped):
-                n_rows = max(2 * n_rows, 3 * max((0, *self._gold.group_sizes)) + 4)
+            size = max((0, *self._gold.group_sizes))
+            is_grouped = any(table.name == name for name, _ in self._gold.grouped)
+            if table.references or is_grouped or size > n_rows:
+                n_rows = max(2 * n_rows, 3 * size + 4)
             n_rows = min(n_rows, MAX_TABLE_ROWS)
         elif any(r.parent == table.name for t in self._gold.tables for r in self._references_of(t)):
             n_rows = max(n_rows, min(self._recipe.rows, 8))
@@ -123,6 +127,11 @@ class _Content:
         columns = {column}
         for left, right in self._gold.links:
             columns |= {left, right} if column in (left, right) else set()
+        for other in self._base.tables.values():
+            for reference in other.references:
+                if reference.parent == table.name and column[1] in reference.parent_columns:
+                    place = reference.columns[reference.parent_columns.index(column[1])]
+                    columns.add((other.name, other.columns[place]))
         literals = [value for c in sorted(columns) for value in self._gold.literals.get(c, ())]
         alike = table.values(position) or _made_up(table.types[position])
         dates = table.dates.get(position)
@@ -196,7 +205,7 @@ class _Content:
         sizes += self._rng.sample(range(1, 8), 7)
         drawn: list[Cell] = []
         for value, size in zip(self._rng.sample(values, len(values)), sizes, strict=False):
-            drawn += [value] * max(size, 0)
+            drawn += [value] * min(max(size, 0), n_rows)
         drawn = drawn[:n_rows] or list(values[:1])
         drawn += drawn[-1:] * (n_rows - len(drawn))  # one large group; the others keep their sizes
         self._rng.shuffle(drawn)
@@ -204,14 +213,14 @@ class _Content:
 
     def _rekey(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         """Shuffle the values of a key among the rows and plant literals; duplicates are fixed later."""
-        if (table.name, table.columns[position]) not in self._gold.columns:
+        exact, near = self._planted(table, position)
+        if not exact + near and (table.name, table.columns[position]) not in self._gold.columns:
             return
         if self._rng.random() < 0.5:
             values = [row[position] for row in rows]
             self._rng.shuffle(values)
             for row, value in zip(rows, values, strict=True):
                 row[position] = value
-        exact, near = self._planted(table, position)
         for value, row in zip(exact + near, self._rng.sample(rows, len(rows)), strict=False):
             row[position] = value
 

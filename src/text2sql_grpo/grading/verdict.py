@@ -10,6 +10,7 @@ from typing import Literal
 from text2sql_grpo.grading.bird import bird_execution_accuracy
 from text2sql_grpo.grading.large import compare_large
 from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.refute import Refuter
 from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_level_order
 from text2sql_grpo.grading.ties import tie_groups, widened_query
@@ -26,11 +27,11 @@ class Verdict:
 
     Attributes:
         official: BIRD's execution accuracy.
-        strict: Strict comparison, which training rewards; on neighbour databases too if the grader has
-            them.
+        strict: Strict comparison, which training rewards; on neighbour databases, and on variants made for
+            the answer, too if the grader has them.
         reason: `equal` if `strict`; else the fault. With `neighbour` the result is right on the database
-            itself and wrong on a neighbour. With `gold_failed` the prediction is unknown: mask the sample,
-            neither pay nor punish it.
+            itself and wrong on a neighbour or variant. With `gold_failed` the prediction is unknown: mask
+            the sample, neither pay nor punish it.
         executes: True if the submitted query ran to its end (its rows may have been cut).
         uncovered: Reason why an accepted answer was tried on fewer neighbours than asked for, or on such as
             prove little; empty if it was tried on all, or was not accepted.
@@ -92,7 +93,8 @@ class Grader:
     """Grader by execution, with a cache of at most `max_cached_golds` results of golds.
 
     With `neighbours`, a prediction that is right on the database must also have the gold's result on each
-    of the gold's neighbours; a wrong one costs nothing more. Databases must not change while it lives.
+    of the gold's neighbours, and on variants made for the prediction; a wrong one costs nothing more.
+    Databases must not change while it lives.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Grader:
         neighbours: Neighbours | None = None,
     ) -> None:
         self.neighbours = neighbours
+        self.refuter = Refuter(executor, limits=limits) if neighbours is not None else None
         self._executor = executor
         self._limits = limits
         self._max_cached_golds = max_cached_golds
@@ -158,7 +161,7 @@ class Grader:
         if not gold.is_usable:
             return "gold_failed"
         difference = gold.difference(predicted, predicted_sql)
-        if difference != "equal" or self.neighbours is None:
+        if difference != "equal" or self.neighbours is None or self.refuter is None:
             return difference
         neighbours = self.neighbours.of(database, gold_sql)
         asked = [(neighbour, predicted_sql) for neighbour in neighbours]
@@ -169,6 +172,9 @@ class Grader:
                 continue
             if not outcome.is_ok or gold.difference(outcome, predicted_sql) != "equal":
                 return "neighbour"
+        file = Path(parse_address(database)[1])
+        if neighbours and self.refuter.refutes(self.neighbours.sample(file), file, gold_sql, predicted_sql):
+            return "neighbour"
         return "equal"
 
     def gold_result(self, database: Database, gold_sql: str) -> GoldResult:
