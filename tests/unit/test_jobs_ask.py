@@ -117,7 +117,7 @@ def test_the_verb_asks_a_model_in_the_environment_of_its_run(
         ({"--db": "gone.sqlite"}, "no such file or folder (at gone.sqlite)"),
         (
             {"--db": "text.db"},
-            "cannot read the SQLite database file: it is not a database (at text.db)",
+            "cannot read the SQLite database file: it is not a database (at ",
         ),
         ({"--model": "run/gone"}, "run/gone"),
         ({"--config": "gone.yaml"}, "gone.yaml"),
