@@ -18,7 +18,8 @@ from typing import Any
 
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
-from text2sql_grpo.sql.sqlite import HardenedDatabase, fingerprint_of
+from text2sql_grpo.sql.sqlite import HardenedDatabase
+from text2sql_grpo.sql.sqlite_file import fingerprint_of
 
 try:
     from func_timeout import func_timeout

@@ -1,15 +1,22 @@
 import marshal
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql import Limits
+from text2sql_grpo.sql import ExecutionOutcome, Limits
 from text2sql_grpo.sql.frames import marshalled, marshalled_list, marshalled_tuple
-from text2sql_grpo.sql.sqlite import DatabaseLocked, HardenedDatabase, fingerprint_of, open_database
+from text2sql_grpo.sql.sqlite import DatabaseLocked, HardenedDatabase
+from text2sql_grpo.sql.sqlite_file import fingerprint_of, open_database
+
+
+def run(opened: HardenedDatabase, sql: str, timeout_s: float = 5.0) -> ExecutionOutcome:
+    answer = opened.run_marshalled(sql, Limits(timeout_s), time.perf_counter())
+    return ExecutionOutcome(*marshal.loads(answer)[:-1])
 
 
 def test_path_with_characters_of_a_uri_is_opened(tmp_path: Path) -> None:
@@ -133,11 +140,9 @@ def test_write_ahead_log_that_appears_is_seen(database: Path) -> None:
 def test_outcome_in_this_process(database: Path) -> None:
     opened = HardenedDatabase(str(database), fingerprint_of(str(database)))
 
-    outcome = opened.run("SELECT a FROM t", Limits())
-    late = opened.run(
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
-        Limits(timeout_s=0.1),
-    )
+    outcome = run(opened, "SELECT a FROM t")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    late = run(opened, endless, timeout_s=0.1)
     opened.close()
 
     assert (outcome.status, outcome.columns, outcome.rows) == ("ok", ("a",), ((1,), (2,)))
@@ -151,8 +156,8 @@ def test_locked_file_is_told_apart(database: Path) -> None:
         writer.execute("BEGIN EXCLUSIVE")
 
         with pytest.raises(DatabaseLocked, match=r"database is locked.*shop\.sqlite"):
-            opened.run("SELECT a FROM t", Limits())
-    assert opened.run("SELECT a FROM t", Limits()).is_ok
+            run(opened, "SELECT a FROM t")
+    assert run(opened, "SELECT a FROM t").is_ok
     opened.close()
 
 
@@ -167,7 +172,7 @@ def test_values_marshalled_one_by_one_are_read_as_one(items: list[object]) -> No
 def test_name_that_no_guard_can_read_is_the_query_s_error(database: Path) -> None:
     opened = HardenedDatabase(str(database), fingerprint_of(str(database)))
 
-    outcome = opened.run("SELECT * FROM pragma_table_info(x'ff')", Limits())
+    outcome = run(opened, "SELECT * FROM pragma_table_info(x'ff')")
 
     assert (outcome.status, "not valid UTF-8" in outcome.error) == ("error", True)
     opened.close()
@@ -182,8 +187,8 @@ def test_virtual_tables_are_read_through_the_guard(tmp_path: Path) -> None:
         )
     opened = HardenedDatabase(str(path), fingerprint_of(str(path)))
 
-    assert opened.run("DELETE FROM doc", Limits()).status == "denied"
-    assert opened.run("SELECT body FROM doc('hello') WHERE rank < 0", Limits()).rows == (("hello world",),)
-    assert opened.run("SELECT id FROM box WHERE a < 2", Limits()).rows == ((1,),)
-    assert opened.run("INSERT INTO doc(doc) VALUES ('rebuild')", Limits()).status == "denied"
+    assert run(opened, "DELETE FROM doc").status == "denied"
+    assert run(opened, "SELECT body FROM doc('hello') WHERE rank < 0").rows == (("hello world",),)
+    assert run(opened, "SELECT id FROM box WHERE a < 2").rows == ((1,),)
+    assert run(opened, "INSERT INTO doc(doc) VALUES ('rebuild')").status == "denied"
     opened.close()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name, read_schema
-from text2sql_grpo.sql.sqlite import open_database
+from text2sql_grpo.sql.sqlite_file import open_database
 
 Value = str | int | float
 Kind = Literal["number", "date", "text"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from decimal import Decimal
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -328,8 +328,7 @@ def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
 @cache
 def _denied_functions() -> frozenset[str]:
     """Functions of the engine that do more than compute a value or list rows."""
-    with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
-        found = connection.execute(_INTERNAL).fetchall()
+    found = _listed(_INTERNAL)
     tables = {name for name, is_table in found if is_table}
     values = {name for name, is_table in found if not is_table}
     return frozenset(tables - values - _TABLE_FUNCTIONS | {"write_log"})
@@ -338,8 +337,13 @@ def _denied_functions() -> frozenset[str]:
 @cache
 def _changing_functions() -> frozenset[str]:
     """Functions of the engine that may return something else the next time."""
+    return frozenset(name for (name,) in _listed(_CHANGING)) - {_SCAN}
+
+
+def _listed(query: str) -> list[tuple[Any, ...]]:
+    """Rows of the engine's own catalogue."""
     with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
-        return frozenset(name for (name,) in connection.execute(_CHANGING).fetchall()) - {_SCAN}
+        return connection.execute(query).fetchall()
 
 
 def _words(sql: str) -> set[str]:

@@ -15,7 +15,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_examples import EXAMPLE_ROWS, READ_CHARS, column_examples, one_line
 from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, Example, ForeignKey, Schema, Table, View
-from text2sql_grpo.sql.sqlite import open_database
+from text2sql_grpo.sql.sqlite_file import open_database
 
 logger = logging.getLogger(__name__)
 

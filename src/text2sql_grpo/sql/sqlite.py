@@ -9,7 +9,6 @@ end of the process bounds it (see `worker`). Imported by the workers: nothing he
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import sqlite3
 import time
@@ -34,7 +33,6 @@ from text2sql_grpo.sql.sqlite_file import (
     connect,
     fingerprint_of,
     is_unlocked,
-    open_database,
     open_file,
     version_of,
 )
@@ -43,16 +41,7 @@ from text2sql_grpo.sql.sqlite_volatile import CLOCK
 
 TYPE_CHECKING = False  # the typing module would double the time in which a worker starts
 if TYPE_CHECKING:
-    from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row, Status
-
-__all__ = [
-    "DatabaseLocked",
-    "Fingerprint",
-    "HardenedDatabase",
-    "OutOfMemory",
-    "fingerprint_of",
-    "open_database",
-]
+    from text2sql_grpo.sql.outcome import Limits, Row, Status
 
 spills_to_disk = True  # False where no temporary folder can be written
 PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
@@ -168,20 +157,6 @@ class HardenedDatabase:
 
     def _is_late(self) -> bool:
         return time.perf_counter() > self._deadline
-
-    def run(self, sql: str, limits: Limits) -> ExecutionOutcome:
-        """Run one query.
-
-        Raises:
-            DataError: The file is at fault, not the query.
-        """
-        from text2sql_grpo.sql.outcome import ExecutionOutcome
-
-        try:
-            answer = self.run_marshalled(sql, limits, time.perf_counter())
-        except OutOfMemory as error:
-            answer = error.answer
-        return ExecutionOutcome(*marshal.loads(answer)[:-1])
 
     def run_marshalled(self, sql: str, limits: Limits, started: float) -> bytes:
         """Marshalled fields of an outcome, and True as the last if another run may return other rows.

@@ -12,6 +12,7 @@ import ctypes
 import sqlite3
 from functools import cache
 
+_FUNCTIONS = "SELECT lower(name), type, flags FROM pragma_function_list"
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC
 
 
@@ -45,15 +46,17 @@ class _System(ctypes.Structure):
 def deterministic_functions() -> frozenset[str]:
     """Names of the functions that return the same for the same rows; with the clock watched from now on.
 
-    Aggregates alone where the clock cannot be watched.
+    Aggregates alone where the clock cannot be watched, none where the library has no list of functions.
     """
+    listed: list[tuple[str, str, int]] = []
     with contextlib.suppress(AttributeError, OSError, ValueError):  # a library that is not open to ctypes
         _watch_clock()
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         CLOCK.was_read = False
         connection.execute("SELECT date('now')").fetchall()
         trusted = _DETERMINISTIC if CLOCK.was_read else 0
-        listed = connection.execute("SELECT lower(name), type, flags FROM pragma_function_list").fetchall()
+        with contextlib.suppress(sqlite3.OperationalError):  # before SQLite 3.31
+            listed = connection.execute(_FUNCTIONS).fetchall()
     changing = {name for name, kind, flags in listed if kind == "s" and not flags & trusted}
     return frozenset(name for name, _, _ in listed) - changing
 
