@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     default = os.environ.get("TEXT2SQL_GRPO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=Path(default) / "spider", help="Spider's folder")
-    parser.add_argument("--rounds", type=int, help="15; with --quick 3")
+    parser.add_argument("--rounds", type=int, help="11; with --quick 3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--skip-hostile", action="store_true")
