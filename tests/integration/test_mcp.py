@@ -2,11 +2,15 @@
 
 import asyncio
 import dataclasses
+import logging
 import os
 import shlex
+import shutil
 import signal
+import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,15 @@ pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[m
 from mcp import Client, StdioServerParameters, stdio_client
 from rich.console import Console
 
-from tests.scripted_policy import ScriptedPolicy
+from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_tokenizer
-from tests.tiny_run import json_lines, write_config
+from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.config import Config, MCPConfig, load_config
 from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.jobs import train as training
+from text2sql_grpo.jobs.collect import collect
+from text2sql_grpo.jobs.evaluate import evaluate
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.rewards import Judge, RewardMix
@@ -182,3 +190,68 @@ def test_the_command_line_serves_the_sdk_s_client(config: Config, tmp_path: Path
     lines = json_lines(tmp_path / "audit.jsonl")
     assert [(line["status"], line["rows"]) for line in lines] == [("ok", 3), ("denied", 0)]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def shop_config(folder: Path, server: MCPConfig, *options: str) -> tuple[Config, Path]:
+    """A tiny run whose tools are a server's, and its database as a file."""
+    config = load_config(write_config(folder), ["--data.test", "{}", *options])
+    (folder / "databases" / "shop.sql").unlink()
+    database = folder / "databases" / "shop.sqlite"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript(SHOP)
+    return dataclasses.replace(
+        config, environment=dataclasses.replace(config.environment, mcp=server)
+    ), database
+
+
+JOBS: dict[str, Callable[[Config, Console], object]] = {
+    "train": lambda config, console: training.train(config, console=console),
+    "evaluate": lambda config, console: evaluate(config.model.path, config, console=console),
+    "collect": lambda config, console: collect(
+        config, config.run.output_dir.with_suffix(".jsonl"), config.model.path, console=console
+    ),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_database_changed_as_its_servers_end_fails_the_job(
+    job: str, tmp_path: Path, repo_root: Path
+) -> None:
+    own = shlex.join([sys.executable, str(repo_root / "tests" / "mcp_server.py"), str(tmp_path / "log")])
+    original = tmp_path / "databases" / "shop.sqlite"
+    server = MCPConfig(command=shlex.join(["sh", "-c", f"{own}; echo changed >> {original}"]))
+    options = ["--sft", "null", "--grpo.max_steps", "1", "--data.test", f"{{a: {tmp_path}/questions.jsonl}}"]
+    config, database = shop_config(tmp_path, server, *options)
+    with pytest.raises(DataError, match="changed while an MCP server's tools were in use: restore it"):
+        JOBS[job](config, Console(quiet=True))
+    assert database.read_bytes().endswith(b"changed\n")
+
+
+@pytest.mark.slow
+def test_a_policy_that_drops_tables_through_mcp_server_sqlite_changes_nothing_kept(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = os.environ.get("TEXT2SQL_GRPO_MCP_SERVER_SQLITE") or shutil.which("mcp-server-sqlite")
+    if program is None:
+        pytest.skip("needs mcp-server-sqlite and mcp<2 of PyPI (PATH or TEXT2SQL_GRPO_MCP_SERVER_SQLITE)")
+    server = MCPConfig(command=f"{program} --db-path {{database}}", tools=["run_sql: write_query(query)"])
+    small = ["--grpo.max_steps", "1", "--grpo.per_device_train_batch_size", "8"]
+    config, database = shop_config(tmp_path, server, "--sft.look_share", "0.9", *small)
+    before = database.read_bytes()
+    write_questions(  # SFT teaches to drop the table before the answer
+        tmp_path / "questions.jsonl",
+        [row | ({"look_sql": "DROP TABLE branch"} if "look_sql" in row else {}) for row in QUESTIONS],
+    )
+    with caplog.at_level(logging.WARNING):
+        assert training.train(config, console=Console(quiet=True)) == 0
+
+    episodes = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    calls = [
+        action["sql"] for episode in episodes for action in episode["actions"] if action["kind"] == "run_sql"
+    ]
+    assert "DROP TABLE branch" in calls
+    assert "The tool write_query of an MCP server wrote to its private copy" in caplog.text
+    assert database.read_bytes() == before
+    assert sorted(path.name for path in database.parent.iterdir()) == ["shop.sqlite"]
+    # Graded on the original, which has its table.
+    assert len(episodes) == 8 and all(episode["reason"] != "gold_failed" for episode in episodes)

@@ -232,6 +232,20 @@ def test_a_tool_that_reaches_the_original_stops_the_run(shop: Path, repo_root: P
         made.close()
 
 
+def test_a_change_whose_time_was_set_back_is_found_at_the_end(
+    shop: Path, repo_root: Path, tmp_path: Path
+) -> None:
+    settings = EnvironmentSettings(protocol="native")
+    made = MCPEnvironment(
+        Databases(shop.parent), SQLExecutor(), settings, server=config(repo_root, tmp_path / "log")
+    )
+    stat, content = shop.stat(), shop.read_bytes()
+    shop.write_bytes(content.replace(b"Lisbon", b"London"))
+    os.utime(shop, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(DataError, match="changed while"):
+        made.close()
+
+
 def test_tools_that_are_not_marked_as_reading_must_be_named(
     shop: Path, repo_root: Path, tmp_path: Path
 ) -> None:
@@ -261,7 +275,7 @@ def test_tools_that_are_not_marked_as_reading_must_be_named(
 def test_mcp_server_sqlite_of_pypi_as_it_is(shop: Path) -> None:
     program = os.environ.get("TEXT2SQL_GRPO_MCP_SERVER_SQLITE") or shutil.which("mcp-server-sqlite")
     if program is None:
-        pytest.skip("needs mcp-server-sqlite of PyPI (on PATH, or TEXT2SQL_GRPO_MCP_SERVER_SQLITE)")
+        pytest.skip("needs mcp-server-sqlite and mcp<2 of PyPI (PATH or TEXT2SQL_GRPO_MCP_SERVER_SQLITE)")
     before = shop.read_bytes()
 
     def environment(protocol: Any, *tools: str) -> MCPEnvironment:

@@ -187,10 +187,12 @@ class SQLEnvironment:
             kind = parse_address(address).kind
             name, query = _ENGINES[kind]
             version = self.executor.execute(address, query).rows if query else ()
-            self._engines[database] = " ".join(
-                [name, *(str(row[0]).split()[0].lstrip("v") for row in version)]
-            )
+            numbers = [str(row[0]).split()[0].lstrip("v") for row in version]
+            self._engines[database] = " ".join([name, *numbers])
         return self._engines[database]
+
+    def close(self) -> None:
+        """End the tools' servers and check the databases; nothing to do for the executor."""
 
     def backend(self, database: str) -> ToolBackend:
         """Backend of the sessions on one database: the executor."""

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def collect(
             answer = judge.judge(episode, bench.databases.address(episode.example.database))
             episodes.add(answer.record() | {"sample": sample.number, "model": model})
 
-        with progress_bar(console) as bar:
+        with closing(bench.environment), progress_bar(console) as bar:
             task = bar.add_task("Collecting", total=len(wanted), completed=len(wanted) - len(todo))
 
             def on_end() -> None:

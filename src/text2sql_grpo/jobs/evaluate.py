@@ -1,6 +1,7 @@
 """Evaluation of a finished model on held-out questions: answers, accuracies, files."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -69,7 +70,10 @@ def evaluate(
     if out is not None:
         check_place(out)
     choose_threads(console)
-    answers = answer_all(load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed)
+    with closing(bench.environment):
+        answers = answer_all(
+            load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed
+        )
     if num_samples is not None:
         for name, answered in answers.items():
             for answer in answered:

@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -117,7 +118,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         stage = stage_folder(bench, arguments)
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
-        with tracking(names, arguments) as tracked:
+        with closing(bench.environment), tracking(names, arguments) as tracked:
             return _improve(run, arguments, policy, questions, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)

@@ -205,7 +205,9 @@ class SQLExecutor:
             threads.shutdown(wait=False)
         if self._cache is not None and self._cache.hits + self._cache.misses:
             hits, n_asked = self._cache.hits, self._cache.hits + self._cache.misses
-            _logger.debug("SQL results from the cache: %d of %d (%.0f%%)", hits, n_asked, 100 * hits / n_asked)
+            _logger.debug(
+                "SQL results from the cache: %d of %d (%.0f%%)", hits, n_asked, 100 * hits / n_asked
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -47,8 +47,11 @@ class Originals:
     def __init__(self) -> None:
         self._known: dict[Path, tuple[_State, str]] = {}
 
-    def check(self, database: Path) -> None:
-        """Compare a database with its content when it was first checked, by its hash if its times changed.
+    def check(self, database: Path, *, by_hash: bool = False) -> None:
+        """Compare a database with its content when it was first checked.
+
+        Args:
+            by_hash: Compare hashes even if times and sizes are the same, which a tool can set back.
 
         Raises:
             DataError: It has changed, or it is gone.
@@ -57,7 +60,7 @@ class Originals:
         if database not in self._known:
             self._known[database] = state, _digest(database)
         known, digest = self._known[database]
-        if state == known:
+        if state == known and not by_hash:
             return
         if _digest(database) != digest:
             raise DataError(
@@ -67,13 +70,13 @@ class Originals:
         self._known[database] = state, digest
 
     def check_all(self) -> None:
-        """Check every known database.
+        """Check every known database by its hash.
 
         Raises:
             DataError: One has changed.
         """
         for database in list(self._known):
-            self.check(database)
+            self.check(database, by_hash=True)
 
 
 def _files(database: Path) -> tuple[Path, Path]:
