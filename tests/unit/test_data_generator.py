@@ -15,7 +15,7 @@ import pytest
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.data.generator import QUESTION_SETS, make_questions
-from text2sql_grpo.data.templates import templates
+from text2sql_grpo.data.templates import OWN, templates
 from text2sql_grpo.data.words import open_with_words
 from text2sql_grpo.errors import DataError
 
@@ -69,7 +69,7 @@ def read(folder: Path) -> dict[str, list[Row]]:
 
 
 def test_every_template_has_five_phrasings_and_each_is_used(bundled: dict[str, list[Row]]) -> None:
-    assert all(len(set(template.phrases)) >= 5 for template in TEMPLATES)
+    assert all(len(set(template.phrases)) >= 5 for template in (*TEMPLATES, *templates(OWN)))
     openings = Counter(row["question"].split()[0] for row in bundled["demonstrations"])
     assert len(openings) >= 30 and max(openings.values()) < 0.4 * len(bundled["demonstrations"])
 
@@ -111,6 +111,104 @@ def test_the_seed_alone_decides(shop: Path, tmp_path: Path) -> None:
     for file in (tmp_path / "first").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
         assert file.read_bytes() != (tmp_path / "other" / file.name).read_bytes()
+
+
+LIBRARY = """
+CREATE TABLE Authors (AuthorID INTEGER PRIMARY KEY, AuthorName TEXT, birth_yr INTEGER, Country TEXT);
+CREATE TABLE categories (cat_no INTEGER PRIMARY KEY, title TEXT);
+CREATE TABLE tbl_Books (
+  book_id INTEGER PRIMARY KEY, AuthorID INTEGER REFERENCES Authors, cat INTEGER REFERENCES categories,
+  book_title TEXT, num_pages INTEGER, zip INTEGER, HH REAL, bought TIMESTAMP, shelf TEXT
+);
+CREATE TABLE reads (book INTEGER REFERENCES tbl_Books, author INTEGER REFERENCES Authors);
+"""
+
+
+def test_questions_without_words_have_many_shapes_and_no_odd_columns(tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    with closing(sqlite3.connect(tmp_path / "databases" / "library.sqlite")) as connection:
+        connection.executescript(LIBRARY)
+        authors = [
+            (i, f"{chr(65 + i)}da Lee", 1900 + i * 3, ("Peru", "Chad", "Laos")[i % 3]) for i in range(12)
+        ]
+        books = [
+            (
+                *(
+                    i,
+                    i % 11,
+                    i % 5,
+                    f"Book {i} of {'Tales' if i % 3 else 'Songs'}",
+                    90 + i * 7 % 50,
+                    1000 + i,
+                ),
+                *(
+                    i / 7,
+                    f"2024-0{i % 9 + 1}-1{i % 4} 12:30:00",
+                    None if i % 6 == 0 else f"s{chr(97 + i % 4)} x",
+                ),
+            )
+            for i in range(60)
+        ]
+        connection.executemany("INSERT INTO Authors VALUES (?, ?, ?, ?)", authors)
+        connection.executemany(
+            "INSERT INTO categories VALUES (?, ?)", [(i, f"kind {chr(97 + i)}") for i in range(5)]
+        )
+        connection.executemany("INSERT INTO tbl_Books VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", books)
+        connection.executemany("INSERT INTO reads VALUES (?, ?)", [(i, i % 12) for i in range(30)])
+        connection.commit()
+
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+
+    rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    golds, questions = ("\n".join(row[key] for row in rows) for key in ("gold_sql", "question"))
+    for part in (
+        "HAVING COUNT(*)",
+        "ORDER BY COUNT(*) DESC",
+        "LIKE 'A%'",
+        "LIKE '%Songs%'",
+        "IS NULL",
+        "MIN(",
+    ):
+        assert part in golds
+    assert any(gold.count(" JOIN ") == 2 for gold in golds.split("\n"))
+    assert all(f"FROM {table}" in golds for table in ("Authors", "categories", "tbl_Books", "reads"))
+    assert "books" in questions and "whose author's name is" in questions and "number of pages" in questions
+    assert "birth year is after" in questions and '"reads"' in questions and "tbl" not in questions
+    assert not re.search(r"(AVG|SUM|MAX)\((birth_yr|zip|book_id|AuthorID|bought)\)|HH", golds)
+    assert "bought" not in golds  # no noun
+
+
+def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:
+        connection.execute("CREATE TABLE Orders (id INTEGER PRIMARY KEY, order_date TIMESTAMP)")
+        days = [(i, f"2024-05-{i % 28 + 1:02} 10:0{i % 7}:00") for i in range(80)]
+        connection.executemany("INSERT INTO Orders VALUES (?, ?)", days)
+        connection.commit()
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:
+        checked = Counter()
+        for row in (row for rows in read(tmp_path / "questions").values() for row in rows):
+            found = re.search(r"date is (after|before|on or after)? ?(\d+) May 2024", row["question"])
+            if found and row["gold_sql"].startswith("SELECT COUNT"):
+                test = {"after": ">", "before": "<", "on or after": ">=", None: "="}[found[1]]
+                right = (
+                    f"SELECT COUNT(*) FROM Orders WHERE date(order_date) {test} '2024-05-{int(found[2]):02}'"
+                )
+                assert connection.execute(row["gold_sql"]).fetchone() == connection.execute(right).fetchone()
+                checked[test] += 1
+    assert len(checked) == 4
+
+
+def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_path: Path) -> None:
+    phrases = [f"Number of {{rows}}, please{mark}" for mark in "?!."]
+    one = {"difficulty": "easy", "slots": [], "sql": "SELECT COUNT(*) FROM {table}", "phrases": phrases}
+    (tmp_path / "templates.yaml").write_text(json.dumps({"shared": {}, "templates": {"count_rows": one}}))
+
+    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+
+    rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    assert rows and {row["template"] for row in rows} == {"count_rows"}
 
 
 def test_no_databases_is_an_error(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Conditions of a question on a column, in SQL and in words."""
 
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
 
-from text2sql_grpo.data.words import Column, Value, with_article
+from text2sql_grpo.data.nouns import is_plural, with_article
+from text2sql_grpo.data.roles import Value
+from text2sql_grpo.data.words import Column
 
 _AMOUNTS = (
     (">", ("above", "greater than", "more than", "over")),
@@ -20,6 +24,8 @@ _COUNTS = (
     ("<=", ("at most",)),
 )
 _YEARS = ((">", ("after",)), ("<", ("before",)))
+MAX_QUOTED_LENGTH = 40
+_UNQUOTED = re.compile('"| [?.,]')  # no sentence keeps them as they are
 _MISSING = ("missing", "not recorded", "unknown", "not known")
 
 
@@ -34,6 +40,7 @@ class Condition:
         value: The value as people say it; empty for IS NULL.
         words: Text behind "whose salary is"; empty for flags.
         phrases: Texts behind the plural of the row's noun: "with a salary above 20".
+        verb: Verb between the noun and `words`.
     """
 
     column: Column
@@ -43,17 +50,32 @@ class Condition:
     value: str
     words: str
     phrases: tuple[str, ...]
+    verb: str = "is "
 
 
-def in_words(conditions: Sequence[Condition], rng: random.Random) -> str:
-    """All conditions as one phrase, in one of three styles; empty without conditions."""
+def in_words(
+    conditions: Sequence[Condition], rng: random.Random, *, owners: Sequence[str] | None = None
+) -> str:
+    """All conditions as one phrase, in one of three styles; empty without conditions.
+
+    With `owners`, words before each column such as "customer's ", in the style of "whose" if it fits.
+    """
     if not conditions:
         return ""
+    if owners is not None and all(condition.words for condition in conditions):
+        pairs = zip(owners, conditions, strict=True)
+        return "whose " + " and whose ".join(
+            f"{owner}{each.column.noun} {_verb(each)}{each.words}" for owner, each in pairs
+        )
     style = rng.choice(("phrase", "phrase", "phrase", "whose", "whose", "where"))
     if style == "phrase" or not all(condition.words for condition in conditions):
         return " and ".join(rng.choice(condition.phrases) for condition in conditions)
     start, link = ("whose ", " and whose ") if style == "whose" else ("where the ", " and the ")
     return start + link.join(f"{condition.column.noun} is {condition.words}" for condition in conditions)
+
+
+def _verb(condition: Condition) -> str:
+    return "are " if condition.verb and is_plural(condition.column.noun) else condition.verb
 
 
 def day_words(day: str) -> str:
@@ -175,8 +197,12 @@ def _date(column: Column) -> list[Condition]:
     days = [str(value) for value in thresholds(column.values)]
     months, years = sorted({day[:8] for day in days}), sorted({day[:5] for day in days})
     is_day = all(len(str(value)) == 10 for value in column.values)
+    next_day = {day: str(date.fromisoformat(day) + timedelta(days=1)) for day in days}
     tests = [
-        *((f"> {literal(day)}", f"after {day_words(day)}") for day in days),
+        *(
+            (f"> {literal(day)}" if is_day else f">= {literal(next_day[day])}", f"after {day_words(day)}")
+            for day in days
+        ),
         *((f"< {literal(day)}", f"before {day_words(day)}") for day in days),
         *((f">= {literal(day)}", f"on or after {day_words(day)}") for day in days),
         *(
@@ -198,11 +224,57 @@ def _null(column: Column) -> list[Condition]:
     return [Condition(column, "IS NULL", "IS NULL", "", "", words, phrases) for words in _MISSING]
 
 
+def _quoted(column: Column) -> list[Condition]:
+    return [
+        _plain(column, each.test, each.value, f'"{each.value}"', each.phrases)
+        for each in _text(column)
+        if len(each.value) <= MAX_QUOTED_LENGTH and not _UNQUOTED.search(each.value)
+    ]
+
+
+def _day(column: Column) -> list[Condition]:
+    """Conditions on days, with "is 3 May 2023" instead of "is on 3 May 2023"."""
+    return [replace(each, words=re.sub(r"^on (?=\d)", "", each.words)) for each in _date(column)]
+
+
+def _range(column: Column) -> list[Condition]:
+    """Amounts, with "is less than 3" instead of "is fewer than 3"."""
+    return [replace(each, words=each.words.replace("fewer", "less")) for each in _amount(column)]
+
+
+def _pattern(column: Column) -> list[Condition]:
+    """First letters and words, where LIKE and the case of letters agree."""
+    text = "\n".join(map(str, column.values))
+    firsts = {str(value)[0] for value in column.values}
+    found = Counter(re.findall(r"[^\W\d_]{4,}", text))
+    words = sorted(word for word, count in found.items() if count > 1)
+    clear = [
+        word
+        for word in words[:: 1 + len(words) // 100]
+        if text.count(word) == text.lower().count(word.lower())
+    ]
+    tests = [
+        *(
+            (f"{first}%", f'starts with "{first}"')
+            for first in sorted(firsts)
+            if first.swapcase() not in firsts
+        ),
+        *((f"%{word}%", f'contains "{word}"') for word in clear),
+    ]
+    return [replace(_plain(column, f"LIKE {literal(test)}", test, said, ()), verb="") for test, said in tests]
+
+
 CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
     "said": _said,
     "text": _text,
     "amount": _amount,
     "date": _date,
     "null": _null,
+    "category": _quoted,
+    "named": _quoted,
+    "range": _range,
+    "day": _day,
+    "pattern": _pattern,
+    "blank": _null,
 }
 """Slot of a template -> every condition that fits it on a column."""

@@ -8,32 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from text2sql_grpo.data.conditions import CONDITIONS, Condition, in_words, literal, without_unit
+from text2sql_grpo.data.nouns import is_plural, plural, vocabulary
 from text2sql_grpo.data.templates import Template
-from text2sql_grpo.data.words import Column, Database, Link, Table, plural
+from text2sql_grpo.data.words import Column, Database, Source, Table
 from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]
 
 MAX_CATEGORIES = 24
 MAX_LITERAL_LENGTH = 30
-_NOT_MEASURED = ("year", "code", "phone", "postcode", "zip")
-_NOT_ADDED = (
-    *(
-        "age",
-        "rating",
-        "score",
-        "price",
-        "rate",
-        "share",
-        "percentage",
-        "temperature",
-        "depth",
-        "height",
-        "minute",
-        "week",
-    ),
-    *("width", "level", "rank", "grade", "speed", "latitude", "longitude"),
-)
 
 
 @dataclass(frozen=True)
@@ -68,24 +51,24 @@ class Drafter:
         self.side = side
         self._columns: dict[tuple[str, str], list[Column]] = {}
         self._conditions: dict[tuple[str, str, str], list[Condition]] = {}
-        anchors: tuple[Table | Link, ...] = database.links if template.is_join else database.tables
-        self.anchors = [anchor for anchor in anchors if self._has_all_slots(anchor)]
+        self.sources = [
+            source
+            for source in database.sources
+            if set(source.tables) == template.joined
+            and all(self._choices(source, slot) for slot in template.slots)
+        ]
 
-    def _has_all_slots(self, anchor: Table | Link) -> bool:
-        return all(self._choices(anchor, slot) for slot in self.template.slots)
-
-    def _choices(self, anchor: Table | Link, slot: str) -> list[Column]:
-        if isinstance(anchor, Link):
-            anchor = anchor.parent if slot.startswith("parent.") else anchor.child
-        kind = slot.removeprefix("parent.")
-        if (anchor.name, kind) not in self._columns:
-            columns = [column for column in anchor.columns if _FITS[kind](column, anchor)]
+    def _choices(self, source: Source, slot: str) -> list[Column]:
+        role, _, kind = slot.rpartition(".")
+        table = source.tables[role]
+        if (table.name, kind) not in self._columns:
+            columns = [column for column in table.columns if _fits(kind, column, table)]
             if kind in CONDITIONS:
                 for column in columns:
                     self._conditions[column.table, column.name, kind] = self._wanted(column, kind)
                 columns = [column for column in columns if self._conditions[column.table, column.name, kind]]
-            self._columns[anchor.name, kind] = columns
-        return self._columns[anchor.name, kind]
+            self._columns[table.name, kind] = columns
+        return self._columns[table.name, kind]
 
     def _wanted(self, column: Column, kind: str) -> list[Condition]:
         """Conditions on a column whose literal is on the wanted side."""
@@ -101,64 +84,66 @@ class Drafter:
 
     def draw(self, rng: random.Random) -> Draft | None:
         """Draw a draft; None if this draw failed (then draw again)."""
-        anchor = rng.choice(self.anchors)
+        source = rng.choice(self.sources)
         picked: dict[str, Column] = {}
         conditions: list[Condition] = []
+        owners: list[str] = []
         for slot in self.template.slots:
-            kind = slot.removeprefix("parent.")
-            free = [column for column in self._choices(anchor, slot) if column not in picked.values()]
+            role, _, kind = slot.rpartition(".")
+            free = [column for column in self._choices(source, slot) if column not in picked.values()]
             if not free:
                 return None
-            column = picked[kind] = rng.choice(free)
+            column = rng.choice(free)
+            picked[kind if kind not in picked else f"{role or 'second'}_{kind}"] = column
             if kind in CONDITIONS:
                 conditions.append(rng.choice(self._conditions[column.table, column.name, kind]))
-        table = anchor.child if isinstance(anchor, Link) else anchor
-        places = sorted({table.name, *(f"{column.table}.{column.name}" for column in picked.values())})
+                owners.append(source.owners[role])
+        places = sorted(
+            {source.tables[""].name, *(f"{column.table}.{column.name}" for column in picked.values())}
+        )
         if not self._is_wanted("columns", self.database.name, self.template.name, *places):
             return None
         k = str(rng.choice((2, 3, 4, 5)))
-        nouns = _nouns(anchor, picked, conditions, rng) | {"k": k}
+        where = in_words(conditions, rng, owners=owners if self.template.is_plain else None)
+        nouns = _nouns(source, picked) | {"where": where, "k": k}
         phrases = self.template.phrases
         look = guess = check = None
         if said := picked.get("said"):
             condition = conditions[0]
             nouns["value"] = condition.value
             look = _look(said)
-            guess = self._sql(anchor, picked, [(each.column, each.guess) for each in conditions], k)
+            guess = self._sql(source, picked, [(each.column, each.guess) for each in conditions], k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
-        elif text := picked.get("text"):
+        elif text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None):
             check = _check(text, next(each.value for each in conditions if each.column is text))
-        gold = self._sql(anchor, picked, [(each.column, each.test) for each in conditions], k)
+        gold = self._sql(source, picked, [(each.column, each.test) for each in conditions], k)
         return Draft(_sentence(rng.choice(phrases).format(**nouns)), gold, look, guess, check)
 
-    def _sql(
-        self, anchor: Table | Link, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str
-    ) -> str:
+    def _sql(self, source: Source, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str) -> str:
         def name(column: Column) -> str:
-            return f"{quote_name(column.table)}.{column.sql}" if isinstance(anchor, Link) else column.sql
+            return f"{quote_name(column.table)}.{column.sql}" if len(source.tables) > 1 else column.sql
 
         names = {kind: name(column) for kind, column in picked.items()} | {"k": k}
         names["where"] = " AND ".join(f"{name(column)} {test}" for column, test in tests)
-        if isinstance(anchor, Link):
-            names["join"] = f"{anchor.child.sql} JOIN {anchor.parent.sql} ON {anchor.on}"
-        else:
-            names["table"] = anchor.sql
-        return self.template.sql.format(**names)
+        return self.template.sql.format(table=source.sql, join=source.sql, **names)
 
 
-def _nouns(
-    anchor: Table | Link, picked: dict[str, Column], conditions: list[Condition], rng: random.Random
-) -> dict[str, str]:
+def _nouns(source: Source, picked: dict[str, Column]) -> dict[str, str]:
     """Nouns for the slots of a template's phrases."""
-    table = anchor.child if isinstance(anchor, Link) else anchor
     nouns = {kind: column.noun for kind, column in picked.items()}
     nouns |= {f"{kind}s": plural(column.noun) for kind, column in picked.items()}
     if number := picked.get("number"):
         nouns["measure"] = without_unit(number.noun)
-    nouns |= {"row": table.noun, "rows": plural(table.noun), "where": in_words(conditions, rng)}
-    if isinstance(anchor, Link):
-        nouns["parents"] = plural(anchor.parent.noun)
+    if measure := picked.get("measure"):
+        is_size = set(measure.noun.split()) & set(vocabulary()["sizes"])
+        nouns["most"], nouns["least"] = ("greatest", "smallest") if is_size else ("highest", "lowest")
+        nouns["is"] = "are" if is_plural(measure.noun) else "is"
+    row = source.tables[""].noun
+    nouns |= {"row": row, "rows": plural(row)}
+    if parent := source.tables.get("parent"):
+        owner = source.owners["parent"].removesuffix("'s ") or parent.noun
+        nouns |= {"parents": plural(parent.noun), "owner": owner, "owners": plural(owner)}
     return nouns
 
 
@@ -193,7 +178,7 @@ def _is_number(column: Column) -> bool:
 
 
 def _is_measure(column: Column) -> bool:
-    is_name = column.noun.endswith("number") or set(column.noun.split()) & set(_NOT_MEASURED)
+    is_name = column.noun.endswith("number") or set(column.noun.split()) & set(vocabulary()["not_measured"])
     return _is_number(column) and not is_name
 
 
@@ -202,6 +187,11 @@ def _is_short(column: Column) -> bool:
     return not column.is_key and len(column.values) > 1 and longest <= MAX_LITERAL_LENGTH
 
 
+def _fits(kind: str, column: Column, table: Table) -> bool:
+    return _FITS[kind](column, table) if kind in _FITS else _ROLES.get(kind, kind) in column.roles
+
+
+_ROLES = {"pattern": "label"}
 _FITS: dict[str, Callable[[Column, Table], bool]] = {
     "said": lambda column, _: 1 < len(column.values) <= MAX_CATEGORIES,
     "text": lambda column, _: column.kind == "text" and not column.said and _is_short(column),
@@ -210,7 +200,9 @@ _FITS: dict[str, Callable[[Column, Table], bool]] = {
     "null": lambda column, _: column.has_nulls and not column.is_key,
     "column": lambda column, _: not column.is_key and len(column.values) > 2,
     "number": lambda column, _: _is_measure(column),
-    "total": lambda column, _: _is_measure(column) and not set(column.noun.split()) & set(_NOT_ADDED),
+    "total": lambda column, _: (
+        _is_measure(column) and not set(column.noun.split()) & set(vocabulary()["not_added"])
+    ),
     "short": lambda column, table: (
         _is_short(column) and 2 < len(column.values) <= min(50, table.row_count // 2)
     ),

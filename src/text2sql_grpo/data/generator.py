@@ -15,7 +15,7 @@ from typing import Any
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.drafts import Draft, Drafter, Side, stable_number
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.templates import Template, templates
+from text2sql_grpo.data.templates import BUNDLED, OWN, Template, templates
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
@@ -25,7 +25,7 @@ MAX_FAILURES = 60
 MAX_STEPS = 400_000
 """SQLite instructions of a gold: a few milliseconds, but the same on every machine."""
 
-_RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)? LIMIT (\d+)")
+_RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)?(?: LIMIT (\d+))?")
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +74,8 @@ def make_questions(
 
     Args:
         databases: Folder of databases, each with optional words (`<name>.json`). Without words a
-            database counts as `train`.
+            database counts as `train`. The templates are those of `templates.yaml` beside this folder, or
+            of the package's `own_templates.yaml` if there is none.
         out: Folder of the files. Sets without databases are not written; sets that the databases cannot
             fill are shorter.
         seed: Random seed; held-out columns and literals do not depend on it.
@@ -87,6 +88,8 @@ def make_questions(
     if not found.names():
         raise DataError(f"no .sql, .sqlite or .db files (at {databases})")
     out.mkdir(parents=True, exist_ok=True)
+    beside = databases.resolve().parent / BUNDLED.name
+    every = templates(beside if beside.exists() else OWN)
     taken = Taken()
     with ExitStack() as stack:
         opened = []
@@ -97,7 +100,7 @@ def make_questions(
             stack.callback(opened[-1].connection.close)
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
-            examples = generate(opened, question_set, taken, seed=seed)
+            examples = generate(opened, question_set, taken, seed=seed, every=every)
             if len(examples) < question_set.count:
                 counts = (question_set.name, question_set.count, len(examples))
                 _log.warning("%s: wanted %d questions, the databases gave %d different ones", *counts)
@@ -107,7 +110,12 @@ def make_questions(
 
 
 def generate(
-    databases: Sequence[Database], question_set: QuestionSet, taken: Taken, *, seed: int = 0
+    databases: Sequence[Database],
+    question_set: QuestionSet,
+    taken: Taken,
+    *,
+    seed: int = 0,
+    every: Sequence[Template],
 ) -> list[Example]:
     """Examples of one set, shuffled; evenly over databases, and over templates by their weights.
 
@@ -118,6 +126,7 @@ def generate(
         question_set: The set.
         taken: Questions and golds of other sets; grows by the returned ones.
         seed: Random seed.
+        every: All templates.
     """
     used = [database for database in databases if database.split == question_set.databases]
     rng = random.Random(f"{seed}-{question_set.name}")
@@ -126,7 +135,7 @@ def generate(
     for is_lookup, total in ((True, quota), (False, question_set.count)):
         cells = [
             (database, template)
-            for template in templates()
+            for template in every
             for database in used
             if (template.family == "lookup") == is_lookup
             and template.is_held_out == question_set.is_held_out_templates
@@ -175,7 +184,7 @@ def _accepted(
     is_good: dict[str, bool] = {}
     used: set[str] = set()
     failures = 0
-    while drafter.anchors and failures < MAX_FAILURES:
+    while drafter.sources and failures < MAX_FAILURES:
         failures += 1
         draft = drafter.draw(rng)
         if draft is None or draft.question in taken.questions:
@@ -183,7 +192,8 @@ def _accepted(
         gold = draft.gold_sql
         if taken.golds.get(gold, question_set.name) != question_set.name:
             continue
-        if gold in used and failures < MAX_FAILURES // 2:
+        is_bare = template.is_plain and not template.slots
+        if gold in used and (failures < MAX_FAILURES // 2 or is_bare):
             continue  # a second question with the same gold only if new golds are rare
         if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
             continue
@@ -206,9 +216,10 @@ def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
         return False
     if ranked := _RANKED.fullmatch(draft.gold_sql):
         source, key, direction, limit = ranked.groups()
-        query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {int(limit) + 1}"
+        taken = int(limit) + 1 if limit else -1
+        query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {taken}"
         keys = _rows(connection, query) or []
-        if len(keys) <= int(limit) or len(set(keys)) < len(keys) or (None,) in keys:
+        if (None,) in keys or (limit and (len(keys) < taken or len(set(keys)) < taken)):
             return False
     return draft.guess_sql is None or Counter(_rows(connection, draft.guess_sql) or []) != Counter(rows)
 

@@ -1,11 +1,15 @@
-"""Templates of questions, read from `data/templates.yaml`: SQL patterns, each with several phrasings."""
+"""Templates of questions: SQL patterns, each with several phrasings."""
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import yaml
 
 from text2sql_grpo.bundled import ROOT
+
+BUNDLED = ROOT / "data" / "templates.yaml"
+OWN = ROOT / "data" / "own_templates.yaml"
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,7 @@ class Template:
     """One SQL pattern. `data/templates.yaml` describes the slots of its SQL and phrases.
 
     Attributes:
+        is_plain: Conditions begin with "whose", and name the owner of a joined table's column.
         slots: Kinds of columns to draw, in order.
         is_held_out: Used for the questions of `test_templates` alone.
         weight: Number of questions for each one of a template of weight 1. Plain look-ups are the most
@@ -26,23 +31,26 @@ class Template:
     phrases: tuple[str, ...]
     is_held_out: bool = False
     weight: int = 1
+    is_plain: bool = False
 
     @property
     def family(self) -> str:
         return self.name.partition("_")[0]
 
     @property
-    def is_join(self) -> bool:
-        return "{join}" in self.sql
+    def joined(self) -> set[str]:
+        """Keys of `Source.tables` that it reads."""
+        return {"", *(slot.rpartition(".")[0] for slot in self.slots)}
 
 
 @cache
-def templates() -> tuple[Template, ...]:
+def templates(path: Path = BUNDLED) -> tuple[Template, ...]:
     """All templates, in the order of the file."""
-    tree = yaml.safe_load((ROOT / "data" / "templates.yaml").read_text(encoding="utf-8"))
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = []
     for name, fields in tree["templates"].items():
         shared, own = tree["shared"].get(fields.pop("shared", None), []), fields.pop("phrases", [])
         slots = tuple(fields.pop("slots"))
-        found.append(Template(name, slots=slots, phrases=(*shared, *own), **fields))
+        is_plain = tree.get("is_plain", False)
+        found.append(Template(name, slots=slots, phrases=(*shared, *own), is_plain=is_plain, **fields))
     return tuple(found)

@@ -4,26 +4,22 @@ import json
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from text2sql_grpo.data.nouns import column_noun, count_noun, table_noun, vocabulary
+from text2sql_grpo.data.roles import Kind, Value, roles_of
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name, read_schema
 from text2sql_grpo.sql.sqlite_file import open_database
 
-Value = str | int | float
-Kind = Literal["number", "date", "text"]
-
 MAX_VALUES = 10_000
+_KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_IRREGULAR = {
-    **{"person": "people", "child": "children", "man": "men", "woman": "women", "foot": "feet"},
-    **{"staff": "staff", "mileage": "mileage", "horsepower": "horsepower", "pay": "pay", "series": "series"},
-}
 
 
 @dataclass(frozen=True)
@@ -37,6 +33,7 @@ class Column:
         said: Stored value -> value as people say it, if the two differ; empty for most columns.
         clauses: Value as people say it -> phrases behind the plural of a row's noun ("on the Lisbon ward");
             under `""` those of any other value, with `{}` in its place.
+        roles: See `roles_of`.
     """
 
     table: str
@@ -49,6 +46,7 @@ class Column:
     values: tuple[Value, ...]
     said: Mapping[Value, str] = field(default_factory=dict)
     clauses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    roles: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,21 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Link:
-    """The only foreign key between two tables: `on` is the condition of their join."""
+class Source:
+    """Tables of a query: one, or one with one or two others joined to it.
 
-    child: Table
-    parent: Table
-    on: str
+    Attributes:
+        sql: Text behind FROM.
+        tables: The table whose rows are asked about under `""`, its parent under `parent`, another parent
+            under `other`, the parent's parent under `far`.
+        owners: Words before a column of each table: "customer's ".
+        join: Text that joins the parent; empty for one table.
+    """
+
+    sql: str
+    tables: dict[str, Table]
+    owners: dict[str, str]
+    join: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,7 @@ class Database:
     name: str
     split: str
     connection: sqlite3.Connection
-    tables: tuple[Table, ...]
-    links: tuple[Link, ...]
+    sources: tuple[Source, ...]
 
 
 def open_with_words(path: Path, name: str, words_path: Path) -> Database:
@@ -113,11 +119,25 @@ def open_with_words(path: Path, name: str, words_path: Path) -> Database:
         except sqlite3.Error as error:
             raise DataError(f"cannot read the database: {error} (at {path})") from error
         stack.pop_all()
-    links = tuple(_links(schema, tables))
-    return Database(name, words.get("split", "train"), connection, tuple(tables.values()), links)
+    single = [Source(table.sql, {"": table}, {"": ""}) for table in tables.values()]
+    sources = (*single, *_joins(list(_links(schema, tables))))
+    return Database(name, words.get("split", "train"), connection, sources)
 
 
-def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[Link]:
+def _joins(links: Sequence[Source]) -> Iterator[Source]:
+    """Joins of a table with its parent, and with another parent or the parent's parent."""
+    for link in links:
+        yield link
+        for second in links:
+            child, parent = second.tables[""], second.tables["parent"]
+            if parent not in link.tables.values() and child in link.tables.values():
+                role, owner = ("other", "") if child is link.tables[""] else ("far", link.owners["parent"])
+                tables = link.tables | {role: parent}
+                owners = link.owners | {role: owner + second.owners["parent"]}
+                yield Source(f"{link.sql} {second.join}", tables, owners)
+
+
+def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[Source]:
     """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
     pairs = Counter(
         frozenset((table.name, key.table)) for table in schema.tables for key in table.foreign_keys
@@ -125,15 +145,28 @@ def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[L
     for table in schema.tables:
         for key in table.foreign_keys:
             is_plain = len(key.columns) == len(key.references) == 1 and key.table != table.name
-            if is_plain and key.table in tables and pairs[frozenset((table.name, key.table))] == 1:
+            is_named = all(name in tables and tables[name].columns for name in (table.name, key.table))
+            if is_plain and is_named and pairs[frozenset((table.name, key.table))] == 1:
                 child, parent = tables[table.name], tables[key.table]
                 column, target = quote_name(key.columns[0]), quote_name(key.references[0])
-                yield Link(child, parent, f"{child.sql}.{column} = {parent.sql}.{target}")
+                join = f"JOIN {parent.sql} ON {child.sql}.{column} = {parent.sql}.{target}"
+                role = None
+                if key.columns[0].lower() != key.references[0].lower():
+                    role = column_noun(_KEY_ENDING.sub("", key.columns[0]), child.noun)
+                is_role = role and role != child.noun and not {"in", "of"} & set(role.split())
+                owner = role if is_role else parent.noun
+                # A candidate who is a person has the person's name.
+                owners = {"": "", "parent": f"{owner}'s " if owner != "person" else ""}
+                yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join)
 
 
 def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: Mapping[str, Any]) -> Table:
     sql = quote_name(table.name)
     foreign = {name for key in table.foreign_keys for name in key.columns}
+    given = words.get("tables", {}).get(table.name) or table_noun(table.name)
+    if len(foreign) > 1 and foreign >= {column.name for column in table.columns}:
+        given = None  # it links other tables
+    noun = given or f'row of the table "{table.name}"'
     columns = []
     for declared in table.columns:
         name = quote_name(declared.name)
@@ -141,25 +174,32 @@ def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: 
         found = [row[0] for row in connection.execute(query)]
         values = tuple(value for value in found if value is not None)
         kind = _kind(values)
-        if kind is None:
-            continue
         place = f"{table.name}.{declared.name}"
+        phrase = words.get("columns", {}).get(place)
+        if phrase is None and given and (phrase := column_noun(declared.name, noun)) and kind == "number":
+            phrase = count_noun(phrase)
+        if kind is None or phrase is None:
+            continue
+        is_key = declared.is_primary_key or declared.name in foreign
+        has_nulls = len(values) < len(found)
         columns.append(
             Column(
                 table=table.name,
                 name=declared.name,
                 sql=name,
-                noun=words.get("columns", {}).get(place) or identifier_words(declared.name),
+                noun=phrase,
                 kind=kind,
-                is_key=declared.is_primary_key or declared.name in foreign,
-                has_nulls=len(values) < len(found),
+                is_key=is_key,
+                has_nulls=has_nulls,
                 values=values,
-                said=_said(place, values, words),
+                said=_said(place, phrase, values, words),
                 clauses=_clauses(words.get("clauses", {}).get(place, [])),
+                roles=roles_of(phrase, kind, values, table.n_rows, is_key=is_key, has_nulls=has_nulls),
             )
         )
-    noun = words.get("tables", {}).get(table.name) or singular(identifier_words(table.name))
-    return Table(table.name, sql, noun, table.n_rows, tuple(columns))
+    nouns = Counter(column.noun for column in columns)
+    distinct = tuple(column for column in columns if nouns[column.noun] == 1)
+    return Table(table.name, sql, noun, table.n_rows, distinct)
 
 
 def _kind(values: tuple[Any, ...]) -> Kind | None:
@@ -173,7 +213,7 @@ def _kind(values: tuple[Any, ...]) -> Kind | None:
     return "date" if all(_DATE.match(value) for value in values) else "text"
 
 
-def _said(place: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:
+def _said(place: str, noun: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:
     """Stored -> said for one column: from `words` if it maps any column, else derived."""
     if "said" in words:
         given = words["said"].get(place, {})
@@ -181,6 +221,8 @@ def _said(place: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> di
         if given and not _is_usable(said):
             raise DataError(f"said forms must be distinct and not the stored ones, got {said} ({place})")
         return said
+    if set(noun.split()) & set(vocabulary()["contacts"]):
+        return {}
     found: dict[Value, str] = {
         value: form for value in values if isinstance(value, str) and (form := said_form(value))
     }
@@ -212,64 +254,3 @@ def said_form(stored: str) -> str | None:
     if person := re.fullmatch(r"([A-Z][\w'-]+), ([A-Z]\w*\.?)", stored):
         return f"{person[2]} {person[1].title()}"
     return None
-
-
-def identifier_words(name: str) -> str:
-    """Words of an identifier.
-
-    >>> identifier_words("unit_price"), identifier_words("UnitPrice"), identifier_words("Unit Price")
-    ('unit price', 'unit price', 'unit price')
-    """
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\W]+", " ", name)
-    return " ".join(spaced.lower().split())
-
-
-def plural(noun: str) -> str:
-    """Plural of a noun phrase, by the common rules.
-
-    >>> plural("visit"), plural("city"), plural("foreman"), plural("date of birth")
-    ('visits', 'cities', 'foremen', 'dates of birth')
-    """
-    prepositions = re.search(" (of|in|per|on|with) ", noun)
-    head, preposition, rest = noun.partition(prepositions[0]) if prepositions else (noun, "", "")
-    before, space, last = head.rpartition(" ")
-    if last in _IRREGULAR:
-        last = _IRREGULAR[last]
-    elif last.endswith("man") and last != "human":
-        last = last[:-3] + "men"
-    elif re.search(r"[^aeiou]y$", last):
-        last = last[:-1] + "ies"
-    elif re.search(r"(s|x|z|ch|sh)$", last):
-        last += "es"
-    else:
-        last += "s"
-    return before + space + last + preposition + rest
-
-
-def with_article(noun: str) -> str:
-    """Noun phrase with its indefinite article, by pronunciation.
-
-    >>> with_article("hour"), with_article("age"), with_article("union flag"), with_article("visit")
-    ('an hour', 'an age', 'a union flag', 'a visit')
-    """
-    is_vowel = re.match("[aeiou]|hour|honou?r|x-", noun.lower()) and not re.match(
-        "uni|use|one|eu", noun.lower()
-    )
-    return f"an {noun}" if is_vowel else f"a {noun}"
-
-
-def singular(noun: str) -> str:
-    """Singular of a table's name, which may be a plural.
-
-    >>> singular("cities"), singular("order lines"), singular("addresses"), singular("status")
-    ('city', 'order line', 'address', 'status')
-    """
-    before, space, last = noun.rpartition(" ")
-    for one, many in _IRREGULAR.items():
-        if last == many:
-            return before + space + one
-    if noun.endswith("ies"):
-        return noun[:-3] + "y"
-    if re.search(r"(ss|x|z|ch|sh|us)es$", noun):
-        return noun[:-2]
-    return noun[:-1] if re.search(r"[^su]s$", noun) else noun

@@ -21,19 +21,10 @@ def compare_large(
     ordered: bool,
     limits: Limits | None,
 ) -> Difference:
-    """`equal`, or the first difference between two results of which both were cut.
+    """`equal`, or the first difference between two queries whose outcomes were both cut.
 
-    Rows are counted and compared as bags by a query, with cells that are equal by the database's rules;
-    of an order only the rows before the cut are compared, without ties.
-
-    Args:
-        gold: The accepted query and its outcome.
-        predicted: The query in question and its outcome.
-        ordered: True if the gold's order counts.
-        limits: Bounds of the comparison; None for the executor's.
-
-    Returns:
-        `columns`, `values`, `order`, `equal`, or `truncated` if the comparison failed or took too long.
+    The database compares the rows as bags, cells by its own rules. Of an order only the rows before the cut
+    are compared, without ties. The result is `truncated` if the comparison fails or takes too long.
     """
     n_columns = len(gold[1].columns)
     if n_columns != len(predicted[1].columns):

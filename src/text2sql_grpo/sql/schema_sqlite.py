@@ -42,11 +42,7 @@ def read_sqlite(database: Path | str, *, timeout_s: float) -> Schema:
 
 
 def described(schema: Schema, folder: Path) -> Schema:
-    """Schema with BIRD's descriptions as the comments of columns that have none.
-
-    Args:
-        schema: The schema.
-        folder: One CSV per table, `<table>.csv` in any case; may be missing.
+    """Schema with BIRD's descriptions (`<table>.csv` in `folder`) as comments of columns without one.
 
     Raises:
         DataError: A file cannot be read.
@@ -62,18 +58,16 @@ def described(schema: Schema, folder: Path) -> Schema:
             column, name, *notes = ((row.get(field) or "").strip() for field in _DESCRIPTION)
             meaning = notes if notes[0] else [name, *notes[1:]]
             comments[path.stem.lower(), column.lower()] = one_line("; ".join(filter(None, meaning)))
-    if not comments:
-        return schema
-    tables = (
-        replace(
-            table,
-            columns=tuple(
-                replace(c, comment=c.comment or comments.get((table.name.lower(), c.name.lower()), ""))
-                for c in table.columns
-            ),
+
+    def commented(table: str, column: Column) -> Column:
+        return replace(
+            column, comment=column.comment or comments.get((table.lower(), column.name.lower()), "")
         )
+
+    tables = [
+        replace(table, columns=tuple(commented(table.name, column) for column in table.columns))
         for table in schema.tables
-    )
+    ]
     return replace(schema, tables=tuple(tables))
 
 

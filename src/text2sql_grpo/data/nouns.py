@@ -1,0 +1,173 @@
+"""Nouns: names of tables and columns as people say them, their plurals and articles."""
+
+import re
+from functools import cache
+from typing import Any
+
+import yaml
+
+from text2sql_grpo.bundled import ROOT
+
+_VOWELS = re.compile("[aeiouy]", re.I)
+_PARTICIPLE = re.compile("..[^e]eds?$")
+
+
+@cache
+def vocabulary() -> Any:
+    """Word lists of `data/vocabulary.yaml`."""
+    return yaml.safe_load((ROOT / "data" / "vocabulary.yaml").read_text(encoding="utf-8"))
+
+
+def identifier_words(name: str) -> str:
+    """Words of an identifier.
+
+    >>> identifier_words("unit_price"), identifier_words("UnitPrice"), identifier_words("Unit Price")
+    ('unit price', 'unit price', 'unit price')
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_\W]+", " ", name)
+    return " ".join(spaced.lower().split())
+
+
+def table_noun(name: str) -> str | None:
+    """Noun of one row of a table; None if its name is no noun that people would say.
+
+    >>> table_noun("Ref_OrderItems"), table_noun("Staff"), table_noun("Has_Pet"), table_noun("tblXQ7")
+    ('order item', 'staff member', None, None)
+    """
+    words = _spoken(name)
+    if not words or set(words) & {"in", "per"}:
+        return None
+    unit = [vocabulary()["units"][words[-1]]] if words[-1] in vocabulary()["units"] else []
+    return singular(" ".join([*map(singular, words[:-1]), words[-1], *unit]))
+
+
+def column_noun(name: str, table: str) -> str | None:
+    """Noun of a column; None if its name is no noun that people would say.
+
+    Args:
+        name: Name of the column.
+        table: Noun of its table, left out where the name begins with it.
+
+    >>> column_noun("custFirstName", "customer"), column_noun("num_of_seats", "car")
+    ('first name', 'number of seats')
+    >>> column_noun("heightFoot", "car"), column_noun("HH", "dog")
+    ('height in feet', None)
+    >>> column_noun("address_2", "dog"), column_noun("is_open", "shop")
+    (None, None)
+    """
+    words = _spoken(name)
+    for size in range(len(table.split()), 0, -1):
+        if len(words) > size and words[:size] in (table.split()[:size], table.split()[-size:]):
+            words = words[size:]
+            break
+    if words[-2:] == ["of", table] and len(words) > 2:
+        words = words[:-2]
+    is_event = words[:1] == ["date"] and len(words) > 2 and words[1] != "of"  # "date became customer"
+    if not words or is_event or words[-1] in vocabulary()["endings"]:
+        return None
+    unit = vocabulary()["measures"].get(words[-1])
+    if unit and len(words) > 1 and words[0] != "number":
+        words = [*(word for word in words[:-1] if word != "in"), "in", unit]
+    if words[0] == "number" and len(words) > 1:
+        words = ["number", "of", *words[1 + (words[1] == "of") :]]
+        words[-1] = plural(singular(words[-1]))
+    if words[0] in ("amount", "date") and len(words) == 2 and words[1] not in ("due", "payable"):
+        words = words[:1] if words[1] == table else [words[0], "of", words[1]]
+    return " ".join(words)
+
+
+def count_noun(noun: str) -> str | None:
+    """Noun of a column of numbers; None for a plural that may count or not.
+
+    >>> count_noun("total passengers"), count_noun("scores")
+    ('number of passengers', None)
+    """
+    words = noun.split()
+    if {"of", "in", "per"} & set(words) or singular(words[-1]) == words[-1]:
+        return noun
+    if words[-1] not in vocabulary()["counts"] or words[0] in vocabulary()["no_sums"][:-1]:
+        return None
+    return " ".join(["number of", *(words[1:] if words[0] == "total" else words)])
+
+
+def _spoken(name: str) -> list[str]:
+    """Words of a name, short ones written out; none if it cannot be read aloud, or is no noun."""
+    known = vocabulary()["words"]
+    parts = identifier_words(name).split()
+    words = [word for part in parts for word in known.get(part, part).split()]
+    if words and words[0] in vocabulary()["prefixes"]:
+        words = words[1:]
+    if words[:1] == ["no"]:
+        words[0] = "number"
+    spoken = {*" ".join(known.values()).split(), *vocabulary()["short"]}
+    is_clear = all(
+        word in spoken or (3 < len(word) < 15 and word.isalpha() and _VOWELS.search(word)) for word in words
+    )
+    has_key = any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words)
+    if not words or not is_clear or has_key or set(words) & set(vocabulary()["joints"]):
+        return []
+    is_act = _PARTICIPLE.search(words[-1]) or words[0] in vocabulary()["verbs"]
+    return [] if is_act or {words[0], words[-1]} & {"of", "in", "per"} else words
+
+
+def plural(noun: str) -> str:
+    """Plural of a noun phrase, by the common rules.
+
+    >>> plural("visit"), plural("city"), plural("foreman"), plural("date of birth")
+    ('visits', 'cities', 'foremen', 'dates of birth')
+    """
+    prepositions = re.search(" (of|in|per|on|with) ", noun)
+    head, preposition, rest = noun.partition(prepositions[0]) if prepositions else (noun, "", "")
+    before, space, last = head.rpartition(" ")
+    if last in vocabulary()["irregular"]:
+        last = vocabulary()["irregular"][last]
+    elif last.endswith("man") and last != "human":
+        last = last[:-3] + "men"
+    elif re.search(r"[^aeiou]y$", last):
+        last = last[:-1] + "ies"
+    elif re.search(r"(s|x|z|ch|sh)$", last):
+        last += "es"
+    else:
+        last += "s"
+    return before + space + last + preposition + rest
+
+
+def is_plural(noun: str) -> bool:
+    """True for a noun phrase in the plural.
+
+    >>> is_plural("assets in billions"), is_plural("number of seats")
+    (True, False)
+    """
+    head = re.split(" (?:of|in|per) ", noun)[0].split()[-1]
+    return singular(head) != head
+
+
+def with_article(noun: str) -> str:
+    """Noun phrase with its indefinite article, by pronunciation.
+
+    >>> with_article("hour"), with_article("age"), with_article("union flag"), with_article("visit")
+    ('an hour', 'an age', 'a union flag', 'a visit')
+    """
+    is_vowel = re.match("[aeiou]|hour|honou?r|x-", noun.lower()) and not re.match(
+        "uni|use|one|eu", noun.lower()
+    )
+    return f"an {noun}" if is_vowel else f"a {noun}"
+
+
+def singular(noun: str) -> str:
+    """Singular of a table's name, which may be a plural.
+
+    >>> singular("cities"), singular("order lines"), singular("addresses"), singular("status")
+    ('city', 'order line', 'address', 'status')
+    """
+    before, space, last = noun.rpartition(" ")
+    if last in vocabulary()["irregular"]:
+        return noun
+    ones: dict[str, str] = {many: one for one, many in vocabulary()["irregular"].items()}
+    if last in ones:
+        return before + space + ones[last]
+    if noun.endswith("ies"):
+        return noun[:-3] + "y"
+    if re.search(r"(ss|x|z|ch|sh|us)es$", noun):
+        return noun[:-2]
+    return noun[:-1] if re.search(r"[^sui]s$", noun) else noun
