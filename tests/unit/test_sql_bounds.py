@@ -55,7 +55,7 @@ def test_number_is_an_integer_where_it_can_be(text: str, number: float) -> None:
 
 
 def test_fraction_beyond_floats_becomes_text() -> None:
-    assert exact_number(Decimal("1e400") / 3) == f"{Decimal('1e400') / 3:f}"
+    assert exact_number(Decimal("9" * 400 + ".5")) == "9" * 400 + ".5"
     assert exact_number(Decimal("Infinity")) == math.inf
 
 

@@ -100,7 +100,7 @@ class Databases:
         """File of a SQLite database.
 
         Args:
-            purpose: What needs it, the first words of the error.
+            purpose: User of the file, the first words of the error.
 
         Raises:
             DataError: No database has this name, or it is of another kind.

@@ -37,7 +37,7 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
     found is logged. Safe if several processes call it at once.
 
     Args:
-        source: What the user named: a file, or the folder of the files.
+        source: File that the user named, or the folder of the files.
         cache: Folder of the result.
 
     Raises:
