@@ -315,7 +315,8 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 # What a person reads, line by line; a bar draws many of the first kind.
 SHOWN = re.compile(
     r"(SFT|Evaluation (before|after)|Look forced|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
-    r"Run folder: .*|SFT: .*|Figures before GRPO, of an earlier run: .*|merged .*|into .*|largest change of a logit: .*|"
+    r"Run folder: .*|SFT: .*|Figures before GRPO, of an earlier run: .*|"
+    r"merged .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|held-out set .*|look forced|─+|"
     r"test_values.*|(look-up|others) .*|\([-0-9]+\).*|n +base .*|"
     r"(by question|official|other|lookup|medium) .*|"
