@@ -242,14 +242,11 @@ def test_a_policy_that_drops_tables_through_mcp_server_sqlite_changes_nothing_ke
         tmp_path / "questions.jsonl",
         [row | ({"look_sql": "DROP TABLE branch"} if "look_sql" in row else {}) for row in QUESTIONS],
     )
-    with caplog.at_level(logging.WARNING):
-        assert training.train(config, console=Console(quiet=True)) == 0
+    bench = open_workbench(config)
+    with caplog.at_level(logging.WARNING), closing(bench.environment):
+        episodes = train(bench, tmp_path / "run")  # SFT without the server, which each DROP starts anew
 
-    episodes = json_lines(tmp_path / "run" / "rollouts.jsonl")
-    calls = [
-        action["sql"] for episode in episodes for action in episode["actions"] if action["kind"] == "run_sql"
-    ]
-    assert "DROP TABLE branch" in calls
+    assert ("run_sql", "DROP TABLE branch") in [call for episode in episodes for call in episode["actions"]]
     assert "The tool write_query of an MCP server wrote to its private copy" in caplog.text
     assert database.read_bytes() == before
     assert sorted(path.name for path in database.parent.iterdir()) == ["shop.sqlite"]
