@@ -12,6 +12,7 @@ ROLLOUTS = "rollouts.jsonl"  # a line per episode
 TRACES = "traces.jsonl"  # a line per rollout of a verifiers taskset
 SCHEDULE = "evaluation_schedule.jsonl"  # a line per evaluation during training
 START = "start.json"
+SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; beside it a page
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"

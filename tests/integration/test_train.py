@@ -37,6 +37,7 @@ from text2sql_grpo.rewards import RewardMix
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
     *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged", "sft", "tensorboard"),
+    *("suspects.jsonl", "suspects.md"),
 }
 TENSORBOARD = ["--grpo.report_to", "[tensorboard]"]
 

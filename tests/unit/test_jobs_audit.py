@@ -46,6 +46,22 @@ def test_questions_are_reported_and_training_leaves_the_wrong_ones_out(
     assert read_quarantine(Path("out/quarantine.jsonl")) == {"broken"}
 
 
+def test_golds_that_most_answers_contradict_are_listed(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [{"id": "count", "sql": "SELECT MAX(staff) FROM branch"}] * 4 + [{"id": "?", "sql": "SELECT 1"}]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    argv = ("audit", "data", "questions.jsonl", "--db", "databases", "--answers", "answers.jsonl")
+
+    report = printed(capsys, *argv, "--neighbours", "0", "--quarantine", "none.jsonl")
+
+    assert "suspect: count (at questions.jsonl:3): 100% of 4 answers have another result" in report
+    assert "suspects: suspects.jsonl, to read: suspects.md" in report
+    assert read_quarantine(Path("none.jsonl")) == set()
+    assert read_quarantine(Path("suspects.jsonl")) == {"count"}
+    assert "SELECT MAX(staff) FROM branch" in Path("suspects.md").read_text()
+
+
 def test_questions_as_json(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_questions(tmp_path / "train.jsonl", [QUESTIONS[2], BROKEN])
 

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.data.databases import Databases
@@ -31,9 +32,11 @@ REASONS = {
     "leaking": "the question or its gold is in another split too",
     "too_long": "the prompt is longer than allowed",
     "uncovered": "the gold has fewer neighbours than asked for, or such as prove little",
+    "suspect": "most answers agree, and not with the gold",
 }
 # The grader accepts any choice among rows that tie, and grades an uncovered gold on its database.
-KEPT = ("tie_dependent", "uncovered")
+# Most answers of a weak model may be wrong.
+KEPT = ("tie_dependent", "uncovered", "suspect")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def audit_questions(
     *,
     others: Mapping[str, Sequence[Question]] | None = None,
     neighbours: Neighbours | None = None,
+    suspects: Iterable[Mapping[str, Any]] = (),
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
 ) -> QuestionAudit:
@@ -100,6 +104,7 @@ def audit_questions(
         environment: Writes their prompts.
         others: Questions of other splits, by the name of their file, which should share none.
         neighbours: Makes the neighbours of each gold; None leaves out the reason `uncovered`.
+        suspects: Golds that answers contradict; see `find_suspects`.
         slow_s: A gold that takes longer is `slow`.
         max_prompt_tokens: A prompt with more, estimated at four characters each, is `too_long`.
     """
@@ -119,6 +124,10 @@ def audit_questions(
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
+    by_id = {question.example.id: question for question in questions}
+    for suspect in suspects:
+        detail = f"{suspect['share']:.0%} of {suspect['answers']} answers have another result"
+        findings.append(_finding(by_id[suspect["id"]], "suspect", detail))
     places = {question.example.id: number for number, question in enumerate(questions)}
     findings.sort(key=lambda finding: (places[finding.id], list(REASONS).index(finding.reason)))
     return QuestionAudit(len(questions), tuple(findings))

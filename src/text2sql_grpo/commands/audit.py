@@ -24,9 +24,11 @@ def data(
     max_prompt_tokens: Count = 8192,
     quarantine: Path | None = None,
     keep: list[str] | None = None,
+    answers: Path | None = None,
+    suspects: Path = Path("suspects.jsonl"),
     json: bool = False,
 ) -> int:
-    """Run every gold of a file; find copies, leaks, long prompts.
+    """Run every gold of a file; find copies, leaks, long prompts, golds that most answers contradict.
 
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
@@ -37,12 +39,15 @@ def data(
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.
-        keep: Reasons that do not quarantine; default: tie_dependent, uncovered.
+        keep: Reasons that do not quarantine; default: tie_dependent, uncovered, suspect.
+        answers: JSONL of rollouts, collected episodes or predictions (id, sql), at least 4 of a question.
+        suspects: File to write the suspects to, with a page to read beside it (.md).
         json: Print JSON instead of a report.
     """
     from rich.console import Console
 
     from text2sql_grpo.audit.questions import KEPT, REASONS, audit_questions, counts, write_quarantine
+    from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -57,13 +62,20 @@ def data(
             raise ConfigError(f"--keep must be of {', '.join(REASONS)}, got {reason!r}")
     started, databases = time.monotonic(), Databases(db)
     with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
+        questions, found = read_questions(file), []
+        grader = open_grader(executor, neighbours=neighbours)
+        if answers is not None:
+            known = [q.example for q in questions if q.example.database in databases.names()]
+            found = find_suspects(known, read_samples(answers), databases, executor, grader)
+            write_suspects(suspects, found)
         audit = audit_questions(
-            read_questions(file),
+            questions,
             databases,
             executor,
             SQLEnvironment(databases, executor, settings),
             others={str(path): read_questions(path) for path in against or ()},
-            neighbours=open_grader(executor, neighbours=neighbours).neighbours,
+            neighbours=grader.neighbours,
+            suspects=found,
             slow_s=slow_s,
             max_prompt_tokens=max_prompt_tokens,
         )
@@ -86,6 +98,8 @@ def data(
     console.print(question_table(audit, kept))
     show_findings(audit, console)
     console.print(f"{audit.questions} questions, {len(rows)} for quarantine, {seconds:.0f} s")
+    if answers is not None:
+        console.print(f"suspects: {suspects}, to read: {suspects.with_suffix('.md')}", soft_wrap=True)
     if quarantine is not None:
         console.print(
             f"quarantine: {quarantine}  (data.quarantine of a config)", soft_wrap=True, markup=False

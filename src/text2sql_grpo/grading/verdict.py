@@ -49,6 +49,7 @@ class GoldResult:
     """Outcome of a gold on one database, and the other results it allows.
 
     Attributes:
+        sql: The gold.
         outcome: Outcome of the gold as written.
         is_usable: False if it failed, or if its rows were cut and the database cannot compare them, even
             with themselves, so that nothing can be compared to it.
@@ -60,7 +61,7 @@ class GoldResult:
         self.outcome = executor.execute(database, sql, limits=limits)
         self._executor = executor
         self._database = database
-        self._sql = sql
+        self.sql = sql
         self._limits = limits
         self._dialect = parse_address(database).dialect
         self._is_ordered = has_top_level_order(sql, self._dialect)
@@ -74,7 +75,7 @@ class GoldResult:
             return compare_large(
                 self._executor,
                 self._database,
-                (self._sql, self.outcome),
+                (self.sql, self.outcome),
                 (predicted_sql, predicted),
                 ordered=self._is_ordered,
                 limits=self._limits,
@@ -83,7 +84,7 @@ class GoldResult:
 
     @cached_property
     def _ties(self) -> tuple[TieGroup, ...] | None:
-        widened = widened_query(self._sql, self.outcome.columns, self._dialect)
+        widened = widened_query(self.sql, self.outcome.columns, self._dialect)
         if widened is None:
             return None
         outcome = self._executor.execute(self._database, widened.sql, limits=self._limits)

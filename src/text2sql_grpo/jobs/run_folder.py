@@ -19,7 +19,7 @@ from text2sql_grpo.training.run_log import RunLog
 
 _RUN_FILES = (
     *(CONFIG, METRICS, ROLLOUTS, CURVE, START),
-    *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
+    *("suspects.*", "evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")
 

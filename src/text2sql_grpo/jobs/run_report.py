@@ -9,6 +9,8 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
+from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.evaluation.statistics import Accuracy
@@ -20,7 +22,9 @@ from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
-from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, answers_file
+from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file
+
+SUSPECTS_BUDGET_S = 60.0
 
 
 def report(
@@ -36,6 +40,7 @@ def report(
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
     write_json(run.folder / EVALUATION, record)
+    n_suspects = _write_suspects(run)
     picture = plot_learning_curve(run.folder)
     write_model_card(run.folder, merged)
     run.console.print(before_and_after(before, after))
@@ -46,6 +51,9 @@ def report(
         run.console.print(
             f"Graded with less than the neighbours asked for: {n_golds} golds, {gap}", markup=False
         )
+    if n_suspects:
+        page = (run.folder / SUSPECTS).with_suffix(".md")
+        run.console.print(f"Golds that most answers contradict: {n_suspects}, see {page}", soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.executor
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
@@ -71,6 +79,20 @@ def report(
         asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
         asked.append(str(run.bench.databases.source(best.database)))
         run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
+
+
+def _write_suspects(run: Run) -> int:
+    """Write the golds that most episodes of the run contradict; returns their number."""
+    bench, samples = run.bench, read_samples(run.folder / ROLLOUTS)
+    examples = [
+        Example(id, first["database"], first["question"], first["gold_sql"])
+        for id, (first, *_) in samples.items()
+    ]
+    found = find_suspects(
+        examples, samples, bench.databases, bench.executor, bench.grader, budget_s=SUSPECTS_BUDGET_S
+    )
+    write_suspects(run.folder / SUSPECTS, found)
+    return len(found)
 
 
 def _change(folder: Path) -> Comparison | None:

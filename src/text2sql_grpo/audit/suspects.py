@@ -1,0 +1,268 @@
+"""Suspects: golds that most sampled answers contradict, on the database or on random variants of it."""
+
+import logging
+import math
+import re
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+from textwrap import indent
+from typing import Any
+
+from sqlglot import exp
+
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.files import read_jsonl, write_jsonl, write_text
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.grading.base_sample import TableSample, quoted, read_sample
+from text2sql_grpo.grading.gold_query import GoldQuery
+from text2sql_grpo.grading.perturb import perturbed
+from text2sql_grpo.grading.small_database import build
+from text2sql_grpo.grading.strict import parse_query
+from text2sql_grpo.grading.verdict import GoldResult
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.schema import Table, read_schema
+
+MIN_SHARE = 0.7  # of a question's answers, in one class
+MIN_ANSWERS = 4
+N_VARIANTS = 12
+MAX_TEXTS = 8  # distinct answers of a question that are compared, the most frequent ones
+SHOWN = ObservationLimits(max_rows=12)
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
+
+_HOW_TO = """\
+# Suspects
+
+Most answers to each of these questions have one result, and the gold another. Decide by the small database:
+
+- the gold is right: delete the question's line in `{name}`;
+- the gold is wrong: leave it out of training by `data.quarantine: {name}`, or correct it;
+- both are right: add the answer to the question's `other_golds`, and delete its line.
+"""
+Record = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+
+def read_samples(path: Path) -> dict[str, list[Record]]:
+    """Answers of each question by its id, without masked episodes.
+
+    Args:
+        path: JSONL of episodes (`rollouts.jsonl`, `collect`, `evaluate`), or of predictions: `id` and `sql`.
+
+    Raises:
+        DataError: The file cannot be read, or a line is wrong.
+    """
+    samples: dict[str, list[Record]] = {}
+    for sample in read_jsonl(path, "answers with example and final_sql, or id and sql", convert=_slim):
+        if not sample.get("is_masked"):
+            samples.setdefault(sample["example"], []).append(sample)
+    return samples
+
+
+def _slim(row: Record) -> Record:
+    if "example" not in row:
+        return {"example": row["id"], "final_sql": row["sql"]}
+    names = ("example", "database", "question", "gold_sql", "final_sql", "is_masked", "strict")
+    return {name: row[name] for name in names}
+
+
+def find_suspects(
+    examples: Iterable[Example],
+    samples: Mapping[str, Sequence[Record]],
+    databases: Databases,
+    executor: SQLExecutor,
+    grader: Grader,
+    *,
+    budget_s: float = math.inf,
+) -> list[Record]:
+    """Suspects among the golds of questions with at least `MIN_ANSWERS` answers.
+
+    Answers are one class if their results agree on the database and on random variants of it. A class is no
+    evidence if it finds nothing, as wrong guesses of a stored value do.
+
+    Args:
+        examples: Questions with the golds to check.
+        samples: Answers by the id of the question.
+        databases: Their databases; questions on others than SQLite are left out.
+        executor: Runs queries on the small databases.
+        grader: Compares results.
+        budget_s: Seconds after which further questions are left out, with a warning.
+
+    Returns:
+        Lines that `data.quarantine` can read: question, gold, most frequent answer of the class, its share,
+        and both results on a small database, or on the database itself if they differ there alone.
+    """
+    started, found = time.monotonic(), []
+    asked = [
+        (example, address)
+        for example in examples
+        if len(samples.get(example.id, ())) >= MIN_ANSWERS
+        and isinstance(address := databases.address(example.database), Path)
+    ]
+    with tempfile.TemporaryDirectory(prefix="text2sql-grpo-") as folder:
+        for number, (example, database) in enumerate(asked):
+            if time.monotonic() - started > budget_s:
+                logger.warning("looked for wrong golds in %d of %d questions only", number, len(asked))
+                break
+            place = Path(folder) / str(number)
+            suspect = _suspect(example, samples[example.id], database, executor, grader, place)
+            found += [suspect] if suspect else []
+    return found
+
+
+def write_suspects(path: Path, suspects: Sequence[Record]) -> None:
+    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    write_jsonl(path, suspects)
+    pages = [_HOW_TO.format(name=path.name), *map(_page, suspects)]
+    write_text(path.with_suffix(".md"), "\n".join(pages))
+
+
+def _page(suspect: Record) -> str:
+    share = f"{suspect['share']:.0%} of {suspect['answers']} answers"
+    head = (
+        f"## {suspect['id']} (database {suspect['database']})\n\n{suspect['question']}\n\n"
+        f"{share} contradict the gold on the {suspect['on']}.\n"
+    )
+    parts = {"gold": suspect["gold_sql"], "most frequent answer": suspect["answer_sql"]}
+    parts |= {f"table {name}": rows for name, rows in suspect["tables"].items()}
+    parts |= {"the gold returns": suspect["gold_result"], "the answer returns": suspect["answer_result"]}
+    return head + "".join(f"\n{title}:\n\n{indent(text, '    ')}\n" for title, text in parts.items())
+
+
+def _suspect(
+    example: Example,
+    samples: Sequence[Record],
+    database: Path,
+    executor: SQLExecutor,
+    grader: Grader,
+    folder: Path,
+) -> Record | None:
+    golds = (example.gold_sql, *example.other_golds)
+    judged_right = {s["final_sql"] for s in samples if s.get("strict") and s["gold_sql"] == golds[0]}
+    right = {*golds, *judged_right}
+    counts = Counter(sample["final_sql"] for sample in samples if sample["final_sql"])
+    common = [sql for sql, _ in counts.most_common(MAX_TEXTS)]
+    texts = [sql for sql in common if _finds_something(grader.gold_result(database, sql))]
+
+    def differ(place: Path, one: str, other: str) -> bool:
+        return _differ(grader.gold_result(place, one), grader.gold_result(place, other))
+
+    def alike(sql: str, places: Sequence[Path]) -> list[str]:
+        return [other for other in texts if not any(differ(place, sql, other) for place in places)]
+
+    def share(sqls: Iterable[str]) -> float:
+        return sum(counts[sql] for sql in sqls) / len(samples)
+
+    answer = max(texts, key=lambda sql: share(alike(sql, [database])), default=None)
+    if answer is None or answer in right or share(alike(answer, [database])) < MIN_SHARE:
+        return None
+    variants = _write_variants(database, texts, folder)
+    places = [database, *variants]
+    found = alike(answer, places)
+    accepting = [gold for gold in golds if not any(differ(place, gold, answer) for place in places)]
+    if accepting or share(found) < MIN_SHARE or right & {*found}:
+        return None
+    differing = [place for place in variants if differ(place, golds[0], answer)]
+    small, tables = database, list[str]()
+
+    def small_differ() -> bool:
+        gold, other = (GoldResult(executor, small, sql, limits=None) for sql in (golds[0], answer))
+        return _finds_something(other) and _differ(gold, other)
+
+    if differing:
+        finding = [p for p in differing if _finds_something(grader.gold_result(p, answer))]
+        smallest = min(finding or differing, key=lambda path: path.stat().st_size)
+        small = smallest.with_suffix(".small")
+        small.write_bytes(smallest.read_bytes())
+        tables = _tables(read_schema(small).tables, (golds[0], answer))
+        _leave_out_rows(small, tables, small_differ)
+    shown = [golds[0], answer, *(f"SELECT * FROM {quoted(name)}" for name in tables)]
+    outcomes = executor.execute_many([(small, sql) for sql in shown])
+    gold_result, answer_result, *rows = (observation_text(outcome, SHOWN) for outcome in outcomes)
+    return {
+        "id": example.id,
+        "reasons": ["suspect"],
+        "database": example.database,
+        "question": example.question,
+        "gold_sql": golds[0],
+        "answer_sql": answer,
+        "share": round(share(found), 3),
+        "answers": len(samples),
+        "on": "database" if all(differ(database, gold, answer) for gold in golds) else "variants",
+        "gold_result": gold_result,
+        "answer_result": answer_result,
+        "tables": dict(zip(tables, rows, strict=True)),
+    }
+
+
+def _differ(first: GoldResult, second: GoldResult) -> bool:
+    """True if both are usable and unequal, whichever of them decides on order and ties."""
+    if not (first.is_usable and second.is_usable):
+        return False
+    found = (first.difference(second.outcome, second.sql), second.difference(first.outcome, first.sql))
+    return "equal" not in found
+
+
+def _finds_something(result: GoldResult) -> bool:
+    return result.is_usable and any(cell not in (None, 0) for row in result.outcome.rows for cell in row)
+
+
+def _tables(tables: Iterable[Table | TableSample], sqls: Iterable[str]) -> list[str]:
+    """Names of the tables that a query names."""
+    trees = [tree for tree in map(parse_query, sqls) if tree is not None]
+    read = {table.name.lower() for tree in trees for table in tree.find_all(exp.Table)}
+    return [table.name for table in tables if table.name.lower() in read]
+
+
+def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> list[Path]:
+    """Write small databases with values of the answers, which are untrusted: none is run to make them."""
+    base, literals = read_sample(database), dict[Cell, None]()
+    for tree in filter(None, map(parse_query, answers)):
+        for node in tree.find_all(exp.Literal):
+            if node.is_string and node.this.isprintable():  # no lone surrogates
+                literals[node.this] = None
+            elif _NUMBER.fullmatch(node.this):
+                literals[float(node.this) if "." in node.this else int(node.this)] = None
+    tables = _tables(base.tables.values(), answers)
+    columns = [(name, column) for name in tables for column in base.tables[name].columns]
+    seeds = GoldQuery(
+        tree=exp.select("1"),
+        columns_of={},
+        tables=frozenset(tables),
+        columns=frozenset(columns),
+        literals=dict.fromkeys(columns, tuple(literals)),
+        patterns=frozenset(text for text in literals if isinstance(text, str) and "%" in text),
+        links=(),
+        grouped=frozenset(),
+        group_sizes=(),
+    )
+    folder.mkdir()
+    paths = [folder / f"{number}.sqlite" for number in range(N_VARIANTS)]
+    for number, path in enumerate(paths):
+        build(base, perturbed(base, seeds, Random(number)), path).close()
+    return paths
+
+
+def _leave_out_rows(database: Path, tables: Sequence[str], differ: Callable[[], bool]) -> None:
+    """Delete the rows without which the results differ all the same."""
+    with closing(sqlite3.connect(database)) as connection:
+        for name in map(quoted, tables):
+            with suppress(sqlite3.Error):  # a table without rowid stays whole
+                for row in connection.execute(f"SELECT rowid FROM {name}").fetchall():
+                    before = database.read_bytes()
+                    connection.execute(f"DELETE FROM {name} WHERE rowid = ?", row)
+                    connection.commit()
+                    if not differ():
+                        database.write_bytes(before)
