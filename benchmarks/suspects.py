@@ -84,7 +84,7 @@ def made_wrong(
     example: Example, databases: Databases, grader: Grader, rng: random.Random
 ) -> tuple[str, Example] | None:
     """Question with a wrong gold that runs and finds something; None if no operator makes one."""
-    database = databases.path(example.database)
+    database = databases.address(example.database)
     options = list(dict.fromkeys(wrong_golds(example.gold_sql)))
     rng.shuffle(options)
     for name, sql in options:
