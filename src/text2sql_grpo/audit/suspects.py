@@ -113,7 +113,11 @@ def find_suspects(
                 logger.warning("looked for wrong golds in %d of %d questions only", number, len(asked))
                 break
             place = Path(folder) / str(number)
-            suspect = _suspect(example, samples[example.id], database, executor, grader, place)
+            try:
+                suspect = _suspect(example, samples[example.id], database, executor, grader, place)
+            except Exception as error:  # whatever a model writes: a finished run must not fail here
+                logger.warning("question %s was not looked at, an internal error: %r", example.id, error)
+                continue
             found += [suspect] if suspect else []
     return found
 
