@@ -351,6 +351,7 @@ def test_a_whole_run_and_a_step_that_one_process_cannot_take(
     assert {path.name for path in folder.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "checkpoint-2", "model"),
         *("evaluation.json", "evaluation-before.jsonl", "evaluation.jsonl", "merged", "sft"),
+        *("suspects.jsonl", "suspects.md"),
     }
     assert said(folder, 1) == ""
     assert said(folder, 0).count("Evaluation after") == 1
