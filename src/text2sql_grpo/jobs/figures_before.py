@@ -21,7 +21,7 @@ _ABOUT_GRPO = {"run", "grpo", "selection", "alerts"}  # sections that the figure
 def figures_folder(run: Run, arguments: SQLGRPOConfig) -> Path | None:
     """Folder in the cache by a hash of the SFT stage, the settings, the questions and this package's code.
 
-    None without SFT: the policy is then a model whose files nobody has hashed.
+    None without SFT: the model's files are then not hashed.
     """
     config = run.config
     if config.sft is None:

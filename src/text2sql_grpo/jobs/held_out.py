@@ -70,7 +70,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
     """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
 
     Args:
-        is_measured: Whether the run folder may hold the figures: of a resumed run, or of an earlier one.
+        is_measured: True if the run folder may hold the figures: of a resumed run, or of an earlier one.
     """
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:

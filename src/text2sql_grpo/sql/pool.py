@@ -126,7 +126,7 @@ class WorkerPool:
     def run_one(
         self, location: str, sql: str, limits: Limits, cancellation: Cancellation | None = None
     ) -> Answer:
-        """Run one query; a cancelled one is an error that nobody sees.
+        """Run one query; a cancelled one ends as an error.
 
         Raises:
             RunError: The database is at fault, or the executor.
