@@ -191,6 +191,18 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
         ({"a.jsonl": '{"x": 1}\n{"x": \n'}, r"cannot read the rows: .*a\.jsonl\)"),
         ({"a.parquet": "no parquet"}, r"cannot read the rows: .*a\.parquet\)"),
         ({"a.csv": ""}, r"cannot read the rows: .*a\.csv\)"),
+        (
+            {"a.csv": 'x,y\n1,2\n"3,4\n5,6,7\n'},
+            r"line 4 ends a row with 1 fields, the first line has 2 names",
+        ),
+        (
+            {"a.csv": "x,y\n1,2\n3,4,5\n"},
+            r"line 3 ends a row with 3 fields, the first line has 2 names .*csv",
+        ),
+        (
+            {"a.tsv": "Sales of May\n\nx\ty\n1\t2\n"},
+            r"line 3 ends a row with 2 fields, the first line has 1 names",
+        ),
         ({"a.xlsx": "no archive"}, r"Excel files need a package: pip install openpyxl|cannot read the sheet"),
     ],
 )
@@ -255,5 +267,5 @@ def test_places_without_databases(
 
 
 def test_only_one_database_is_opened_by_an_address(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="one database expected, got none"):
+    with pytest.raises(DataError, match="one database is needed, got none"):
         open_address(tmp_path)

@@ -121,7 +121,9 @@ def open_address(where: Database) -> tuple[str, Database]:
     names = databases.names()
     if len(names) != 1:
         shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
-        raise DataError(f"one database expected, got {shown} ({databases.shown})")
+        raise DataError(
+            f"one database is needed, got {shown} ({databases.shown}): name a file, a folder of rows or a URL"
+        )
     return names[0], databases.address(names[0])
 
 

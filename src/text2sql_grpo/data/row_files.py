@@ -1,11 +1,12 @@
 """Files of rows (CSV, TSV, Parquet, JSON, Excel) as one DuckDB database in the cache, a table a file."""
 
+import csv
 import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
-_READERS = {
-    ".csv": "read_csv",
-    ".tsv": "read_csv",
-    ".parquet": "read_parquet",
-    ".jsonl": "read_json",
-    ".ndjson": "read_json",
-    ".json": "read_json",
-}
+_DELIMITERS = ",;\t|"
 MAX_COLUMNS_SHOWN = 12
 
 _logger = logging.getLogger(__name__)
@@ -92,16 +86,48 @@ def _copy(connection: "DuckDBPyConnection", file: Path) -> None:
             connection.execute(f"CREATE TABLE {table} AS SELECT * FROM _sheet")
             connection.unregister("_sheet")
         else:
-            options = ", sample_size = -1" if file.suffix.lower() != ".parquet" else ""
-            reader = f"{_READERS[file.suffix.lower()]}(?{options})"
-            connection.execute(f"CREATE TABLE {table} AS SELECT * FROM {reader}", [str(file)])
+            connection.execute(f"CREATE TABLE {table} AS SELECT * FROM {_reader(file)}", [str(file)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise DataError(f"cannot read the rows: {' '.join(lines[:3])} (at {file})") from error
+        why = _odd_line(file) or " ".join(lines[:3])
+        raise DataError(f"cannot read the rows: {why} (at {file})") from error
     shown = ", ".join(f"{name} {kind}" for name, kind, *_ in columns[:MAX_COLUMNS_SHOWN])
     more = f" and {len(columns) - MAX_COLUMNS_SHOWN} more" if len(columns) > MAX_COLUMNS_SHOWN else ""
     _logger.info("%s: table %s (%s%s)", file, file.stem, shown, more)
+
+
+def _reader(file: Path) -> str:
+    """DuckDB's call that reads a file."""
+    if file.suffix.lower() == ".parquet":
+        return "read_parquet(?)"
+    if file.suffix.lower() not in (".csv", ".tsv"):
+        return "read_json(?, sample_size = -1)"
+    # Left to itself, DuckDB passes over lines, or takes another delimiter, until the rest has one shape.
+    dialect = f"delim = '{_delimiter(file)}', quote = '\"', escape = '\"', header = true, skip = 0"
+    return f"read_csv(?, {dialect}, strict_mode = true, null_padding = false, sample_size = -1)"
+
+
+def _delimiter(file: Path) -> str:
+    """Character that parts the names in the first line of a CSV file."""
+    if file.suffix.lower() == ".tsv":
+        return "\t"
+    with file.open("rb") as opened:
+        return max(_DELIMITERS, key=opened.readline().decode("utf-8", errors="replace").count)
+
+
+def _odd_line(file: Path) -> str:
+    """Description of the first row of a CSV file with more or fewer fields than names; empty without one."""
+    if file.suffix.lower() not in (".csv", ".tsv"):
+        return ""
+    with file.open(encoding="utf-8", errors="replace", newline="") as opened, suppress(csv.Error):
+        rows = csv.reader(opened, delimiter=_delimiter(file))
+        n_names = len(next(rows, []))
+        for row in rows:
+            if row and len(row) != n_names:
+                place = f"line {rows.line_num} ends a row"
+                return f"{place} with {len(row)} fields, the first line has {n_names} names"
+    return ""
 
 
 def _sheet(file: Path) -> Any:
