@@ -119,8 +119,7 @@ def content(folder: Path) -> dict[str, Any]:
         action.get("outcome", {}).pop("elapsed_s", None)
     return {
         "name": newest.name,
-        "weights": load_file(newest / "model.safetensors"),
-        "reference": load_file(newest / "reference.safetensors"),
+        "weights": {path.name: load_file(path) for path in sorted(newest.glob("*.safetensors"))},
         "optimizer": torch.load(newest / "optimizer.pt"),
         "scheduler": torch.load(newest / "scheduler.pt"),
         "metrics": timeless(json_lines(folder / "metrics.jsonl")),
@@ -140,19 +139,27 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     for name, part in one.items():
         if name == "log_probs":
             torch.testing.assert_close(part, other[name], rtol=0, atol=2e-5)
-        elif name in ("weights", "reference", "optimizer"):
+        elif name in ("weights", "optimizer"):
             torch.testing.assert_close(part, other[name], rtol=0, atol=0, equal_nan=True)
         else:
             assert part == other[name], name
 
 
+LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
+
+
 @pytest.mark.parametrize(
-    ("n_kills", "n_steps"), [(2, 6), pytest.param(10, 14, marks=pytest.mark.slow)], ids=["2", "10"]
+    ("n_kills", "n_steps", "model"),
+    [
+        pytest.param(2, 6, (), id="2"),
+        pytest.param(10, 14, (), id="10", marks=pytest.mark.slow),
+        pytest.param(10, 14, LORA, id="10-lora", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
-    config: Path, tmp_path: Path, n_kills: int, n_steps: int
+    config: Path, tmp_path: Path, n_kills: int, n_steps: int, model: tuple[str, ...]
 ) -> None:
-    options = ("--grpo.max_steps", str(n_steps), *SCHEDULE)
+    options = ("--grpo.max_steps", str(n_steps), *SCHEDULE, *model)
     one, other = tmp_path / "undisturbed", tmp_path / "killed"
     finish(config, one, *options)
     expected = content(one)
@@ -166,7 +173,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
 
     assert_same(expected, content(other))
     assert [find_damage(path) for path in saved_checkpoints(other)] == [None] * 3
-    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    archived = {path.name for path in other.glob("earlier-*")}  # of starts killed before the first checkpoint
+    assert {path.name for path in other.iterdir()} - archived == {path.name for path in one.iterdir()}
 
 
 def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Path, tmp_path: Path) -> None:
@@ -187,7 +195,7 @@ def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Pat
 def test_a_damaged_checkpoint_is_skipped_and_later_ones_moved(config: Path, tmp_path: Path) -> None:
     """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
     folder = tmp_path / "run"
-    options = ("--grpo.max_steps", "3", "--grpo.sync_ref_model", "false", "--model.lora", "{r: 4}")
+    options = ("--grpo.max_steps", "3", *LORA)
     finish(config, folder, *options)
     assert [path.name for path in saved_checkpoints(folder)][-2:] == ["checkpoint-2", "checkpoint-3"]
     weights = load_file(folder / "checkpoint-3" / "adapter_model.safetensors")
