@@ -22,16 +22,18 @@ from mcp import Client, StdioServerParameters, stdio_client
 from rich.console import Console
 
 from tests.scripted_policy import SHOP, ScriptedPolicy
-from tests.tiny_model import write_tokenizer
+from tests.tiny_model import write_adapter, write_tokenizer
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
-from text2sql_grpo.config import Config, MCPConfig, load_config
+from text2sql_grpo.commands.compare import compare
+from text2sql_grpo.config import Config, MCPConfig, SFTSettings, load_config
 from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs import train as training
 from text2sql_grpo.jobs.collect import collect
 from text2sql_grpo.jobs.evaluate import evaluate
+from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.sft import started_policy
+from text2sql_grpo.jobs.sft import sft, started_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
@@ -209,6 +211,27 @@ JOBS: dict[str, Callable[[Config, Console], object]] = {
     "evaluate": lambda config, console: evaluate(config.model.path, config, console=console),
     "collect": lambda config, console: collect(
         config, config.run.output_dir.with_suffix(".jsonl"), config.model.path, console=console
+    ),
+    "compare": lambda config, _: compare(
+        *(config.model.path, config.model.path),
+        config=Path(config.model.path).with_name("tiny.yaml"),
+        settings=[f"--environment.mcp.command={config.environment.mcp.command}"],
+    ),
+    "merge": lambda config, console: check_merge(
+        write_adapter(config.run.output_dir, Path(config.model.path)),
+        Path(config.model.path),
+        open_workbench(config),
+        console,
+        num_samples=1,
+        base=config.model.path,
+        dtype="auto",
+        quantization="none",
+    ),
+    "sft": lambda config, console: sft(
+        dataclasses.replace(config, sft=SFTSettings(max_steps=1)),
+        config.run.output_dir,
+        training.run_arguments(config),
+        console=console,
     ),
 }
 

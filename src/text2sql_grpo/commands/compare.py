@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from text2sql_grpo.commands.options import Count, quiet_console, read_config, writing_to
@@ -57,14 +58,15 @@ def compare(
                 name: [example for example in bench.test[name] if (name, example.id) in chosen]
                 for name in held_out_sets(bench, sets)
             }
-            for role, name in given.items():
-                if role in known:
-                    known[role] = [one for one in known[role] if one.key in chosen]
-                    continue
-                title = f"Evaluation of {role}"
-                answers = answer_all(load_policy(name), bench, examples, console, title=title)
-                write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
-                known[role] = judged(answers)
+            with closing(bench.environment):
+                for role, name in given.items():
+                    if role in known:
+                        known[role] = [one for one in known[role] if one.key in chosen]
+                        continue
+                    title = f"Evaluation of {role}"
+                    answers = answer_all(load_policy(name), bench, examples, console, title=title)
+                    write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
+                    known[role] = judged(answers)
         comparison = compared(known["base"], known["trained"])
         comparison = comparison.only(spread([one.key for one, _ in comparison.pairs], num_samples))
         record = {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()}

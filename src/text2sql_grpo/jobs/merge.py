@@ -1,5 +1,6 @@
 """Check of a merge by answers of the merged model to held-out questions."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,10 @@ def check_merge(
         chosen.setdefault(name, []).append(example)
     policy = load_policy(base, dtype=dtype, quantization=quantization)
     policy.model.load_adapter(str(adapter))
-    before = _flat(answer_all(policy, bench, chosen, console, title="Before merging"))
-    del policy  # frees its memory for the merged model
-    after = _flat(answer_all(load_policy(str(merged)), bench, chosen, console, title="After merging"))
+    with closing(bench.environment):
+        before = _flat(answer_all(policy, bench, chosen, console, title="Before merging"))
+        del policy  # frees its memory for the merged model
+        after = _flat(answer_all(load_policy(str(merged)), bench, chosen, console, title="After merging"))
     both = [(one.episode, other.episode) for one, other in zip(before, after, strict=True)]
     return MergeCheck(
         accuracy(before),

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,7 @@ def sft(
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():
         check_folder(out)
-    with stop_on_sigterm():
+    with stop_on_sigterm(), closing(bench.environment):
         policy = base_policy(config)
         trainer = stage_trainer(bench, policy, out, arguments, console)
         prepare_folder(config, checkpoint, console)
