@@ -61,7 +61,9 @@ def answer(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if name == "crash":
         return {"error": {"code": -32603, "message": "Internal error"}}
     if name == "write":
-        with contextlib.closing(sqlite3.connect(arguments.get("path") or sys.argv[-1])) as connection:
+        path = arguments.get("path") or sys.argv[-1]
+        os.chmod(path, 0o600)  # which a tool may do: the file is its user's
+        with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.executescript(arguments["statement"])
             tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
         return text(f"tables: {tables}")

@@ -270,7 +270,8 @@ def test_a_policy_that_drops_tables_through_mcp_server_sqlite_changes_nothing_ke
         episodes = train(bench, tmp_path / "run")  # SFT without the server, which each DROP starts anew
 
     assert ("run_sql", "DROP TABLE branch") in [call for episode in episodes for call in episode["actions"]]
-    assert "The tool write_query of an MCP server wrote to its private copy" in caplog.text
+    warning = "The tool write_query of an MCP server wrote to its private copy"
+    assert (warning in caplog.text) == (os.geteuid() == 0)  # the copy is read-only, which binds the others
     assert database.read_bytes() == before
     assert sorted(path.name for path in database.parent.iterdir()) == ["shop.sqlite"]
     # Graded on the original, which has its table.

@@ -294,7 +294,8 @@ def test_mcp_server_sqlite_of_pypi_as_it_is(shop: Path) -> None:
     assert tags.tools_that_write() == []
     tags.close()
     native = environment("native", "read_query", "write_query", "create_table")
-    assert native.tools_that_write() == ["write_query", "create_table"]
+    # Its copy is read-only, which binds every user but root.
+    assert native.tools_that_write() == (["write_query", "create_table"] if os.geteuid() == 0 else [])
     begin(native).step(call("write_query", {"query": DROP}))
     reply = begin(native).step(call("read_query", {"query": "SELECT count(*) FROM branch"}))
     assert reply is not None and "3" in reply["content"]
