@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import json
 import logging
 import os
 import shlex
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -192,6 +194,34 @@ def test_the_command_line_serves_the_sdk_s_client(config: Config, tmp_path: Path
     lines = json_lines(tmp_path / "audit.jsonl")
     assert [(line["status"], line["rows"]) for line in lines] == [("ok", 3), ("denied", 0)]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_garbage_on_standard_input_leaves_the_next_call_its_answer(
+    config: Config, tmp_path: Path, repo_root: Path
+) -> None:
+    database = open_workbench(config).databases.address("shop")
+    client = {"clientInfo": {"name": "test", "version": "1"}, "capabilities": {}}
+    opening = {"protocolVersion": "2025-06-18", **client}
+    asked = {"name": "run_sql", "arguments": {"sql": "SELECT count(*) FROM branch"}}
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": opening}),
+        '{"jsonrpc": "2.0", "method": "notifications/initialized"}',
+        *("nonsense", "{", "[]", "[" * 100_000, '{"jsonrpc": "2.0", "id": 2}', "\0\x1b[31m", "\udcff\udcfe"),
+        json.dumps({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": asked}),
+    ]
+    server = subprocess.Popen(
+        server_words(repo_root, tmp_path / "audit.jsonl", str(database)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+    server.stdin.flush()
+    replies = map(json.loads, iter(server.stdout.readline, b""))
+    answer = next((reply for reply in replies if reply.get("id") == 3), None)
+    server.communicate(timeout=60)
+    assert answer is not None and answer["result"]["content"][0]["text"] == "count(*)\n3"
 
 
 def shop_config(folder: Path, server: MCPConfig, *options: str) -> tuple[Config, Path]:

@@ -159,6 +159,13 @@ def test_a_server_that_cannot_be_started(
             pool.list_tools(Server(command=command))
 
 
+def test_no_room_for_a_private_copy(start: Start, server: Server, log: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.sqlite").mkdir()  # cannot be copied
+    with pytest.raises(RunError, match=r"cannot connect to the MCP server: IsADirectoryError: .*shop"):
+        start().list_tools(Server(command=server.command, database=tmp_path / "shop.sqlite"))
+    assert not events(log)
+
+
 @contextlib.contextmanager
 def http_answers(*statuses: int) -> Iterator[tuple[str, list[int]]]:
     """A web server that turns requests away, one status after the other, the last for ever."""

@@ -411,6 +411,47 @@ def test_sessions_are_bounded_and_half_sent_requests_are_closed(
     serving(database, executor, audit_log, talk)
 
 
+def bodies_of_garbage() -> Iterator[bytes]:
+    good = json.dumps(call("SELECT 1"))
+    yield from (b"", b"\xff\xfe\0", b"{", b"[]", b"null", b"x" * 5_000_000)
+    yield good[:-1].encode() + b', "more": ' + b"[" * 100_000
+    for old, new in (
+        ('"SELECT 1"', "5"),
+        ('"SELECT 1"', r'"\ud800"'),
+        ('"SELECT 1"', f'"SELECT 1", "offset": {"9" * 5_000}'),
+        ('"SELECT 1"', '"SELECT 1", "limit": -1'),
+        ("run_sql", r"\u0000"),
+        ('"2.0"', '"1.0"'),
+        ("2,", "{},"),
+    ):
+        yield good.replace(old, new, 1).encode()
+
+
+def test_garbage_is_refused_and_the_next_request_answered(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    async def talk(url: str) -> None:
+        async with httpx2.AsyncClient(timeout=60, headers=HEADERS) as web:
+            response = await web.post(url, json=INITIALIZE)
+            session = {"mcp-session-id": response.headers["mcp-session-id"]}
+            kind = {"Content-Type": "application/json"}
+            for body in bodies_of_garbage():
+                response = await web.post(url, content=body, headers=session | kind)
+                assert response.status_code in (200, 202, 400, 413)  # 202: a notification, its id is none
+                assert response.status_code != 200 or "rror" in response.text
+            address = ("127.0.0.1", int(url.split(":")[2].partition("/")[0]))
+            for raw in (b"\x16\x03\x01\x02\0\x01", b"\0" * 999, b"POST /mcp HTTP/1.1\r\nContent-Length: -5"):
+                reader, writer = await asyncio.open_connection(*address, family=socket.AF_INET)
+                writer.write(raw + b"\r\n\r\n")
+                assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 400")
+                writer.close()
+            response = await web.post(url, json=call("SELECT 1"), headers=session)
+            assert response.json()["result"]["content"][0]["text"] == "1\n1"
+
+    serving(database, executor, audit_log, talk)
+    assert [line["sql"] for line in json_lines(audit_log.path)] == ["SELECT 1"]
+
+
 def test_sessions_take_turns() -> None:
     order: list[str] = []
 
