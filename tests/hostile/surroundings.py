@@ -53,12 +53,16 @@ def wait_for(is_so: Callable[[], object], timeout_s: float = 10.0) -> bool:
 class PeakMemory:
     """Samples the largest memory of this process and of each of its children, while the context lasts.
 
+    Args:
+        others: Children that are left out.
+
     Attributes:
         own_bytes: The peak of this process.
         child_bytes: The largest peak of any child. Of one that ended inside, what it had some 20 ms before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: frozenset[int] = frozenset()) -> None:
+        self._others = others
         self.own_bytes = 0
         self.child_bytes = 0
         self._is_over = threading.Event()
@@ -85,7 +89,7 @@ class PeakMemory:
     def _sample(self) -> None:
         self.own_bytes = max(self.own_bytes, _peak_bytes(os.getpid()))
         # Until it runs its own program, a new child is seen with the memory of this process.
-        started = [pid for pid in child_pids() if _command(pid) != _command("self")]
+        started = [pid for pid in child_pids() - self._others if _command(pid) != _command("self")]
         self.child_bytes = max([self.child_bytes, *map(_peak_bytes, started)])
 
 
