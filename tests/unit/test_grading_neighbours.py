@@ -187,6 +187,8 @@ def test_some_golds_have_no_neighbours(shop: Path, neighbours: Neighbours, gold:
         ("SELECT kind FROM visit GROUP BY kind HAVING count(*) > 5000", "finds nothing"),
         ("SELECT count(*) FROM person WHERE age > 120", "hard-coded"),  # a CHECK forbids it
         (GOLD, ""),
+        ("SELECT n FROM visit WHERE doubled > 100", ""),  # a generated column
+        ("SELECT spent FROM stay WHERE spent > 30", ""),  # a view that names its columns
     ],
 )
 def test_a_gold_without_the_neighbours_asked_for_is_counted_with_its_reason(
@@ -197,6 +199,7 @@ def test_a_gold_without_the_neighbours_asked_for_is_counted_with_its_reason(
     with closing(sqlite3.connect(letters)) as connection, connection:
         connection.execute("CREATE VIRTUAL TABLE letter USING fts5 (body)")
         connection.execute("INSERT INTO letter VALUES ('hello world')")
+        connection.execute('CREATE VIEW stay ("as", spent) AS SELECT n, paid FROM visit WHERE paid > 10')
     for _ in range(2):  # made, and found in the folder
         neighbours = Neighbours(executor, tmp_path / "cache")
         found = neighbours.cover(letters, gold).gap

@@ -1,6 +1,5 @@
 """Sample of a database for small variants of it: schema, rows, and keys that hold."""
 
-import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -8,14 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from sqlglot import exp
+
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.dates import DateFormat, date_format
+from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import open_database
 
 MAX_ROWS_READ = 400
-_AS = re.compile(r"\bAS\b", re.IGNORECASE)
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 
 
@@ -106,8 +107,19 @@ def read_sample(database: Path) -> BaseSample:
     except sqlite3.Error as error:
         raise DataError(f"cannot read the database: {error} (at {database})") from error
     ordered = parents_first(table for table in tables if table is not None)
-    queries = {name: _AS.split(statement, maxsplit=1)[1] for name, statement in views}
+    queries = {name: _view_query(statement) for name, statement in views}
     return BaseSample(schema, tuple(statement for (statement,) in statements), queries, ordered)
+
+
+def _view_query(create: str) -> str:
+    """Query of a view, with the names of its list of columns as aliases; empty if sqlglot cannot parse it."""
+    view = parse_query(create)
+    if not isinstance(view, exp.Create) or not isinstance(view.expression, exp.Query):
+        return ""
+    names = view.this.expressions if isinstance(view.this, exp.Schema) else []
+    for name, projection in zip(names, view.expression.selects, strict=False):
+        projection.replace(exp.alias_(projection.unalias(), name.copy()))
+    return view.expression.sql("sqlite")
 
 
 def with_links(

@@ -10,6 +10,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
 MAX_ROWS = 2_000
+_COLUMNS = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden <> 1"
 PAGE_BYTES = 512  # most tables hold a few rows: a variant of ten tables stays under 20 kB
 
 
@@ -47,15 +48,17 @@ def without_keys(base: BaseSample, built: sqlite3.Connection, *, is_reversed: bo
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     for table in base.tables.values():
-        listed = ", ".join(map(quoted, table.columns))
-        collations = _collations(built, base, table.name, table.columns)
+        rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
+        described = built.execute(_COLUMNS, (table.name,)).fetchall()  # generated ones become plain
+        names = [name for name, _ in described]
         columns = ", ".join(
             f"{quoted(name)} {kind} {collation}"
-            for name, kind, collation in zip(table.columns, table.types, collations, strict=True)
+            for (name, kind), collation in zip(
+                described, _collations(built, base, table.name, names), strict=True
+            )
         )
         connection.execute(f"CREATE TABLE {quoted(table.name)} ({columns})")
-        rows = built.execute(f"SELECT {listed} FROM {quoted(table.name)}").fetchall()
-        _insert(connection, table.name, table.columns, rows[::-1] if is_reversed else rows)
+        _insert(connection, table.name, names, rows[::-1] if is_reversed else rows)
     for statement in base.statements:
         if statement.upper().startswith("CREATE VIEW"):
             connection.execute(statement)
