@@ -68,7 +68,9 @@ class Bench:
         if protocol == "native":
             template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
             tokenizer.chat_template = template.read_text("utf-8")
-        settings = EnvironmentSettings(protocol=protocol, schema_text="compact", max_turns=3)
+        settings = EnvironmentSettings(
+            protocol=protocol, schema_text="compact", max_turns=3, instructions=False
+        )
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
             training_arguments(
@@ -532,13 +534,13 @@ def write_other_model(folder: Path, architecture: str) -> Path:
     return folder
 
 
-LONG = 1000  # between the lengths of a padded batch and of its shorter micro-batch
+LONG = 270  # between the lengths of a padded batch and of its shorter micro-batch
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "phi3"])
 def test_the_slower_update_learns_what_trl_learns(tmp_path: Path, architecture: str) -> None:
     """Where positions count the padding: an unchanged policy has no KL, no clipping, and TRL's gradient."""
-    longer = ask("Porto? " + "Of all branches, please. " * 12, PORTO.gold_sql)
+    longer = ask("Porto? " + "Of all branches, please. " * 4, PORTO.gold_sql)
     logs = []
     for shares in (False, True):
         folder = tmp_path / str(shares)
