@@ -143,9 +143,9 @@ class SQLExecutor:
     def execute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
     ) -> list[ExecutionOutcome]:
-        """Run pairs of database and query on all workers; outcomes in order. See `execute`.
+        """Run pairs of database and query; outcomes in order. See `execute`.
 
-        Equal deterministic queries run once.
+        Equal deterministic queries run once. More workers start if it takes longer than starting them.
         """
         limits = limits or self.limits
         outcomes: list[Any] = [None] * len(database_and_sql)

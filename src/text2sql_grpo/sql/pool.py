@@ -26,6 +26,7 @@ from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, 
 MAX_CHUNK = 256  # queries in one message
 FIRST_CHUNK = 8  # the same, before the first timing of a query
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
+GROW_S = 0.15  # of a batch, before it starts more than one worker: some 0.04 s of processor time each
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
 MAX_GRANTED = 100_000  # locations remembered as readable
@@ -161,8 +162,9 @@ class WorkerPool:
             self._grant(location)
         batch = _Batch(queries, limits, self._n_workers, self._grant)
         threads = []
-        for _ in range(min(self._n_workers, len(queries)) - 1):
-            thread = threading.Thread(target=self._serve, args=(batch,), daemon=True)
+        for number in range(1, min(self._n_workers, len(queries))):
+            delay_s = 0.0 if number < len(self._idle) else GROW_S
+            thread = threading.Thread(target=self._serve, args=(batch, delay_s), daemon=True)
             with suppress(RuntimeError):  # no more threads: the others do its work
                 thread.start()
                 threads.append(thread)
@@ -177,8 +179,10 @@ class WorkerPool:
             raise batch.failure
         return batch.answers, batch.is_plain
 
-    def _serve(self, batch: "_Batch") -> None:
+    def _serve(self, batch: "_Batch", delay_s: float = 0.0) -> None:
+        """Run messages of a batch until none is pending, on one worker at a time."""
         try:
+            batch.none_pending.wait(delay_s)
             while positions := batch.next_positions():
                 queries = [batch.queries[position] for position in positions]
                 request = _request(_by_location(queries), batch.limits)
@@ -344,6 +348,7 @@ class _Batch:
 
     Attributes:
         query_s: Mean seconds of a query of the last message.
+        none_pending: Set once no query was left to take.
     """
 
     def __init__(
@@ -360,6 +365,7 @@ class _Batch:
         self.is_over = False
         self.query_s = CHUNK_S / FIRST_CHUNK
         self.failure: Exception | None = None
+        self.none_pending = threading.Event()
         self._n_workers = n_workers
         self._grant = grant
         self._lock = threading.Lock()
@@ -375,7 +381,8 @@ class _Batch:
     def next_positions(self) -> list[int]:
         """Positions of the next message's queries; empty if none is pending."""
         with self._lock:
-            if self.is_over:
+            if self.is_over or not (self._alone or self._pending):
+                self.none_pending.set()
                 return []
             if self._alone:
                 return [self._alone.pop()]
