@@ -281,16 +281,59 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Selection of the training questions of a GRPO step.
+    """Selection of the training questions of a GRPO step (docs/selection.md).
 
     Attributes:
+        by: Method of the draw. `uniform`: shuffled epochs; `learnability`: by p(1 - p), with p the share of
+            right episodes; `regret`: by the expected best less the mean of a group, and by staleness;
+            `easy_to_hard`: from the easiest questions first, from all at `all_after`.
+        level: Fields of a question whose statistics it borrows, the coarsest first, each within the one
+            before; a question that was played relies on itself first.
+        prior: Weight of borrowed statistics, in episodes.
+        explore: Share of the draws in shuffled order, so that every question is met.
+        half_life: Generation batches after which an episode counts half; None for ever.
+        easy_by: Order of `easy_to_hard`: the measured share of right episodes, or the field `difficulty`.
+        all_after: Share of the steps after which `easy_to_hard` draws from all questions.
+        resample_flat: Further rounds in which other questions are played in place of groups whose verdicts
+            are all equal (DAPO); 0 for none.
+        max_share: Largest share of a batch from one database or one template.
+        databases_per_batch: Largest number of databases in a batch, whose prompts then share prefixes; None
+            for any number.
+        quarantine_suspects: Take questions out of the draw whose sampled answers contradict the gold (see
+            `audit data --answers`).
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
-            the rest in proportion to their questions. Empty for shuffled epochs of all questions.
+            the rest in proportion to their questions. Empty for none.
     """
 
+    by: Literal["uniform", "easy_to_hard", "learnability", "regret"] = "uniform"
+    level: list[Literal["family", "template", "database", "difficulty"]] = field(
+        default_factory=lambda: ["family", "template", "database"]
+    )
+    prior: float = 4.0
+    explore: float = 0.2
+    half_life: float | None = 8.0
+    easy_by: Literal["measured", "difficulty"] = "measured"
+    all_after: float = 0.5
+    resample_flat: int = 0
+    max_share: float = 1.0
+    databases_per_batch: int | None = None
+    quarantine_suspects: bool = False
     strata: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("prior", "half_life", "all_after", "max_share"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        for name in ("explore", "all_after", "max_share"):
+            _share(name, getattr(self, name))
+        _at_least("resample_flat", self.resample_flat, 0)
+        _at_least("databases_per_batch", self.databases_per_batch, 1)
+        if self.databases_per_batch is not None and self.databases_per_batch * self.max_share < 1 - 1e-9:
+            raise ValueError(
+                f"max_share {self.max_share:g} needs more than {self.databases_per_batch} databases: raise "
+                "databases_per_batch or max_share"
+            )
         for family, share in self.strata.items():
             if not 0 < share <= 1:
                 raise ValueError(f"strata.{family} must be in (0, 1], got {share}")

@@ -268,7 +268,7 @@ def assert_same_learning(one: Path, other: Path) -> None:
 
 # Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.
 SGD = ("--grpo.optim", "sgd", "--grpo.learning_rate", "0.1")
-STRATA = ("--selection.strata.lookup", "0.25")
+STRATA = ("--selection.strata.lookup", "0.25", "--selection.by", "learnability")
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +301,25 @@ def test_two_processes_learn_what_one_learns(
 def steps_of(count: int) -> tuple[str, ...]:
     """Options of a run that is compared step by step."""
     return (*SGD, *STRATA, "--grpo.max_steps", str(count))
+
+
+def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
+    """Each plays the groups of its part, and other questions in place of its dead ones; one state."""
+    options = ("--selection.by", "regret", "--selection.resample_flat", "1", "--grpo.num_generations", "8")
+    finish(config, tmp_path / "run", *options, "--grpo.max_steps", "3", first=only_train)
+    (newest, *_) = saved_checkpoints(tmp_path / "run")[::-1]
+    one, other = (torch.load(newest / f"loop_state_{rank}.pt")["selection"] for rank in range(2))
+    for name in ("random", "met"):
+        assert one.pop(name).equal(other.pop(name))
+    assert all(map(torch.equal, one["counts"], other["counts"]))
+    assert sum(map(float, one.pop("counts")[0][0])) > 0
+    del other["counts"]
+    assert one == other
+    rows = json_lines(tmp_path / "run" / "metrics.jsonl")
+    episodes = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert len(episodes) == sum(row["selection/episodes"] for row in rows) > 3 * 16  # some were replaced
+    played = sum(row["accuracy/strict_played"] * row["selection/episodes"] for row in rows)
+    assert played == pytest.approx(sum(episode["strict"] for episode in episodes))
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])

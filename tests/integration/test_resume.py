@@ -44,6 +44,11 @@ GRPO = {
     "report_to": "none",
 }
 TIMES = ("elapsed_s", "step_time", "seconds")
+# Two of the four questions a step, by what earlier episodes showed, and others in place of dead groups.
+REGRET = (
+    *("--selection.by", "regret", "--selection.resample_flat", "1"),
+    *("--grpo.num_generations", "4", "--grpo.steps_per_generation", "2", "--grpo.num_iterations", "1"),
+)
 SCHEDULE = ("--data.dev", "questions.jsonl", "--evaluation.every", "2")
 
 
@@ -149,17 +154,19 @@ LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
 
 
 @pytest.mark.parametrize(
-    ("n_kills", "n_steps", "model"),
+    ("n_kills", "n_steps", "more"),
     [
         pytest.param(2, 6, (), id="2"),
+        pytest.param(1, 6, REGRET, id="1-regret"),
         pytest.param(10, 14, (), id="10", marks=pytest.mark.slow),
+        pytest.param(10, 14, REGRET, id="10-regret", marks=pytest.mark.slow),
         pytest.param(10, 14, LORA, id="10-lora", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
-    config: Path, tmp_path: Path, n_kills: int, n_steps: int, model: tuple[str, ...]
+    config: Path, tmp_path: Path, n_kills: int, n_steps: int, more: tuple[str, ...]
 ) -> None:
-    options = ("--grpo.max_steps", str(n_steps), *SCHEDULE, *model)
+    options = ("--grpo.max_steps", str(n_steps), *SCHEDULE, *more)
     one, other = tmp_path / "undisturbed", tmp_path / "killed"
     finish(config, one, *options)
     expected = content(one)

@@ -22,6 +22,7 @@ from transformers import (
 from tests.scripted_policy import ASSISTANT, ask, shop_environment
 from tests.tiny_model import write_model, write_tokenizer
 from tests.tiny_run import json_lines
+from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, RunError
@@ -439,7 +440,7 @@ def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -
     bench = Bench(
         tmp_path,
         examples,
-        parts={"strata": {"lookup": 0.5}},
+        parts={"selection": SelectionConfig(strata={"lookup": 0.5})},
         shared_prefix=is_shared,
         num_generations=2,
         gradient_accumulation_steps=1,
@@ -465,6 +466,58 @@ def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -
     others = [row["question"] for row in rows if row["family"] != "lookup"]
     assert len(others) == 8
     assert len(set(others)) == 4  # two generation batches, each with two others
+
+
+def test_other_questions_are_played_for_groups_of_equal_verdicts(tmp_path: Path) -> None:
+    """Kept rollouts are trained on; the metrics of all played ones stand beside theirs."""
+    bench = Bench(
+        tmp_path,
+        [ask(f"{i}?", GOLD) for i in range(4)],
+        parts={"selection": SelectionConfig(by="learnability", resample_flat=1)},
+        num_generations=2,
+        gradient_accumulation_steps=1,
+    )
+    trainer, rounds = bench.trainer, list[list[int]]()
+    right, wrong = [[RIGHT], [LOOK, RIGHT]], [[RIGHT], [WRONG]]
+    play = trainer._play_batch
+
+    def played(batch: Sequence[int]) -> Any:
+        bench.say(*(right if not rounds else wrong) * (len(batch) // 2))
+        rounds.append(list(batch))
+        return play(batch)
+
+    trainer._play_batch = played
+    batch = bench.batch(0, 0, 0, 0)
+    first, second = rounds
+    assert sorted({*first, *second}) == [0, 1, 2, 3]
+    assert bench.logged("accuracy/strict") == 0.5
+    assert bench.logged("accuracy/strict_played") == 0.75
+    assert bench.logged("selection/episodes") == 8
+    assert bench.logged("selection/frac_verdict_zero_std_played") == 0.5
+    assert bench.logged("frac_reward_zero_std") == bench.logged("selection/frac_verdict_zero_std") == 0
+    assert (batch["advantages"].abs() > 0.5).all()
+    texts = trainer.processing_class.batch_decode(batch["prompt_ids"])
+    assert [int(text[text.index("?") - 1]) for text in texts] == second
+    assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 8
+
+
+def test_a_question_whose_answers_contradict_its_gold_is_drawn_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong_gold = ask("Staff in Lisbon?", PORTO.gold_sql)
+    bench = Bench(
+        tmp_path,
+        [wrong_gold, *(ask(f"{i}?", GOLD) for i in range(9))],
+        parts={"selection": SelectionConfig(quarantine_suspects=True)},
+    )
+    bench.trainer.model.train()
+    bench.say([RIGHT], [RIGHT], [LOOK, RIGHT], [RIGHT])
+    bench.trainer._play_batch([0] * 4)
+    assert "question Staff in Lisbon? is drawn no more" in caplog.text
+    assert bench.trainer.selection._quarantined == {0}
+    bench.say([RIGHT], [RIGHT], [LOOK, RIGHT], [WRONG])
+    bench.trainer._play_batch([1] * 4)
+    assert bench.trainer.selection._quarantined == {0}
 
 
 def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:

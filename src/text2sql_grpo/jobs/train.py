@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError, needs_extra
 from text2sql_grpo.files import read_jsonl
@@ -48,7 +48,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, is_finished
 from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.selection import strata
+from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     check_fills_a_batch(questions, arguments)
-    check_strata(questions, config)
+    check_selection(questions, config)
     check_neighbours(questions, bench)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
@@ -262,14 +262,14 @@ def check_neighbours(questions: Sequence[Example], bench: Workbench) -> None:
             )
 
 
-def check_strata(questions: Sequence[Example], config: Config) -> None:
-    """Fail if the questions cannot fill the strata of a step.
+def check_selection(questions: Sequence[Example], config: Config) -> None:
+    """Fail if the section `selection` does not suit the questions.
 
     Raises:
-        DataError: See `training.selection.strata`.
+        DataError: See `training.selection.Selection`.
     """
-    if config.selection.strata:
-        strata([question.family for question in questions], config.selection.strata)
+    if config.selection != SelectionConfig():
+        Selection(questions, config.selection, batch_size=1, num_generations=1, seed=0)
 
 
 def grpo_trainer(
@@ -301,7 +301,7 @@ def grpo_trainer(
             peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
             callbacks=callbacks,
             run_log=RunLog(run.folder),
-            strata=config.selection.strata,
+            selection=config.selection,
         )
     except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error

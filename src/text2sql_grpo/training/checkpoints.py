@@ -175,6 +175,9 @@ class Checkpoints(TrainerCallback):
         """Restore the loop state; transformers has set its sums to zero by now."""
         if self._loop_state is not None:
             trl_compat.set_loop_state(self._trainer, self._loop_state)
+            selection = getattr(self._trainer, "selection", None)
+            if selection is not None:
+                selection.restore(self._loop_state.get("selection"))
             self._loop_state = None
 
     def _note_best(self) -> None:
@@ -208,7 +211,9 @@ def _moves_reference(trainer: Trainer) -> bool:
 
 def _save_more(trainer: Trainer, folder: Path) -> None:
     if isinstance(trainer, GRPOTrainer):
-        torch.save(trl_compat.loop_state(trainer), folder / _loop_name(trainer))
+        selection = getattr(trainer, "selection", None)
+        state = trl_compat.loop_state(trainer) | {"selection": selection and selection.state()}
+        torch.save(state, folder / _loop_name(trainer))
     if _moves_reference(trainer) and trainer.args.should_save:
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 

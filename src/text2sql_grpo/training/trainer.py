@@ -3,11 +3,11 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
@@ -15,9 +15,11 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
 
+from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
@@ -37,12 +39,14 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.gradient_noise import GradientNoise
+from text2sql_grpo.training.quarantine import contradicted
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
-from text2sql_grpo.training.selection import stratified
+from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, LossTokens, SharedPrefixUpdate
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Scores = dict[str, float] | None
 
 
@@ -56,6 +60,7 @@ class Scored:
         metrics: Figures that are averaged over the batch and logged.
         families: Families of the questions; None where there are no families.
         turn_rewards: Additional rewards of the sampled turns; None for none.
+        verdicts: Strict verdicts, None for a rollout that must not be trained on; None where there are none.
     """
 
     rollouts: Sequence[Rollout]
@@ -64,6 +69,15 @@ class Scored:
     metrics: Sequence[dict[str, float]]
     turn_rewards: Sequence[Sequence[float]] | None = None
     families: Sequence[str] | None = None
+    verdicts: Sequence[bool | None] | None = None
+
+    def with_rows(self, rows: Mapping[int, int], other: "Scored") -> "Scored":
+        """Replace rows by those of other rollouts; `rows` maps the index here to the index there."""
+
+        def mixed(own: Any, others: Any) -> Any:
+            return own and [others[rows[i]] if i in rows else value for i, value in enumerate(own)]
+
+        return Scored(**{f.name: mixed(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
 
 @dataclass
@@ -112,20 +126,23 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         num_prompts: Number of prompts; the dataset holds their indices.
         reward_weights: Weight of each named reward.
         tools: JSON schemas for the chat template; None for none.
-        reorder: Makes a sampler with another order of TRL's one; None for TRL's shuffled epochs.
+        select: Makes the selection of questions from the size of a generation batch; None for TRL's
+            shuffled epochs.
         options: Other arguments of `GRPOTrainer`.
 
     Attributes:
         on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank.
+        selection: Selection of questions; None for TRL's shuffled epochs.
     """
 
     # A step, in the order in which TRL calls the methods; `StepState` holds what one leaves for another:
     # training_step                     each micro-batch; again for each half after out-of-memory
     #   _prepare_inputs                 plays and splits a generation batch when one is due
-    #     _generate_and_score_completions
+    #     _generate_and_score_completions   selects the questions
     #       _rollout                    (`rollout_func`)
-    #         _play_batch               plays and judges; the subclass
-    #           _play                   the rollout engine
+    #         _play_selected            others in place of zero-variance groups too
+    #           _play_batch             plays and judges; the subclass
+    #             _play                 the rollout engine
     #       _named_reward               one reward function for each score
     #       _get_per_token_logps_and_entropies    old policy and reference, if needed
     #       _credit_turns               advantages of turns
@@ -143,11 +160,10 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         reward_weights: Mapping[str, float],
         tools: list[dict[str, Any]] | None,
         processing_class: PreTrainedTokenizerBase,
-        reorder: Callable[[Any], Any] | None = None,
+        select: Callable[..., Selection] | None = None,
         **options: Any,
     ) -> None:
         self._step_state = StepState()
-        self._reorder = reorder
         self.on_episode: Callable[[int, int], None] = lambda done, total: None
         trl_compat.silence_masked_samples()
         args.reward_weights = list(reward_weights.values())
@@ -172,11 +188,17 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
         self._plays_by_slots = plays_by_slots(args.engine, reason)
+        self.selection = select and select(
+            batch_size=args.generation_batch_size // self.num_generations,
+            num_generations=self.num_generations,
+            seed=args.seed,
+            shuffle=self.shuffle_dataset,
+        )
         self._noise = GradientNoise(self, every=args.gradient_noise_every)
         self._update = SharedPrefixUpdate(
             self,
             is_wanted=args.shared_prefix,
-            keeps_order=reorder is not None,
+            keeps_order=self.selection is not None and bool(self.selection.settings.strata),
             keeps_halves=self._noise.every > 0,
         )
         self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
@@ -184,12 +206,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self.add_callback(self._bad_steps)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's sampler, or one with another order."""
-        sampler = super()._get_train_sampler(*args, **kwargs)
-        if self._reorder is not None:
-            sampler = self._reorder(sampler)
-        self._step_state.sampler = sampler
-        return sampler
+        """TRL's sampler, whose order a resumed run needs."""
+        self._step_state.sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._step_state.sampler
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create transformers' schedule without the first step of a warm-up, whose learning rate is 0."""
@@ -236,6 +255,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Play a generation batch; TRL's inputs of the loss, with advantages of turns."""
         step = self._step_state
         step.batch = [row["example"] for row in inputs]
+        if self.selection is not None and self.model.training:
+            self.selection.draw(progress=self.state.global_step / max(1, self.state.max_steps))
+            step.batch = [self.selection.batch[place] for place in self._places(len(inputs))]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert step.scored is not None  # set by `_rollout`
         self._credit_turns(step.scored, output)
@@ -246,7 +268,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one generation batch and score it: TRL's `rollout_func`."""
         step = self._step_state
-        step.scored = scored = self._play_batch(step.batch)
+        step.scored = scored = self._play_selected()
         self._compare_rewards(scored)
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL fails on an empty completion
@@ -262,6 +284,31 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             "scores": scores,
             "metrics": list(scored.metrics),
         }
+
+    def _places(self, count: int) -> list[int]:
+        """Index of the group of each episode of this rank; ranks hold consecutive parts of a batch."""
+        first = self.accelerator.process_index * count
+        return [row // self.num_generations for row in range(first, first + count)]
+
+    def _play_selected(self) -> Scored:
+        """Play the batch; play other questions in place of its zero-variance groups, if so configured."""
+        step, selection = self._step_state, self.selection
+        scored = self._play_batch(step.batch)
+        if selection is None or not self.model.training:
+            return scored
+        places = self._places(len(step.batch))
+        selection.observe(_of_all_ranks(scored.verdicts))
+        while replaced := selection.replacements():
+            rows = [row for row, place in enumerate(places) if place in replaced]
+            others = self._play_batch([replaced[places[row]] for row in rows])
+            changed = selection.observe(_of_all_ranks(others.verdicts), replaced)
+            scored = scored.with_rows(
+                {row: i for i, row in enumerate(rows) if places[row] in changed}, others
+            )
+        step.batch = [selection.batch[place] for place in places]
+        for name, value in selection.metrics().items():
+            trl_compat.log_metric(self, name, value)
+        return scored
 
     @abstractmethod
     def _play_batch(self, batch: Sequence[int]) -> Scored:
@@ -293,6 +340,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         stops = (str(rollout.stop_reason) for rollout in scored.rollouts)
         gathered = gather(list(zip(batch, scored.rewards, stops, strict=True)))
         prompts, rewards, reasons = zip(*(row for rows in gathered for row in rows), strict=True)
+        if self.selection is not None and self.model.training and set(prompts) != set(self.selection.batch):
+            raise RunError("ranks drew different questions: selection has another state on another rank")
         has_zero_variance = zero_variance_by_prompt(zip(prompts, rewards, strict=True))
         for row, prompt in zip(scored.metrics, batch, strict=True):
             row["group/no_spread"] = float(has_zero_variance[prompt])
@@ -381,7 +430,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         rewards: Named scores and their weights.
         grader: Grader of submitted queries.
         run_log: Log of episodes; None for none.
-        strata: Share of each named family in a step (see `selection.strata`); None for shuffled epochs.
+        selection: Selection of questions (docs/selection.md); None for TRL's shuffled epochs.
     """
 
     def __init__(
@@ -397,9 +446,11 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         run_log: RunLog | None = None,
-        strata: Mapping[str, float] | None = None,
+        selection: SelectionConfig | None = None,
     ) -> None:
-        families = [example.family for example in examples] if strata else []
+        select = None
+        if selection is not None and selection != SelectionConfig():
+            select = partial(Selection, examples, selection)
         super().__init__(
             model,
             args,
@@ -409,7 +460,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,
-            reorder=partial(stratified, families=families, shares=strata) if strata else None,
+            select=select,
         )
         self.environment = environment
         environment.count_tokens_by(self._chat.count_tokens)
@@ -424,13 +475,26 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         address = self.environment.databases.address
         answers = [self._judge.judge(episode, address(episode.example.database)) for episode in episodes]
         self._write(answers)
+        self._quarantine(batch, answers)
         return Scored(
             episodes,
             scores=[answer.scores for answer in answers],
             rewards=[answer.reward for answer in answers],
             metrics=[episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers],
             families=[example.family for example in examples],
+            verdicts=[None if answer.scores is None else answer.verdict.strict for answer in answers],
         )
+
+    def _quarantine(self, batch: Sequence[int], answers: Sequence[Answer]) -> None:
+        """Take questions out of the draw whose answers contradict the gold, if so configured."""
+        selection = self.selection
+        if selection is None or not (selection.settings.quarantine_suspects and self.model.training):
+            return
+        for number in selection.quarantine(
+            contradicted(batch, answers, self.environment, self._judge.grader)
+        ):
+            name = self._examples[number].id
+            logger.warning("question %s is drawn no more: its answers contradict the gold", name)
 
     def _write(self, answers: Sequence[Answer]) -> None:
         if self._run_log is None:
@@ -438,6 +502,10 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         gathered = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
         if self.accelerator.is_main_process:
             self._run_log.write(ROLLOUTS, (record for records in gathered for record in records))
+
+
+def _of_all_ranks(values: Sequence[T] | None) -> list[T]:
+    return [value for values in gather(values or ()) for value in values]
 
 
 def _named_reward(name: str, *, logs_metrics: bool) -> Callable[..., list[float | None]]:
