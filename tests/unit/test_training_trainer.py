@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rollout.engine import Continuations
+from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.advantages import zero_variance_by_prompt
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.shared_prefix import trimmed
+from text2sql_grpo.training.step_times import STAGES
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -518,6 +521,31 @@ def test_a_question_whose_answers_contradict_its_gold_is_drawn_no_more(
     bench.say([RIGHT], [RIGHT], [LOOK, RIGHT], [WRONG])
     bench.trainer._play_batch([1] * 4)
     assert bench.trainer.selection._quarantined == {0}
+
+
+def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+    parts = {"selection": SelectionConfig(by="learnability")}
+    bench = Bench(tmp_path, [LISBON, PORTO], engine="slots", parts=parts, max_steps=2)
+    began = time.perf_counter()
+    bench.trainer.train()
+    elapsed_s = time.perf_counter() - began
+    steps = [row for row in bench.trainer.state.log_history if "time/step" in row]
+    assert len(steps) == 2
+    for row in steps:
+        parts = {name: row[f"time/{name}"] for name in STAGES}
+        assert sum(parts.values()) == pytest.approx(row["time/step"])
+        assert min(parts[name] for name in ("select", "prefill", "decode", "grade", "update")) > 0
+        assert row["time/step"] >= row["step_time"]  # TRL's, without the optimiser
+    assert sum(row["time/step"] for row in steps) < elapsed_s
+
+
+def test_a_stage_inside_another_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    stages = Stages()
+    with stages.of(decode=1), stages.of(prefill=3, tools=1):
+        pass
+    assert stages.seconds() == {"rest": 3.0, "decode": 3.0, "prefill": 3.0, "tools": 1.0}
 
 
 def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
-from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file
+from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file, read_metrics
+from text2sql_grpo.training.step_times import STAGES
 
 SUSPECTS_BUDGET_S = 60.0
 
@@ -62,6 +64,8 @@ def report(
         f"{executor.queries} queries, {executor.cache_hits} of them from the cache",
         soft_wrap=True,
     )
+    if times := step_times(read_metrics(run.folder)):
+        run.console.print(times, soft_wrap=True)
     for what, path in (
         ("merged model", merged),
         ("learning curve", picture),
@@ -79,6 +83,21 @@ def report(
         asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
         asked.append(str(run.bench.databases.source(best.database)))
         run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
+
+
+def step_times(rows: Iterable[dict[str, Any]]) -> str:
+    """Mean time of a step by stage, from lines of metrics; empty without steps.
+
+    >>> step_times([{"time/step": 2.0, "time/decode": 1.5, "time/update": 0.5}, {"eval_dev/accuracy": 1}])
+    'A step of GRPO: 2.0 s, of which decode 75%, update 25%'
+    """
+    steps = [row for row in rows if row.get("time/step")]
+    if not steps:
+        return ""
+    total = sum(row["time/step"] for row in steps)
+    shares = {name: sum(row.get(f"time/{name}", 0.0) for row in steps) / total for name in STAGES}
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
+    return f"A step of GRPO: {total / len(steps):.1f} s, of which {parts}"
 
 
 def _write_suspects(run: Run) -> int:

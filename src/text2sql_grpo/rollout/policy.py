@@ -15,6 +15,7 @@ from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, SlotCache
+from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import Continuations
 
 logger = logging.getLogger(__name__)
@@ -112,11 +113,13 @@ class SlotPolicy:
         model: Model without an `obstacle`; may be wrapped by PEFT or accelerate.
         sampling: Sampling distribution.
         max_slots: Concurrent episodes; None for as many as memory allows.
+        stages: Where the time of prefill and of waits for tools is counted.
     """
 
     model: PreTrainedModel
     sampling: Sampling = field(default_factory=Sampling)
     max_slots: int | None = None
+    stages: Stages = field(default_factory=Stages)
 
     def __post_init__(self) -> None:
         plays_by_slots("slots", obstacle(self.model))

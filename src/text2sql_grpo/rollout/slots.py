@@ -206,13 +206,15 @@ class _Scheduler:
         ids = torch.tensor([token for family in batch for token in family.prefix], device=device)
         positions = torch.cat([torch.arange(len(family.prefix), device=device) for family in batch])
         numbers = [family.number for family in batch if family.number is not None]
-        self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
+        with self._policy.stages.of(prefill=1):
+            self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
 
     def _take_replies(self) -> None:
         """Start the next turn of each row whose tool call returned; block only if no row can decode."""
         running = [row.reply for row in self._rows if row.reply is not None]
         if running and not any(row.is_decoding or row.unread for row in self._rows):
-            wait(running, return_when=FIRST_COMPLETED)
+            with self._policy.stages.of(tools=1):
+                wait(running, return_when=FIRST_COMPLETED)
         for row in [row for row in self._rows if row.reply is not None and row.reply.done()]:
             assert row.reply is not None
             row.reply.result()
@@ -276,7 +278,8 @@ class _Scheduler:
             ends = torch.tensor(sizes, device=keep.device).cumsum(0) + len(decoding) - 1
             keep = torch.cat([keep, ends])
         step = StepPass(cache, decoding, numbers, sizes)
-        logits = self._policy.logits(ids, self._prompt[step.rows] + step.positions, keep, step)
+        with self._policy.stages.of(prefill=sum(sizes), decode=len(decoding)):
+            logits = self._policy.logits(ids, self._prompt[step.rows] + step.positions, keep, step)
         cache.length[decoding] += 1
         for row, size in zip(prefilling, sizes, strict=True):
             cache.length[row.number] += size

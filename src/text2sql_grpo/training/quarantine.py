@@ -16,7 +16,7 @@ def contradicted(
 ) -> list[int]:
     """Indices of the questions without a right answer in this round whose answers contradict the gold.
 
-    Of the questions of all ranks; rank 0 compares the answers (see `audit.suspects.find_suspects`); every rank returns the same.
+    Rank 0 compares the answers of all ranks (see `audit.suspects.find_suspects`); each returns the same.
 
     Args:
         batch: Index of the question of each answer.

@@ -43,6 +43,7 @@ from text2sql_grpo.training.quarantine import contradicted
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.shared_prefix_update import LogProbs, LossTokens, SharedPrefixUpdate
+from text2sql_grpo.training.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +203,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             keeps_halves=self._noise.every > 0,
         )
         self._checkpoints, self._bad_steps = Checkpoints(self), BadSteps(self)
-        self.add_callback(self._checkpoints)
-        self.add_callback(self._bad_steps)
+        self._times = StepTimes(self)
+        for callback in (self._checkpoints, self._bad_steps, self._times):
+            self.add_callback(callback)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's sampler, whose order a resumed run needs."""
@@ -256,7 +258,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         step = self._step_state
         step.batch = [row["example"] for row in inputs]
         if self.selection is not None and self.model.training:
-            self.selection.draw(progress=self.state.global_step / max(1, self.state.max_steps))
+            with self._times.stages.of(select=1):
+                self.selection.draw(progress=self.state.global_step / max(1, self.state.max_steps))
             step.batch = [self.selection.batch[place] for place in self._places(len(inputs))]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert step.scored is not None  # set by `_rollout`
@@ -298,7 +301,11 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             return scored
         places = self._places(len(step.batch))
         selection.observe(_of_all_ranks(scored.verdicts))
-        while replaced := selection.replacements():
+        while True:
+            with self._times.stages.of(select=1):
+                replaced = selection.replacements()
+            if not replaced:
+                break
             rows = [row for row, place in enumerate(places) if place in replaced]
             others = self._play_batch([replaced[places[row]] for row in rows])
             changed = selection.observe(_of_all_ranks(others.verdicts), replaced)
@@ -321,15 +328,18 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             self.on_episode(next(over), len(sessions))
 
         if not self._plays_by_slots:
-            with trl_compat.generating(self):
+            with trl_compat.generating(self), self._times.stages.of(tools=1):  # `generate` decodes
                 return run(sessions, self, self._chat, self._budgets, on_end=on_end)
-        with trl_compat.unwrapped_model(self) as model:
-            policy = SlotPolicy(model, trl_compat.sampling(self), max_slots=self.args.max_slots)
+        with trl_compat.unwrapped_model(self) as model, self._times.stages.of(decode=1):
+            policy = SlotPolicy(
+                model, trl_compat.sampling(self), max_slots=self.args.max_slots, stages=self._times.stages
+            )
             return run(sessions, policy, self._chat, self._budgets, on_end=on_end)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continue token ids with the current policy; makes the trainer a `Policy` of the engine."""
-        return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens) or Continuations([])
+        with self._times.stages.of(decode=1):
+            return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens) or Continuations([])
 
     def _compare_rewards(self, scored: Scored) -> None:
         """Mark rollouts of zero-variance groups; warn if the batch of all ranks has no gradient.
@@ -473,9 +483,10 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         examples = [self._examples[number] for number in batch]
         episodes = self._play([self.environment.session(example) for example in examples])
         address = self.environment.databases.address
-        answers = [self._judge.judge(episode, address(episode.example.database)) for episode in episodes]
-        self._write(answers)
-        self._quarantine(batch, answers)
+        with self._times.stages.of(grade=1):
+            answers = [self._judge.judge(one, address(one.example.database)) for one in episodes]
+            self._write(answers)
+            self._quarantine(batch, answers)
         return Scored(
             episodes,
             scores=[answer.scores for answer in answers],
