@@ -7,6 +7,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ HEAVY_ROOMS = {
     "commands": "the command line",
 }
 ROOMS = [*LIGHT_ROOMS, *HEAVY_ROOMS]
+parsed = cache(ast.parse)
 
 
 def modules(package_folder: Path) -> dict[str, Path]:
@@ -75,7 +77,7 @@ def imported_modules(path: Path, module: str, *, nodes_of: Any = ast.walk) -> It
         nodes_of: Which nodes of the file count: by default those inside functions too.
     """
     package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
-    for node in nodes_of(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in nodes_of(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -19,6 +19,7 @@ from docs.rooms import (
     imported_modules,
     modules,
     nodes_run_at_import,
+    parsed,
     picture,
     room_of,
 )
@@ -183,7 +184,7 @@ ELSEWHERE = {f"{PACKAGE}.rollout.policy": {"_attn_implementation"}}
 def defined_private_names(source: str) -> set[str]:
     """Private names that a module defines: functions, constants, and attributes of `self`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -198,7 +199,7 @@ def used_private_names(source: str, hosts: set[str]) -> tuple[set[str], set[str]
     used: set[str] = set()
     overridden: set[str] = set()
     own = defined_private_names(source)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOSTS:
             used |= {alias.name for alias in node.names if alias.name in hosts}
         elif isinstance(node, ast.Constant) and node.value in hosts:
