@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.reporting.learning_curve import DPI, HEIGHT_INCHES, WIDTH_INCHES, plot_learning_curve
+from text2sql_grpo.reporting import learning_curve
+from text2sql_grpo.reporting.learning_curve import HEIGHT_INCHES, WIDTH_INCHES, plot_learning_curve
 from text2sql_grpo.run_folder import SCHEDULE
 from text2sql_grpo.training.run_log import RunLog
 
+DPI = 50  # a coarser picture, in less time
 SIZE = (round(WIDTH_INCHES * DPI), round(HEIGHT_INCHES * DPI))
+
+
+@pytest.fixture(autouse=True)
+def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning_curve, "DPI", DPI)
 
 
 def steps(count: int, **values: float | None) -> list[dict[str, Any]]:
