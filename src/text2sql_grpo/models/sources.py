@@ -9,7 +9,6 @@ from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.models.gguf import converted
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +33,14 @@ def model_folder(path: str) -> str:
     """
     if Path(path).is_dir():
         return path
-    if path.endswith(".gguf"):
-        return str(converted(Path(path)))
-    if path not in (SMOLLM2, SMOLLM2_HUB_ID):
+    is_file = path.endswith(".gguf")
+    if not is_file and (path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and _is_on_hub())):
         return path
-    if path == SMOLLM2_HUB_ID and _is_on_hub():
-        return path
-    packaged = packaged_gguf()
-    if packaged is not None:
-        return str(converted(packaged))
+    gguf = Path(path) if is_file else packaged_gguf()
+    if gguf is not None:
+        from text2sql_grpo.models.gguf import converted  # torch, which naming a model does not need
+
+        return str(converted(gguf))
     if path == SMOLLM2 and _is_on_hub():
         logger.warning(f"{_PACKAGE} is not installed: {SMOLLM2} is {SMOLLM2_HUB_ID} of the Hub")
         return SMOLLM2_HUB_ID
