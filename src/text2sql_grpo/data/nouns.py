@@ -110,6 +110,7 @@ def _spoken(name: str) -> list[str]:
     return [] if is_act or {words[0], words[-1]} & {"of", "in", "per"} else words
 
 
+@cache
 def plural(noun: str) -> str:
     """Plural of a noun phrase, by the common rules.
 
