@@ -34,6 +34,7 @@ def test_two_small_steps_of_the_real_model(smollm2: Path, tmp_path: Path) -> Non
         "--sft.batch_size 2",
         "--sft.group_size 2",
         "--sft.warmup_ratio 0",
+        "--data.test {}",
         "--evaluation.every null",
         "--evaluation.keep last",
     )
