@@ -2,12 +2,14 @@
 
 import argparse
 import errno
+import gc
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +57,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
 
 
 def quiet_console(*, highlight: bool = True) -> "Console":
-    """Make the console of a job; call before importing the job.
+    """Make the console of a job, and import the libraries of all jobs; call before importing the job.
 
     Hides what a user cannot change: deprecations, missing kernels, progress bars of single files.
     """
@@ -65,6 +67,11 @@ def quiet_console(*, highlight: bool = True) -> "Console":
         warnings.filterwarnings("ignore", text, UserWarning)
     for name in ("transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+    gc.disable()  # what is imported is no garbage, now and later: searches for it take a while
+    import_module("text2sql_grpo.training.trainer")
+    gc.freeze()
+    gc.enable()
 
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from rich.console import Console
