@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from text2sql_grpo.errors import ConfigError, install_command
@@ -189,15 +189,11 @@ class EpisodeTraces(TrainerCallback):
         self._run_name = run_name
         self._sent_bytes = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         """Skip episodes of an interrupted run, which sent them itself."""
         self._sent_bytes = self._rollouts.stat().st_size if self._rollouts.exists() else 0
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Send the step's episodes."""
         if not state.is_world_process_zero or not self._rollouts.exists():
             return

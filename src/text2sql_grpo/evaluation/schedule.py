@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import accuracy
@@ -50,9 +50,7 @@ class EvaluationSchedule(TrainerCallback):
         self._show = show
         self._done: dict[int, float] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Read earlier evaluations from rank 0's folder; evaluate step 0."""
         known = [
             (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self._run_log.folder)
@@ -61,9 +59,7 @@ class EvaluationSchedule(TrainerCallback):
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluate if this step is due; request a checkpoint of a new best."""
         step = state.global_step
         is_due = step % self._every == 0 or step == state.max_steps

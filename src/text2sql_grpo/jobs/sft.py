@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model
 from rich.console import Console
+from transformers import Trainer
 
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
@@ -321,19 +322,30 @@ def _chats(
     return found
 
 
-def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, console: Console) -> None:
+def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> None:
+    """Train from a checkpoint to the last step; load the weights of one that has done it.
+
+    Args:
+        needs_less: Advice if the memory does not suffice.
+    """
     if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
         trl_compat.load_weights(trainer, checkpoint)
         return
+    try:
+        with ranks.collective_errors():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError as error:
+        raise RunError(f"training does not fit into memory: {error}: {needs_less}") from error
+
+
+def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, console: Console) -> None:
     progress = TrainingProgress(RunLog(folder), console, title="SFT", metric="loss", facts=sft_facts)
     stopper = StopOnInterrupt(console)
     for callback in (progress, stopper):
         trainer.add_callback(callback)
     try:
-        with stopper.listening(), ranks.collective_errors():
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except torch.OutOfMemoryError as error:
-        raise RunError(f"SFT does not fit into memory: {error}: lower sft.max_tokens") from error
+        with stopper.listening():
+            train_on(trainer, checkpoint, needs_less="lower sft.max_tokens")
     finally:
         progress.close()
     left_out = len(trainer.train_dataset.left_out)

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from peft import PeftModel
 from rich.console import Console
 from rich.text import Text
@@ -32,7 +31,7 @@ from text2sql_grpo.jobs.run_folder import (
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
-from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy
+from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy, train_on
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
@@ -42,10 +41,9 @@ from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import ROLLOUTS, read_metrics
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.advantages import no_signal
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, is_finished
+from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.selection import Selection
@@ -55,6 +53,9 @@ if TYPE_CHECKING:
     from text2sql_grpo.contrib.trackers import Tracking
 
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
+_LESS_MEMORY = (
+    "lower grpo.per_device_train_batch_size or environment.max_episode_tokens, or train with model.lora"
+)
 
 
 def train(config: Config, *, console: Console | None = None, resume: str | None = None) -> int:
@@ -150,7 +151,7 @@ def _improve(
     schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
     try:
         with run.stage("GRPO"), stopper.listening():
-            _run_grpo(trainer, checkpoint)
+            train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
     finally:
         progress.close()
         for alerts in run.alerts:
@@ -171,20 +172,6 @@ def _improve(
         tracked.log_evaluation(after, step)
     ranks.barrier()
     return 0
-
-
-def _run_grpo(trainer: SQLGRPOTrainer, checkpoint: Path | None) -> None:
-    if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
-        trl_compat.load_weights(trainer, checkpoint)
-        return
-    try:
-        with ranks.collective_errors():
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"training does not fit into memory: {error}: lower grpo.per_device_train_batch_size or "
-            "environment.max_episode_tokens, or train with model.lora"
-        ) from error
 
 
 def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:

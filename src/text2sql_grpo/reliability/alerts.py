@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from text2sql_grpo.config import AlertsConfig
 from text2sql_grpo.errors import ConfigError
@@ -67,9 +67,7 @@ class Alerts(TrainerCallback):
         self._step = 0
         self._tracks_with_wandb = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Start the clock, on rank 0."""
         self._tracks_with_wandb = "wandb" in args.report_to
         self._last_step = time.monotonic()
@@ -77,20 +75,13 @@ class Alerts(TrainerCallback):
         if state.is_world_process_zero and self._settings.stalled_s is not None:
             threading.Thread(target=self._watch, args=(self._settings.stalled_s,), daemon=True).start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Reset the clock."""
         self._last_step, self._step = time.monotonic(), state.global_step
         self._active.discard("stalled_s")
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Compare each metric with its limit."""
         if not state.is_world_process_zero or not logs or "reward" not in logs:

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl
 
 from text2sql_grpo.reliability.ranks import any_rank, is_distributed
 
@@ -67,9 +67,7 @@ class StopOnInterrupt(TrainerCallback):
         self.is_stopping, self._noted = True, time.monotonic()
         self._console.print("Stopping after this step, with a checkpoint (once more to stop at once) ...")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Request a checkpoint and the end of training, after the same step on every rank."""
         if any_rank(self.is_stopping):  # a signal that comes meanwhile counts at the end of the next step
             self.is_stopping = True

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from text2sql_grpo.run_folder import METRICS, read_metrics
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
@@ -78,9 +78,7 @@ class TrainingProgress(TrainerCallback):
         self._step_started = self._played = self._started
         self._rollout_share = _ROLLOUT_SHARE
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Start the bar of a terminal; other outputs get a line now and then instead."""
         done = [
             row["elapsed_s"] for row in read_metrics(self._run_log.folder) if row["step"] <= state.global_step
@@ -97,9 +95,7 @@ class TrainingProgress(TrainerCallback):
             )
             self._bar.start()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         """Record the time at which the step begins."""
         self._step_started = self._played = time.monotonic()
         self._micro_batches = 0
@@ -109,9 +105,7 @@ class TrainingProgress(TrainerCallback):
         self._played = time.monotonic()
         self._show(self._rollout_share * done / total, f"episodes {done}/{total}")
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, args: TrainingArguments, state: Any, *_: Any, **kwargs: Any) -> None:
         """Show the number of finished micro-batches of the step."""
         self._micro_batches += 1
         total = args.gradient_accumulation_steps
@@ -119,21 +113,14 @@ class TrainingProgress(TrainerCallback):
         share = before + (1 - before) * self._micro_batches / total
         self._show(share, f"micro-batches {self._micro_batches}/{total}")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         """Measure the share of rollouts in the time of the step."""
         now = time.monotonic()
         if self._played > self._step_started:  # a step may reuse episodes of an earlier one
             self._rollout_share = (self._played - self._step_started) / max(now - self._step_started, 1e-9)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Write one line of `metrics.jsonl`, and update the facts behind the bar."""
         is_evaluation = SCHEDULED_METRIC in (logs or {})
