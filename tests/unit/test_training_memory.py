@@ -1,6 +1,7 @@
 """The memory estimate against what the trainer's own update allocates, and how it divides."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ def test_the_update_takes_what_was_estimated(
     assert getattr(config, "_attn_implementation", None) != "shared_prefix"  # the caller's is left alone
 
 
+@cache
 def qwen(mode: str, **options: object) -> MemoryEstimate:
     """The estimate of a small Qwen2 on a GPU."""
     config = AutoConfig.for_model(

@@ -3,9 +3,13 @@
 import copy
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf as library
 import numpy as np
 import psutil
 import torch
@@ -52,12 +56,29 @@ def converted(gguf: Path) -> Path:
         with FileLock(folder.parent / f".{folder.name}.lock"):
             if not _is_whole(folder):
                 logger.info(f"Converting {gguf.name} to {folder}, once ...")
-                _convert(gguf.resolve(), folder)
+                with _parsed_once():
+                    _convert(gguf.resolve(), folder)
     except OSError as error:
         raise ModelError(
             f"cannot write the converted model: {error} (at {folder}; set {CACHE_VARIABLE})"
         ) from error
     return folder
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Share one reader of the file and one map of its names, which take most of the time of a conversion.
+
+    transformers opens the file for each of config, tokenizer and weights, and makes a map for each module.
+    """
+    plain = {name: getattr(library, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    try:
+        for name, function in plain.items():
+            setattr(library, name, cache(function))
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(library, name, function)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -97,14 +118,10 @@ def _check_header(gguf: Path, folder: Path) -> str:
         ModelError: They cannot, or the file is no complete GGUF file.
     """
     try:
-        from gguf import GGUFReader
-
-        reader = GGUFReader(gguf)
+        reader = library.GGUFReader(str(gguf))
         field = reader.get_field("tokenizer.ggml.pre")
         pre_tokenizer = "" if field is None else str(field.contents())
         size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    except ImportError as error:
-        raise ModelError(f"GGUF files need the package gguf: pip install gguf ({gguf})") from error
     except Exception as error:  # The parser checks little, so a damaged file raises anything.
         raise ModelError(f"cannot read the GGUF file: {_first_line(error)} ({gguf})") from error
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
