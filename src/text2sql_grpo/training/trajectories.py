@@ -4,13 +4,12 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import append_jsonl, cut_lines, read_json, read_jsonl, write_json
 
 Keep = Literal["correct", "best_of_n", "shortest_correct"]
-KEEPS: tuple[Keep, ...] = get_args(Keep)
 Record = dict[str, Any]
 _IN_MEMORY = ("example", "sample", "database", "messages", "stop_reason", "is_masked", "strict", "reward")
 
