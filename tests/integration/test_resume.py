@@ -160,7 +160,6 @@ LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
     ("n_kills", "n_steps", "more"),
     [
         pytest.param(2, 6, (), id="2"),
-        pytest.param(1, 6, REGRET, id="1-regret"),
         pytest.param(10, 14, (), id="10", marks=pytest.mark.slow),
         pytest.param(10, 14, REGRET, id="10-regret", marks=pytest.mark.slow),
         pytest.param(10, 14, LORA, id="10-lora", marks=pytest.mark.slow),
@@ -185,6 +184,15 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     assert [find_damage(path) for path in saved_checkpoints(other)] == [None] * 3
     archived = {path.name for path in other.glob("earlier-*")}  # of starts killed before the first checkpoint
     assert {path.name for path in other.iterdir()} - archived == {path.name for path in one.iterdir()}
+
+
+def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path, tmp_path: Path) -> None:
+    """Resumed in the middle of a generation batch; the next one is drawn from all that was observed."""
+    options = (*REGRET, "--grpo.lr_scheduler_type", "constant", "--grpo.logging_steps", "1")
+    finish(config, tmp_path / "undisturbed", *options, "--grpo.max_steps", "7")
+    for n_steps in ("3", "7"):
+        finish(config, tmp_path / "resumed", *options, "--grpo.max_steps", n_steps)
+    assert_same(content(tmp_path / "undisturbed"), content(tmp_path / "resumed"))
 
 
 def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Path, tmp_path: Path) -> None:

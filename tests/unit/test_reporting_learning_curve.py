@@ -82,6 +82,11 @@ def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
         assert picture(write_run(folder, steps(20, **CURVES), less)) != drawn
 
 
+def test_accuracy_of_all_played_episodes_is_drawn_beside_that_of_the_kept_ones(tmp_path: Path) -> None:
+    plain = picture(write_run(tmp_path, steps(5, **CURVES)))
+    assert picture(write_run(tmp_path, steps(5, **CURVES | {"accuracy/strict_played": 0.2}))) != plain
+
+
 def test_looks_are_drawn_by_family_where_there_are_several(tmp_path: Path) -> None:
     plain = picture(write_run(tmp_path, steps(9, **CURVES)))
     one = {name: value for name, value in FAMILIES.items() if "lookup" in name}

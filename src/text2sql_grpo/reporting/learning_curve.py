@@ -15,10 +15,15 @@ from text2sql_grpo.run_folder import CURVE, EVALUATION, METRICS, read_evaluation
 from text2sql_grpo.training.run_log import looks_by_family
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
-CURVES = ("accuracy/strict", "reward", "episode/looks")
+CURVES = ("accuracy/strict", "reward", "episode/looks", "accuracy/strict_played")
 
 # Okabe and Ito's palette, distinguishable for colour-blind readers too.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+_SHARES = {
+    "reward": (_ORANGE, "reward"),
+    "accuracy/strict_played": (_GREY, "strict accuracy, all played"),
+    "accuracy/strict": (_BLUE, "strict accuracy"),
+}
 _DEV = "#222222"
 
 _FAMILY_COLOURS = (_GREEN, _PURPLE, _ORANGE, _BLUE)
@@ -31,8 +36,9 @@ Parts = dict[str, Accuracy]
 def plot_learning_curve(run: Path) -> Path:
     """Draw `learning_curve.png` into the run folder; returns its path.
 
-    Left, by training step: strict accuracy and reward, looks per question by family if there are several,
-    and both on `data.dev` if it was evaluated on a schedule. Right, if the run was evaluated: accuracy on
+    Left, by training step: strict accuracy (with `selection` that of all played episodes too) and reward,
+    looks per question by family if there are several, and accuracy and looks on `data.dev` if it was
+    evaluated on a schedule. Right, if the run was evaluated: accuracy on
     each held-out set before and after, separately for look-up and other questions.
 
     Args:
@@ -101,14 +107,13 @@ def _parts(sets: Mapping[str, Any] | None) -> dict[str, Parts]:
 def _draw_training(
     panel: FigureBase, curves: Mapping[str, Points], schedule: Sequence[Mapping[str, Any]]
 ) -> None:
-    shares = {name: curves[name] for name in ("reward", "accuracy/strict") if name in curves}
+    shares = {name: curves[name] for name in _SHARES if name in curves}
     has_both = bool(shares) and "episode/looks" in curves
     axes = list(panel.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])) if has_both else [panel.subplots()]
     if shares:
         _style(axes[0], "training questions of each step")
-        for name, colour in (("reward", _ORANGE), ("accuracy/strict", _BLUE)):
-            if name in shares:
-                _draw_curve(axes[0], shares[name], colour, name.replace("accuracy/strict", "strict accuracy"))
+        for name, points in shares.items():
+            _draw_curve(axes[0], points, *_SHARES[name])
         if schedule:
             known = [(record["step"], Accuracy.read(record["accuracy"])) for record in schedule]
             _draw_accuracies(axes[0], known, _DEV, "D-", 0, label="dev questions, 95%")
