@@ -96,7 +96,7 @@ def step_times(rows: Iterable[dict[str, Any]]) -> str:
         return ""
     total = sum(row["time/step"] for row in steps)
     shares = {name: sum(row.get(f"time/{name}", 0.0) for row in steps) / total for name in STAGES}
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share > 0.005)
     return f"A step of GRPO: {total / len(steps):.1f} s, of which {parts}"
 
 
