@@ -14,6 +14,7 @@ import duckdb
 import pytest
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import duckdb_database
 from text2sql_grpo.sql.duckdb_database import HardenedDuckDB, fingerprint_of
 from text2sql_grpo.sql.outcome import Limits
 
@@ -434,3 +435,42 @@ def test_query_with_types_that_python_lacks_runs_once(database: HardenedDuckDB) 
     started = time.monotonic()
     database.run(slow, Limits(timeout_s=60))
     assert time.monotonic() - started < 1.7 * once_s + 0.2
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT random()",
+        "SELECT name FROM ward, (SELECT now() AS t)",
+        "SELECT * FROM ward USING SAMPLE 1",
+        "SELECT * FROM ward TABLESAMPLE 1 ROWS",
+        "SELECT current_timestamp, LocalTime",
+        "SELECT * FROM dice",
+        'SELECT "roll it"(6)',
+        "SELECT roll /* it */ (6)",
+        "SELECT face FROM computed",
+        "SELECT nextval('numbers')",
+    ],
+)
+def test_results_that_change_are_volatile(path: Path, sql: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE VIEW dice AS SELECT random() AS face")
+        connection.execute('CREATE MACRO "roll it"(n) AS random() * n')
+        connection.execute("CREATE MACRO roll(n) AS random() * n")
+        connection.execute("CREATE TABLE computed (id INTEGER, face DOUBLE GENERATED ALWAYS AS (random()))")
+    database = HardenedDuckDB(str(path), fingerprint_of(str(path)))
+    assert database.run("SELECT max(name) FROM ward WHERE id IN (1, 2)", LIMITS).is_ok
+    assert not database.is_volatile
+    database.run(sql, LIMITS)
+    assert database.is_volatile
+    database.close()
+
+
+def test_only_functions_that_compute_need_no_look_at_the_tree() -> None:
+    plain = duckdb_database._plain_calls()
+    assert {"sum", "count", "lower", "round", "strftime"} <= plain
+    assert plain.isdisjoint(duckdb_database._changing_functions() | duckdb_database._denied_functions())
+    with duckdb.connect() as connection:
+        query = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type LIKE '%macro'"
+        macros = {name for (name,) in connection.execute(query).fetchall()}
+    assert plain.isdisjoint(macros - duckdb_database._BEFORE_BRACKETS), plain & macros

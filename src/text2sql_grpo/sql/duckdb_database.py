@@ -10,10 +10,10 @@ Time is bounded by an interrupt, which DuckDB checks between two batches of rows
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from decimal import Decimal
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, TypeVar
 
@@ -95,6 +95,38 @@ _ALL_TABLES = """
     replace(table_name, '"', '""')) FROM duckdb_tables() WHERE NOT internal
 """
 _SCAN = "seq_scan"
+MAX_PLAIN_CHARS = 10_000  # to run a parsed statement holds the interpreter lock for as long as it is large
+# A query of nothing but these calls and words needs no look at its tree: it only reads, and always gives the
+# same rows. To make the tree and the plan takes longer than a look-up.
+_PLAIN_CALLS = """
+    SELECT function_name FROM duckdb_functions() GROUP BY ALL
+    HAVING bool_and(internal AND function_type IN ('scalar', 'aggregate') AND stability = 'CONSISTENT')
+"""
+_BEFORE_BRACKETS = frozenset(
+    """
+    all and any as between by case cast char coalesce decimal distinct else except exists filter from having
+    ilike in intersect is join like not nullif numeric on or over select some then try_cast union using
+    values varchar when where with
+    """.split()  # noqa: SIM905 (a list would take 40 lines)
+) | {""}
+_ODD_WORDS = _WRITING_WORDS | frozenset(
+    """
+    current_time current_timestamp describe localtime localtimestamp pivot pivot_wider sample show summarize
+    tablesample unpivot
+    """.split()  # noqa: SIM905 (as above)
+)
+_CALLED = re.compile(r'(\w*)"?\s*\(')
+_WORDS = re.compile(r"\w+")
+_ODD_TEXT = re.compile(r"--|/\*|\\|[^\x00-\x7f]")
+# Names of one database whose use needs that look: views, and tables with computed columns; and columns
+# whose values are read as text.
+_OWN_NAMES = """
+    SELECT view_name, true FROM duckdb_views()
+    UNION ALL SELECT table_name, true FROM duckdb_tables() WHERE sql LIKE '%GENERATED ALWAYS AS%'
+    UNION ALL SELECT column_name, false FROM duckdb_columns()
+    WHERE NOT internal AND NOT regexp_matches(lower(data_type), ?)
+"""
+_TEXT_WORDS = re.compile(r"\b(date|time|timestamp\w*|interval|uuid|json|row|bit)\b|[\[{]")
 MAX_PLANNED_CHARS = 50_000  # of a parse tree: the plan of a larger one may take longer than the query
 _UNBOUND = tuple(f'{{"error":true,"error_type":"{kind}"' for kind in ("binder", "catalog", "parser"))
 _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\.)*)"\]')
@@ -104,13 +136,33 @@ _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\
 _PLAIN = frozenset(
     ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint")
 ) | {"uhugeint", "float", "double", "varchar", "blob", "enum", "null"}
+_PYTHON = _PLAIN | {"boolean", "decimal"}  # read as values
 _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
-
-# Queries run in a thread of their own, which may open no file: not even the database's, as its content.
-RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=sandbox.forbid_files)
 
 Fingerprint = tuple[int, ...]
 T = TypeVar("T")
+
+_walled: set[int] = set()  # the thread that runs queries, which may open no file: not even the database's
+
+
+def _raise_wall() -> None:
+    sandbox.forbid_files()
+    _walled.add(threading.get_ident())
+
+
+_RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=_raise_wall)
+_OPENER = ThreadPoolExecutor(1, thread_name_prefix="duckdb-files")
+
+
+def run_in_query_thread(work: Callable[[], T]) -> T:
+    """Run work in the thread that runs queries, so that none has to be handed over to it.
+
+    Nothing interrupts these queries by itself; see `HardenedDuckDB.session`.
+    """
+    import traceback  # noqa: F401 (its file is out of reach in that thread)
+
+    _OPENER.submit(int).result()  # starts its thread, which inherits no wall
+    return _RUNNER.submit(work).result()
 
 
 def fingerprint_of(path: str) -> Fingerprint:
@@ -132,6 +184,7 @@ class HardenedDuckDB:
         location: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
         is_volatile: False if the last query would return the same again.
+        session: That of the last query, to interrupt it.
     """
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
@@ -144,12 +197,14 @@ class HardenedDuckDB:
         self.fingerprint = fingerprint
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
-        warm = RUNNER.submit(self._answer, self._database, "SELECT 1", Limits(), float("inf"))
-        warm.result()  # before a limit counts
+        self.session = self._database.cursor()
+        names = self._in_query_thread(_own_names, float("inf"))  # warm, before a limit counts
+        self._odd_words, self._text_words = names
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
-            return duckdb.connect(self.location, read_only=True, config=CONFIG)
+            opening = _OPENER.submit(duckdb.connect, self.location, read_only=True, config=CONFIG)
+            return opening.result()
         except duckdb.PermissionException as error:  # it would load an extension that reads this file
             raise DataError(
                 "cannot read the DuckDB database file: it is of another system, such as SQLite"
@@ -176,11 +231,12 @@ class HardenedDuckDB:
         if self._database is None:
             self._database = self._opened()
         deadline = time.monotonic() + limits.timeout_s
-        session = self._database.cursor()
+        self.session = session = self._database.cursor()
         self.is_volatile = False
         try:
-            work = RUNNER.submit(self._answer, session, sql, limits, deadline)
-            return _when_done(work, session, limits.timeout_s)
+            return self._in_query_thread(
+                lambda session: self._answer(session, sql, limits, deadline), limits.timeout_s
+            )
         except TimeLimitReachedError:
             return failure("timeout", late_text(limits.timeout_s))
         except MemoryError:
@@ -189,6 +245,18 @@ class HardenedDuckDB:
             return self._outcome_of(error, limits, deadline)
         finally:
             session.close()
+
+    def _in_query_thread(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float) -> T:
+        """Result of the work on the session; from another thread, it is interrupted when it is late."""
+        if threading.get_ident() in _walled:
+            return work(self.session)
+        done = _RUNNER.submit(work, self.session)
+        wait_s = None if timeout_s == float("inf") else timeout_s
+        while not wait([done], wait_s).done:
+            with contextlib.suppress(duckdb.ConnectionException):  # closed just before
+                self.session.interrupt()
+            wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
+        return done.result()
 
     def _answer(
         self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
@@ -199,6 +267,12 @@ class HardenedDuckDB:
         if len(statements) > 1:
             return failure("error", SEVERAL_STATEMENTS)
         kind, read = _kind(statements[0]), sql
+        text = sql.lower() if len(sql) < MAX_PLAIN_CHARS else ""
+        words = set(_WORDS.findall(text))
+        if text and kind == duckdb.StatementType.SELECT and self._is_plain(text, words):
+            is_text = not words.isdisjoint(self._text_words) or _TEXT_WORDS.search(text) is not None
+            is_text = is_text or ("*" in text.replace("(*)", "") and bool(self._text_words))
+            return _result(session, statements[0], sql, limits, deadline, is_bound_first=is_text)
         if (
             kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
         ):  # its ANALYZE runs what it explains
@@ -215,7 +289,17 @@ class HardenedDuckDB:
         if refused:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
-        return _result(session, sql, limits, deadline, is_bound_first=kind == duckdb.StatementType.SELECT)
+        is_bound_first = kind == duckdb.StatementType.SELECT
+        return _result(session, sql, sql, limits, deadline, is_bound_first=is_bound_first)
+
+    def _is_plain(self, text: str, words: set[str]) -> bool:
+        """True if a text in lower case only reads and always gives the same rows; see `_PLAIN_CALLS`."""
+        return (
+            words.isdisjoint(_ODD_WORDS)
+            and words.isdisjoint(self._odd_words)
+            and _ODD_TEXT.search(text) is None
+            and ("(" not in text or _plain_calls().issuperset(_CALLED.findall(text)))
+        )
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
         text = str(error)
@@ -240,10 +324,9 @@ class HardenedDuckDB:
         """True unless reading all tables until the deadline fails, so that an error was the query's own."""
         if self._database is None:
             return True
-        with self._database.cursor() as session:
+        with self._database.cursor() as self.session:
             try:
-                left_s = max(AGAIN_S, deadline - time.monotonic())
-                _when_done(RUNNER.submit(_read_tables, session), session, left_s)
+                self._in_query_thread(_read_tables, max(AGAIN_S, deadline - time.monotonic()))
             except (duckdb.InterruptException, duckdb.OutOfMemoryException):
                 return True
             except duckdb.Error:
@@ -260,14 +343,14 @@ def _read_tables(session: duckdb.DuckDBPyConnection) -> None:
         session.execute(counted).fetchall()
 
 
-def _when_done(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
-    """Result of the work, which is interrupted when it is late."""
-    wait_s = timeout_s
-    while not wait([work], wait_s).done:
-        with contextlib.suppress(duckdb.ConnectionException):  # closed just before
-            session.interrupt()
-        wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
-    return work.result()
+def _own_names(session: duckdb.DuckDBPyConnection) -> tuple[frozenset[str], frozenset[str]]:
+    """Words of the names of views and of columns read as text; see `_OWN_NAMES`."""
+    types = f"^({'|'.join(sorted(_PYTHON))})([( ].*)?$"
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, is_odd in session.execute(_OWN_NAMES, [types]).fetchall():
+        found[is_odd].update(_WORDS.findall(name.lower()))
+    _plain_calls()
+    return frozenset(found[True]), frozenset(found[False])
 
 
 def _kind(statement: duckdb.Statement) -> duckdb.StatementType | None:
@@ -340,6 +423,13 @@ def _changing_functions() -> frozenset[str]:
     return frozenset(name for (name,) in _listed(_CHANGING)) - {_SCAN}
 
 
+@cache
+def _plain_calls() -> frozenset[str]:
+    """Functions of the engine that only compute, always the same, and words that stand before brackets."""
+    computing = frozenset(name for (name,) in _listed(_PLAIN_CALLS))
+    return computing - _changing_functions() - _denied_functions() | _BEFORE_BRACKETS
+
+
 def _listed(query: str) -> list[tuple[Any, ...]]:
     """Rows of the engine's own catalogue."""
     with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
@@ -371,29 +461,36 @@ def _without_end(sql: str) -> str:
 
 
 def _result(
-    session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float, *, is_bound_first: bool
+    session: duckdb.DuckDBPyConnection,
+    query: str | duckdb.Statement,
+    sql: str,
+    limits: Limits,
+    deadline: float,
+    *,
+    is_bound_first: bool,
 ) -> ExecutionOutcome:
     """Rows of a query that only reads.
 
     Args:
         session: A new one.
-        sql: The query.
+        query: The query, as its text or parsed.
+        sql: Its text.
         limits: Its bounds.
         deadline: Seconds of `time.monotonic`.
-        is_bound_first: whether its types can be known before it runs.
+        is_bound_first: whether to find its types before it runs, so that it need not run twice.
     """
     if is_bound_first:
-        relation = session.sql(sql)
+        relation = session.sql(query)
         columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]
     else:
-        session.execute(sql)
+        session.execute(query)
         description = session.description or []
         columns = tuple(str(entry[0]) for entry in description)
         types = [str(entry[1].id) for entry in description]
-    if not _PLAIN.issuperset(types):
+    if not _PYTHON.issuperset(types):
         session.execute(_as_text(sql, types))  # one thread: the order of the rows stays
     elif is_bound_first:
-        session.execute(sql)
+        session.execute(query)
     if not columns:
         return failure("error", NOTHING_TO_RUN)
     converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]
@@ -408,15 +505,9 @@ def _as_text(sql: str, types: list[str]) -> str:
 
 
 def _shown(name: str, kind: str) -> str:
-    if kind in _PLAIN:
+    if kind in _PYTHON:
         return name
-    if kind == "boolean":
-        return f"CAST({name} AS INTEGER)"
     return f"CAST(to_json({name}) AS VARCHAR)" if kind in _NESTED else f"CAST({name} AS VARCHAR)"
-
-
-def _number(text: str) -> Cell:
-    return exact_number(Decimal(text))
 
 
 def _moment(text: str) -> Cell:
@@ -425,11 +516,11 @@ def _moment(text: str) -> Cell:
     return f"{whole}.{digits:0<6}" if dot else whole
 
 
-_CONVERTED: dict[str, Callable[[str], Cell]] = {"decimal": _number, "timestamp": _moment}
+_CONVERTED: dict[str, Callable[[Any], Cell]] = {"decimal": exact_number, "boolean": int, "timestamp": _moment}
 
 
 def _rows(
-    session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[str], Cell]]]
+    session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[Any], Cell]]]
 ) -> Iterator[Row]:
     while rows := session.fetchmany(FETCHED_ROWS):
         for row in rows:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_CPU_S = 1 << 31
 START_CPU_S = 60  # of processor time, before a worker that hangs is killed by the kernel
+INTERRUPT_S = 0.0005  # after the deadline, for the database to know it as well
 GRACE_S = 0.03  # after the deadline, for the database to stop the query by itself
 TICK_S = 0.02  # between two checks of the deadline
 PARKED_S = 5.0  # between two checks of the parent while idle
@@ -110,9 +111,6 @@ class Worker:
     def serve(self) -> None:
         """Answer requests until the parent closes the pipe."""
         threading.Thread(target=self._watch, daemon=True).start()
-        if self._kind == "duckdb":
-            with contextlib.suppress(RunError):
-                _engine(self._kind)[0].RUNNER.submit(int).result()  # starts its thread
         sandbox.forbid_processes()
         self._extend_processor_time(0.0)
         self._write([marshalled(wall) for wall in self._walls])  # ready
@@ -296,13 +294,17 @@ class Worker:
                 n_idle += 1
             if n_idle * TICK_S > 1.0:
                 self._park()
-            left_s = self._deadline + GRACE_S - time.perf_counter()
+            left_s = self._deadline - time.perf_counter()
+            left_s = left_s if left_s > 0 else left_s + GRACE_S
             time.sleep(max(0.001, min(TICK_S, left_s)))
 
     def _check_deadline(self) -> None:
         self._exit_without_parent()
-        begun = self._started
+        begun, session = self._started, getattr(self._database, "session", None)
         now = time.perf_counter()
+        if session is not None and now > self._deadline + INTERRUPT_S:
+            with contextlib.suppress(Exception):  # closed just before
+                session.interrupt()
         if now > self._deadline + GRACE_S:
             self._end(begun)
         if self._answers or now > self._sent_at + HEARTBEAT_S:
@@ -414,5 +416,9 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(100_000)  # rows of tuples need no collection
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        Worker(frames, kind, parent, walls).serve()
+        worker = Worker(frames, kind, parent, walls)
+        if kind == "duckdb" and not _absent:
+            _engine(kind)[0].run_in_query_thread(worker.serve)
+        else:
+            worker.serve()
     os._exit(0)
