@@ -391,3 +391,22 @@ def test_numbers_of_any_length_reach_the_model(database: HardenedPostgres) -> No
 
 def test_nothing_is_cached(url: str) -> None:
     assert fingerprint_of(url) is None
+
+
+def test_transactions_block_nobody_and_name_the_application(
+    database: HardenedPostgres, admin: psycopg.Connection
+) -> None:
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "application_name")
+    shown = ", ".join(f"current_setting('{name}')" for name in names)
+    assert database.run(f"SELECT {shown}", LIMITS).rows == (("5s", "1s", "1min", "text2sql-grpo"),)
+    for _ in range(50):  # the end of the transaction is asked for, and not waited for
+        found = admin.execute("SELECT state FROM pg_stat_activity WHERE application_name = 'text2sql-grpo'")
+        states = {state for (state,) in found.fetchall()}
+        if states <= {"idle", "disabled"}:
+            break
+        time.sleep(0.1)
+    assert states <= {"idle", "disabled"}  # disabled: the role hides what it runs
+    found = admin.execute(
+        "SELECT count(*) FROM pg_locks JOIN pg_class c ON c.oid = relation WHERE relname = 'ward'"
+    )
+    assert found.fetchone() == (0,)

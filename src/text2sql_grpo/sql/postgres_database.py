@@ -4,6 +4,9 @@ Effects are bounded by the role, which must be one of `postgres_role.restricted_
 transaction that is always rolled back, by a cursor (`DECLARE ... CURSOR FOR` accepts one query and nothing
 else), and by `DISCARD ALL` after each query. Time is bounded by the server's `statement_timeout`; if the
 server ignores it, the query is cancelled from outside and the connection dropped.
+
+What begins a transaction, the query and its first rows are asked for in one message (libpq's pipeline mode),
+and the answers to what ends it are read before the next query: a query waits for one round trip.
 """
 
 import contextlib
@@ -48,9 +51,12 @@ GRACE_S = 0.05  # for the server's own time limit to be reported, before the con
 CLEANUP_TIMEOUT_S = 5.0
 MAX_RIGHTS_SHOWN = 3
 
+APPLICATION = "text2sql-grpo"  # in pg_stat_activity, unless the URL or PGAPPNAME names another
+
 # Startup options, which `DISCARD ALL` restores. Nothing interrupts the compiling of a query (jit).
 _OPTIONS = (
     "-c default_transaction_read_only=on -c jit=off -c cursor_tuple_fraction=1.0"
+    " -c statement_timeout=60s -c lock_timeout=1s -c idle_in_transaction_session_timeout=60s"
     " -c TimeZone=UTC -c DateStyle=ISO -c IntervalStyle=postgres -c bytea_output=hex"
 )
 # Refused by their names, for a clearer text than the server's; the cursor would refuse them too.
@@ -111,6 +117,7 @@ class HardenedPostgres:
         self.location = location
         self.fingerprint = fingerprint
         self._shown = _without_password(location)
+        self._n_pending = 0  # messages whose answers were not read to the end
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
     def close(self) -> None:
@@ -118,6 +125,7 @@ class HardenedPostgres:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._n_pending = 0
 
     def run(self, sql: str, limits: Limits) -> ExecutionOutcome:
         """Run a query; the outcome has no time yet.
@@ -133,10 +141,26 @@ class HardenedPostgres:
         word = first_word(sql)
         if word in _NOT_READING:
             return failure("denied", f"not allowed: {word}; {ONLY_READING}")
-        self._begin(limits)
-        deadline = time.monotonic() + limits.timeout_s + GRACE_S
+        asked = [sql]
+        if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
+            asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
         try:
-            return self._result(sql, limits, deadline, is_explain=word == "EXPLAIN")
+            return self._answer(asked, limits)
+        except psycopg.errors.AdminShutdown:  # before the query: ask once more, on a new connection
+            return self._answer(asked, limits, is_last=True)
+
+    def _answer(self, asked: list[str], limits: Limits, *, is_last: bool = False) -> ExecutionOutcome:
+        """Outcome of a query and its first FETCH, or of an EXPLAIN.
+
+        Raises:
+            AdminShutdown: The server had ended the connection before the query; not if `is_last`.
+        """
+        deadline = self._begin(asked, limits)
+        is_begun = is_last
+        try:
+            self._read_answer(deadline)  # of BEGIN, which the server sends before it ends in a query
+            is_begun = True
+            return self._result(limits, deadline, is_explain=len(asked) == 1)
         except TimeLimitReachedError:
             self._abandon()
             return failure("timeout", late_text(limits.timeout_s))
@@ -144,6 +168,9 @@ class HardenedPostgres:
             self._abandon()
             return failure("memory", NO_MEMORY)
         except psycopg.Error as error:
+            if isinstance(error, psycopg.errors.AdminShutdown) and not is_begun:
+                self.close()
+                raise
             return self._outcome_of(error, limits, deadline)
         except BaseException:
             self._abandon()
@@ -151,12 +178,13 @@ class HardenedPostgres:
         finally:
             self._clean_up()
 
-    def _result(self, sql: str, limits: Limits, deadline: float, *, is_explain: bool) -> ExecutionOutcome:
+    def _result(self, limits: Limits, deadline: float, *, is_explain: bool) -> ExecutionOutcome:
         columns: list[str] = []
-        if is_explain:  # no query for a cursor; the transaction and the role bound it
-            fetched = self._rows(sql, columns, deadline)
+        self._read_answer(deadline)  # of SET
+        if is_explain:
+            fetched = self._rows(columns, deadline)
         else:
-            self._command(f"DECLARE result NO SCROLL CURSOR FOR {sql}", deadline)
+            self._read_answer(deadline)
             fetched = self._rows_of_cursor(limits.max_rows + 1, columns, deadline)
         rows, is_truncated = keep_rows(fetched, limits, deadline)
         if is_truncated and len(rows) < limits.max_rows:
@@ -194,6 +222,7 @@ class HardenedPostgres:
                     autocommit=True,
                     options=_OPTIONS,
                     client_encoding="UTF8",
+                    fallback_application_name=APPLICATION,
                     connect_timeout=CONNECT_TIMEOUT_S,
                 )
                 excess = excessive_rights(connection)
@@ -217,41 +246,62 @@ class HardenedPostgres:
                 connection.adapters.register_loader(kind.oid, TextLoader)
         connection.adapters.register_loader("numeric", _NumericLoader)
         connection.adapters.register_loader("bool", _BoolLoader)
+        connection.pgconn.enter_pipeline_mode()
         return connection
 
     def _fault(self, error: psycopg.Error) -> DataError:
         found = " ".join(str(error).split())
         return DataError(f"PostgreSQL failed: {found} (at {self._shown})")
 
-    def _begin(self, limits: Limits) -> None:
-        """Open the read-only transaction; reconnect once if the server had closed the connection."""
-        command = (
-            f"BEGIN READ ONLY; SET LOCAL statement_timeout = {max(1, math.ceil(limits.timeout_s * 1000))}"
-        )
-        for is_last in (False, True):
-            if self._connection is None:
-                self._connection = self._connected()
-            try:
-                self._command(command, time.monotonic() + CLEANUP_TIMEOUT_S, is_trusted=True)
-                return
-            except (psycopg.Error, TimeLimitReachedError) as error:
-                self.close()
-                if is_last:
-                    found = (
-                        error if isinstance(error, psycopg.Error) else psycopg.OperationalError("no answer")
-                    )
-                    raise self._fault(found) from None
+    def _begin(self, asked: list[str], limits: Limits) -> float:
+        """Send a query in a read-only transaction, and return its deadline.
+
+        Reconnects once if the server had closed the connection.
+        """
+        timeout_ms = max(1, math.ceil(limits.timeout_s * 1000))
+        commands = ["BEGIN READ ONLY", f"SET LOCAL statement_timeout = {timeout_ms}", *asked]
+        if not self._is_ready():
+            self.close()
+            self._connection = self._connected()
+        deadline = time.monotonic() + limits.timeout_s + GRACE_S
+        self._send(*commands)
+        return deadline
+
+    def _is_ready(self) -> bool:
+        """False if there is no connection, the server has closed it, or `_clean_up` failed."""
+        if self._connection is None:
+            return False
+        try:
+            self._finish(time.monotonic() + CLEANUP_TIMEOUT_S)
+            self._connection.pgconn.consume_input()
+        except (psycopg.Error, TimeLimitReachedError):
+            return False
+        return not self._is_lost()
 
     def _clean_up(self) -> None:
-        """End the transaction and reset the session; drop the connection if that fails."""
+        """Ask for the end of the transaction and a reset of the session; `_finish` reads the answers."""
         if self._connection is None:
             return
-        deadline = time.monotonic() + CLEANUP_TIMEOUT_S
         try:
-            self._command("ROLLBACK", deadline, is_trusted=True)
-            self._command("DISCARD ALL", deadline, is_trusted=True)
-        except (psycopg.Error, TimeLimitReachedError):
+            self._send("ROLLBACK")
+            self._send("DISCARD ALL")
+        except psycopg.Error:
             self.close()
+
+    def _finish(self, deadline: float) -> None:
+        """Read the rest of all answers.
+
+        Raises:
+            psycopg.Error: The session may not be as it was.
+        """
+        while self._n_pending:
+            result = self._next_result(deadline)
+            if result is None:
+                continue
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._n_pending -= 1
+            elif self._n_pending <= 2 and result.status == pq.ExecStatus.FATAL_ERROR:  # of `_clean_up`
+                raise psycopg.errors.error_from_result(result, "utf-8")
 
     def _abandon(self) -> None:
         """Cancel the running query from outside, and drop the connection."""
@@ -263,25 +313,22 @@ class HardenedPostgres:
     def _is_lost(self) -> bool:
         return self._connection is None or self._connection.pgconn.status != pq.ConnStatus.OK
 
-    def _command(self, sql: str, deadline: float, *, is_trusted: bool = False) -> None:
-        """Run SQL that returns nothing; several statements only if they are trusted."""
-        for _ in self._results(sql, deadline, is_trusted=is_trusted):
-            pass
-
     def _rows_of_cursor(self, n_rows: int, columns: list[str], deadline: float) -> Iterator[Row]:
         while n_rows > 0:
-            # The server stores what one FETCH asks for before it sends any of it.
-            n_asked = min(n_rows, FETCHED_ROWS)
             n_got = 0
-            for row in self._rows(f"FETCH FORWARD {n_asked} FROM result", columns, deadline):
+            for row in self._rows(columns, deadline):
                 n_got += 1
                 yield row
-            n_rows = n_rows - n_got if n_got == n_asked else 0
+            n_rows = n_rows - n_got if n_got == FETCHED_ROWS else 0
+            if n_rows > 0:
+                self._send(_fetch(n_rows))
+                # The end of the message before comes first.
+                self._read_end(deadline)
 
-    def _rows(self, sql: str, columns: list[str], deadline: float) -> Iterator[Row]:
+    def _rows(self, columns: list[str], deadline: float) -> Iterator[Row]:
         """Rows one by one, as the server sends them; sets the column names first."""
         transformer = None
-        for result in self._results(sql, deadline, one_by_one=True):
+        for result in self._results(deadline, one_by_one=True):
             if transformer is None:
                 transformer = Transformer(self._connection)
                 transformer.set_pgresult(result)
@@ -291,34 +338,56 @@ class HardenedPostgres:
             for row in transformer.load_rows(0, result.ntuples, tuple):
                 yield tuple(map(_cell, row)) if list in map(type, row) else row
 
-    def _results(
-        self, sql: str, deadline: float, *, is_trusted: bool = False, one_by_one: bool = False
-    ) -> Iterator[pq.abc.PGresult]:
+    def _send(self, *commands: str) -> None:
+        """Send commands in one message; each is one statement, as the extended protocol takes no more."""
         assert self._connection is not None
         pgconn = self._connection.pgconn
-        if is_trusted:
-            pgconn.send_query(sql.encode())
-        else:  # the extended protocol takes one statement only
-            pgconn.send_query_params(sql.encode(), None)
+        for command in commands:
+            pgconn.send_query_params(command.encode(), None)
+        pgconn.pipeline_sync()
+        self._n_pending += 1
+
+    def _read_answer(self, deadline: float) -> None:
+        """Read the answer to a command that returns no rows."""
+        for _ in self._results(deadline):
+            pass
+
+    def _read_end(self, deadline: float) -> None:
+        """Read the end of the answers to one message."""
+        self._next_result(deadline)
+        self._n_pending -= 1
+
+    def _results(self, deadline: float, *, one_by_one: bool = False) -> Iterator[pq.abc.PGresult]:
+        """Results of the next command that was sent."""
+        assert self._connection is not None
         if one_by_one:
-            pgconn.set_single_row_mode()
+            self._connection.pgconn.set_single_row_mode()
         error = None
-        while True:
-            with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason
-                while pgconn.is_busy():
-                    _wait_readable(pgconn.socket, deadline)
-                    pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is None:
-                break
-            if result.status == pq.ExecStatus.FATAL_ERROR:
+        while (result := self._next_result(deadline)) is not None:
+            if result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED):
                 error = error or psycopg.errors.error_from_result(result, "utf-8")
             else:
                 yield result
-        if error is None and self._is_lost():
-            raise psycopg.OperationalError("the connection was lost")
         if error is not None:
             raise error
+
+    def _next_result(self, deadline: float) -> pq.abc.PGresult | None:
+        """Next result; None after the last one of a command."""
+        assert self._connection is not None
+        pgconn = self._connection.pgconn
+        with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason
+            while pgconn.is_busy():
+                _wait_readable(pgconn.socket, deadline)
+                pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None and self._is_lost():
+            raise psycopg.OperationalError("the connection was lost")
+        return result
+
+
+def _fetch(n_rows: int) -> str:
+    # The server stores what one FETCH asks for before it sends any of it.
+    return f"FETCH FORWARD {min(n_rows, FETCHED_ROWS)} FROM result"
 
 
 def _wait_readable(file: int, deadline: float) -> None:
