@@ -27,10 +27,30 @@ class PostgresServer:
     Attributes:
         port: A port that was free.
         folder: Holds its data (`data/`), its log (`log`) and its unix socket.
+        binaries: Holds initdb and pg_ctl.
+        user: The user that runs it; None for the present one.
     """
 
     port: int
     folder: Path
+    binaries: Path
+    user: str | None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        settings = (
+            f"-c listen_addresses={HOST} -c port={self.port} -c unix_socket_directories={self.folder}"
+            " -c fsync=off -c shared_buffers=16MB -c max_connections=40 -c lc_messages=C"
+        )
+        log = ["-l", str(self.folder / "log"), "-w", "-t", str(START_TIMEOUT_S)]
+        _run([*self._control("start"), *log, "-o", settings], self.user)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it; with the mode `immediate` as after a crash."""
+        _run([*self._control("stop"), "-m", mode, "-w"], self.user)
+
+    def _control(self, action: str) -> list[str]:
+        return [str(self.binaries / "pg_ctl"), action, "-D", str(self.folder / "data")]
 
     def url(self, user: str, password: str, database: str = "postgres") -> str:
         """The URL of one of its databases; special characters of the password must be escaped already."""
@@ -56,24 +76,18 @@ def running_postgres() -> Iterator[PostgresServer]:
         pytest.skip("needs PostgreSQL's initdb and pg_ctl (Debian: apt-get install postgresql)")
     # Not pytest's folder: the path of a unix socket may have 107 characters at most.
     folder = Path(tempfile.mkdtemp(prefix="pg_"))
-    server = PostgresServer(_free_port(), folder)
     (folder / "password").write_text(ADMIN_PASSWORD)
     user = _prepare_folder(folder)
     data = str(folder / "data")
-    settings = (
-        f"-c listen_addresses={HOST} -c port={server.port} -c unix_socket_directories={folder}"
-        " -c fsync=off -c shared_buffers=16MB -c max_connections=40 -c lc_messages=C"
-    )
-    start = [str(binaries / "pg_ctl"), "start", "-D", data, "-l", str(folder / "log"), "-o", settings]
-    stop = [str(binaries / "pg_ctl"), "stop", "-D", data, "-m", "immediate"]
+    server = PostgresServer(_free_port(), folder, binaries, user)
     try:
         initdb = [str(binaries / "initdb"), "--no-sync", "-D", data, "-U", ADMIN, "--auth", "scram-sha-256"]
         _run([*initdb, "--pwfile", str(folder / "password"), "--encoding", "UTF8", "--locale", "C"], user)
-        _run([*start, "-w", "-t", str(START_TIMEOUT_S)], user)
+        server.start()
         try:
             yield server
         finally:
-            _run([*stop, "-w"], user)
+            server.stop("immediate")
     finally:
         shutil.rmtree(folder)
 

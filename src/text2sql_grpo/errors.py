@@ -21,6 +21,10 @@ class DataError(RunError):
     """A question file, database or gold query is wrong."""
 
 
+class ServerGoneError(DataError):
+    """A database server does not answer now; it may again."""
+
+
 class ModelError(RunError):
     """A model folder, tokenizer, chat template or adapter is wrong."""
 

@@ -1,6 +1,7 @@
 """The main job on DuckDB, files of rows and PostgreSQL: the same questions, the same answers."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import duckdb
 import psycopg
 import pytest
 
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, running_postgres
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
+from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 PASSWORD = "of a reader"
 BRANCHES = "code,city,staff\nLIS-02,Lisbon,7\nOPO-01,Porto,4\nFAO-09,,4\n"
@@ -115,3 +117,41 @@ def test_a_password_in_a_url_is_refused_and_not_shown(
     assert "may hold no password" in error and "PGPASSWORD" in error
     assert PASSWORD not in error and quote(PASSWORD) not in error
     assert os.environ.get("PGPASSWORD") is None
+
+
+def test_a_server_that_restarts_is_waited_for_and_a_lost_one_leaves_a_checkpoint(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    monkeypatch.setattr("text2sql_grpo.sql.executor.SERVER_WAIT_S", 3.0)
+    step = SQLGRPOTrainer.training_step
+    with running_postgres() as server:
+        with psycopg.connect(server.admin_url(), autocommit=True) as admin:
+            admin.execute(SHOP)
+            admin.execute(restricted_role_sql("shop_reader", PASSWORD, "postgres"))
+
+        def shut_down_at_steps(trainer: SQLGRPOTrainer, *args: Any, **options: Any) -> Any:
+            if trainer.state.global_step == 1:
+                server.stop()
+                threading.Timer(1.0, server.start).start()
+            if trainer.state.global_step == 2:
+                server.stop()
+            return step(trainer, *args, **options)
+
+        monkeypatch.setattr(SQLGRPOTrainer, "training_step", shut_down_at_steps)
+        questions = str(tmp_path / "questions.jsonl")
+        url = server.url("shop_reader", "").replace(":@", "@")
+        config = write_config(
+            tmp_path,
+            model={"path": str(model), "dtype": "float32"},
+            data={"databases": {"shop": url}, "train": questions},
+            sft={"max_steps": 60, "batch_size": 4, "learning_rate": 0.01},
+            grading={"neighbours": 0},
+            rewards={"execution": 1.0},
+        )
+        assert main(["train", "--config", str(config), "--grpo.max_steps", "4"]) == 1
+        server.start()
+    error = capsys.readouterr().err
+    assert "PostgreSQL failed" in error and "the 2 steps before are saved" in error
+    assert (tmp_path / "run" / "checkpoint-2").is_dir()
+    assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32

@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config, SelectionConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, DataError, RunError, needs_extra
+from text2sql_grpo.errors import ConfigError, DataError, RunError, ServerGoneError, needs_extra
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.figures_before import figures_folder, keep_figures, recall_figures
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
@@ -152,6 +152,10 @@ def _improve(
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
+    except ServerGoneError as error:
+        step = trainer.save_whole_steps()
+        saved = f"the {step} steps before are saved: `--resume auto` goes on" if step else "no step was done"
+        raise RunError(f"{error}; {saved}") from error
     finally:
         progress.close()
         for alerts in run.alerts:

@@ -3,8 +3,9 @@
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, ServerGoneError
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
@@ -24,6 +25,7 @@ from text2sql_grpo.sql.worker_process import Answer
 DEFAULT_WORKERS = max(2, min(2 * (os.cpu_count() or 1), 16))
 DEFAULT_CACHE_ENTRIES = 4_096
 DEFAULT_CACHE_BYTES = 64_000_000
+SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
 _LOGS: dict[Kind, tuple[str, ...]] = {"sqlite": ("-wal", "-journal"), "duckdb": (".wal",)}
 _Asked = tuple[int, str, str]  # position, location, SQL
@@ -90,6 +92,7 @@ class SQLExecutor:
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._servers: set[str] = set()  # locations of servers that have answered
         self._finalizer = weakref.finalize(self, _end, self._pools)
         _executors.add(self)
 
@@ -133,7 +136,12 @@ class SQLExecutor:
             if known is not None:
                 self._count(1, 0.0)
                 return known
-        answer = (self._pools.get(kind) or self._pool(kind)).run_one(location, sql, limits, cancellation)
+        pool = self._pools.get(kind) or self._pool(kind)
+        if kind == "postgresql":
+            run = partial(pool.run_one, location, sql, limits, cancellation)
+            answer = self._patiently(run, (location,))
+        else:
+            answer = pool.run_one(location, sql, limits, cancellation)
         outcome = _outcome(answer) if answer[-1] else _new_outcome(answer)
         if key is not None and self._cache is not None and not answer[-1]:
             self._cache.put(key, outcome)
@@ -235,7 +243,10 @@ class SQLExecutor:
 
     def _run(self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any]) -> list[Answer]:
         """Run queries, set their outcomes, and return the answers."""
-        answers, is_plain = self._pool(kind).run([(location, sql) for _, location, sql in asked], limits)
+        queries = [(location, sql) for _, location, sql in asked]
+        run = partial(self._pool(kind).run, queries, limits)
+        locations = {location for location, _ in queries}
+        answers, is_plain = self._patiently(run, locations) if kind == "postgresql" else run()
         new = map(_new_outcome, answers) if is_plain else map(_outcome, answers)
         for (position, _, _), outcome in zip(asked, new, strict=True):
             outcomes[position] = outcome
@@ -284,6 +295,27 @@ class SQLExecutor:
         for (position, _, _), first in twins:
             if outcomes[position] is None:
                 outcomes[position] = outcomes[first]._replace(from_cache=True)
+
+    def _patiently(self, run: Callable[[], T], locations: Iterable[str]) -> T:
+        """Run queries, again while a server that answered them before is gone, for `SERVER_WAIT_S`.
+
+        Raises:
+            ServerGoneError: It did not come back, or was never there.
+        """
+        give_up = time.monotonic() + SERVER_WAIT_S
+        pause_s = 0.1
+        while True:
+            try:
+                done = run()
+                self._servers.update(locations)
+                return done
+            except ServerGoneError as error:
+                if not self._servers.issuperset(locations) or time.monotonic() > give_up:
+                    raise
+                if pause_s < 0.2:
+                    _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 5.0)
 
     def _count(self, n_queries: int, elapsed_s: float) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ and the answers to what ends it are read before the next query: a query waits fo
 import contextlib
 import json
 import math
+import re
 import selectors
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from psycopg.adapt import Buffer, Loader, Transformer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, ServerGoneError
 from text2sql_grpo.sql.bounds import (
     TimeLimitReachedError,
     exact_number,
@@ -70,6 +71,8 @@ _NOT_READING = frozenset(
 )
 # The server starts, or recovers from a crash.
 _STARTING_UP = ("starting up", "recovery mode", "not yet accepting", "closed the connection unexpectedly")
+# Errors of a connection have no state. Those of a server that will not answer later either:
+_REFUSED = re.compile(r"authentication|password|does not exist|no pg_hba|not permitted|certificate|translate")
 _DENIED_STATES = frozenset(("42501", "25006", "42P11"))  # no right; read-only; not a query (SELECT INTO)
 _SIZE_STATES = frozenset(("53100", "53200", "53400", "54000"))  # disk, memory, temporary files, value size
 # Lost connection, shutdown, locked table, system error, corrupt data: never the query's fault.
@@ -212,8 +215,8 @@ class HardenedPostgres:
         hint = f" ({error.diag.message_hint})" if error.diag.message_hint else ""
         return failure("error", text + hint)
 
-    def _connected(self) -> psycopg.Connection[Any]:
-        give_up = time.monotonic() + STARTING_UP_TIMEOUT_S
+    def _connected(self, patience_s: float = STARTING_UP_TIMEOUT_S) -> psycopg.Connection[Any]:
+        give_up = time.monotonic() + patience_s
         while True:
             connection = None
             try:
@@ -251,7 +254,11 @@ class HardenedPostgres:
 
     def _fault(self, error: psycopg.Error) -> DataError:
         found = " ".join(str(error).split())
-        return DataError(f"PostgreSQL failed: {found} (at {self._shown})")
+        is_gone = isinstance(error, psycopg.OperationalError) and (
+            (error.sqlstate or "57P").startswith(("08", "57P")) and not _REFUSED.search(found)
+        )
+        kind = ServerGoneError if is_gone else DataError
+        return kind(f"PostgreSQL failed: {found} (at {self._shown})")
 
     def _begin(self, asked: list[str], limits: Limits) -> float:
         """Send a query in a read-only transaction, and return its deadline.
@@ -262,7 +269,8 @@ class HardenedPostgres:
         commands = ["BEGIN READ ONLY", f"SET LOCAL statement_timeout = {timeout_ms}", *asked]
         if not self._is_ready():
             self.close()
-            self._connection = self._connected()
+            # In time for the parent of a worker to wait for the server, instead of the query's time-out.
+            self._connection = self._connected(0.8 * limits.timeout_s)
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
         self._send(*commands)
         return deadline

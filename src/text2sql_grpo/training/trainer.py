@@ -21,7 +21,7 @@ from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.reliability.ranks import gather
+from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
@@ -420,6 +420,17 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Save a checkpoint atomically."""
         with self._checkpoints.writing():
             super()._save_checkpoint(model, trial)
+
+    def save_whole_steps(self) -> int:
+        """Save a checkpoint of the steps before one that failed, unless there is one; return their number.
+
+        On one process only: the others may have failed elsewhere.
+        """
+        step = int(self.state.global_step)
+        is_saved = (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir()
+        if step and not is_saved and not is_distributed():
+            self._save_checkpoint(self.model, trial=None)
+        return step
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the partial folder while a checkpoint is written, else the run folder."""
