@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -206,3 +207,29 @@ def test_exactly_the_results_that_some_order_of_tied_rows_gives_are_accepted(
         for rows in tried:
             predicted = "VALUES " + ", ".join(f"('{name}')" for name in rows)
             assert grader.grade(database, gold, predicted).strict is (rows in allowed)
+
+
+def test_gold_and_answer_are_read_from_one_version_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "shop.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE sale (amount INTEGER); INSERT INTO sale VALUES (1);")
+    gold, answer = "SELECT sum(amount) FROM sale", "SELECT total(amount) FROM sale"
+    with SQLExecutor() as executor:
+        grader = Grader(executor)
+        assert grader.grade(path, gold, answer).strict
+        execute = SQLExecutor.execute
+
+        def sell_before_the_answer(self: SQLExecutor, database: Path, sql: str, **options: Any) -> Any:
+            if sql == answer and not grader.changed_golds:
+                with closing(sqlite3.connect(path)) as connection, connection:
+                    connection.execute("INSERT INTO sale VALUES (2)")
+                monkeypatch.undo()
+            return execute(self, database, sql, **options)
+
+        monkeypatch.setattr(SQLExecutor, "execute", sell_before_the_answer)
+        assert grader.grade(path, gold, answer).strict
+        assert not grader.grade(path, gold, "SELECT 1").strict
+        assert grader.changed_golds == {(path, gold)}
+    assert caplog.messages == [f"The database changed: this gold has another result now: {gold}"]

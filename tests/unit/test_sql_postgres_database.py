@@ -12,6 +12,7 @@ import pytest
 from tests.postgres_server import PostgresServer, running_postgres
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.postgres_database import HardenedPostgres, fingerprint_of
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
@@ -410,3 +411,13 @@ def test_transactions_block_nobody_and_name_the_application(
         "SELECT count(*) FROM pg_locks JOIN pg_class c ON c.oid = relation WHERE relname = 'ward'"
     )
     assert found.fetchone() == (0,)
+
+
+def test_version_of_a_server_changes_with_its_tables(url: str, admin: psycopg.Connection) -> None:
+    with SQLExecutor(workers=1) as executor:
+        admin.execute("INSERT INTO ward VALUES (3, 'C')")
+        before = executor.version(url)
+        executor.execute(url, "SELECT count(*) FROM ward")
+        assert executor.version(url) == before is not None
+        admin.execute("DELETE FROM ward WHERE id = 3")
+        assert executor.version(url) != before

@@ -1,5 +1,6 @@
 """Verdict on a predicted query, by the gold's result."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
+MAX_READINGS = 3  # of a gold and an answer, where the database changes between the two
+
 Reason = Difference | Literal["neighbour", "not_submitted", "query_failed", "gold_failed"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,12 @@ class Grader:
 
     With `neighbours`, a prediction that is right on the database must also have the gold's result on each
     of the gold's neighbours, and on variants made for the prediction; a wrong one costs nothing more.
-    Databases must not change while it lives.
+
+    A gold and an answer are compared as of one version of the database: if it changed between them, both are
+    read again, `MAX_READINGS` times at most. A gold whose result changes is logged and counted.
+
+    Attributes:
+        changed_golds: Databases and golds that returned another result at a later time.
     """
 
     def __init__(
@@ -112,7 +122,8 @@ class Grader:
         self._executor = executor
         self._limits = limits
         self._max_cached_golds = max_cached_golds
-        self._golds: OrderedDict[tuple[Database, str], GoldResult] = OrderedDict()
+        self.changed_golds: set[tuple[Database, str]] = set()
+        self._golds: OrderedDict[tuple[Database, str], tuple[GoldResult, object]] = OrderedDict()
         self._lock = Lock()
 
     def grade(
@@ -130,12 +141,11 @@ class Grader:
         is the first gold's, or `gold_failed` if one of them is not usable. The official verdict uses the
         first gold alone.
         """
-        gold = self.gold_result(database, gold_sql)
+        gold, predicted = self._read(database, gold_sql, predicted_sql)
         if not gold.is_usable:
             return Verdict(official=False, strict=False, reason="gold_failed", executes=False)
-        if predicted_sql is None:
+        if predicted_sql is None or predicted is None:
             return Verdict(official=False, strict=False, reason="not_submitted", executes=False)
-        predicted = self._executor.execute(database, predicted_sql, limits=self._limits)
         if not predicted.is_ok:
             return Verdict(official=False, strict=False, reason="query_failed", executes=False)
         official = bird_execution_accuracy(gold.outcome, predicted)
@@ -154,6 +164,20 @@ class Grader:
         if is_right and self.neighbours is not None:
             uncovered = self.neighbours.cover(database, accepting).gap
         return Verdict(official, is_right, reason, executes=True, uncovered=uncovered)
+
+    def _read(
+        self, database: Database, gold_sql: str, predicted_sql: str | None
+    ) -> tuple[GoldResult, ExecutionOutcome | None]:
+        """Results of a gold and of a submitted query on one version of the database."""
+        for _ in range(MAX_READINGS):
+            version = self._executor.version(database)
+            gold = self.gold_result(database, gold_sql, version=version)
+            if predicted_sql is None or not gold.is_usable:
+                return gold, None
+            predicted = self._executor.execute(database, predicted_sql, limits=self._limits)
+            if self._executor.version(database) == version:
+                break
+        return gold, predicted
 
     def _reason(
         self, database: Database, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
@@ -179,17 +203,26 @@ class Grader:
             return "neighbour"
         return "equal"
 
-    def gold_result(self, database: Database, gold_sql: str) -> GoldResult:
-        """Result of a gold on one database, run at the first call."""
+    def gold_result(self, database: Database, gold_sql: str, *, version: object = None) -> GoldResult:
+        """Result of a gold on one database, run at the first call.
+
+        Args:
+            version: The database's version: the gold runs again if it is another; None for any.
+        """
         key = (database, gold_sql)
         with self._lock:
-            if key in self._golds:
+            known, known_version = self._golds.get(key, (None, None))
+            if known is not None and version in (None, known_version):
                 self._golds.move_to_end(key)
-                return self._golds[key]
+                return known
         gold = GoldResult(self._executor, database, gold_sql, limits=self._limits)
         if gold.outcome.is_ok:  # failures are not cached: a time-out under load may not happen again
+            if known is not None and known.difference(gold.outcome, gold_sql) != "equal":
+                if key not in self.changed_golds:
+                    _logger.warning("The database changed: this gold has another result now: %s", gold_sql)
+                self.changed_golds.add(key)
             with self._lock:
-                self._golds[key] = gold
+                self._golds[key] = (gold, version)
                 while len(self._golds) > self._max_cached_golds:
                     self._golds.popitem(last=False)
         return gold
