@@ -6,6 +6,7 @@ processor time: of this process and all that it started, in the keys with `_cpu`
 open as immutable. Our executor runs with all guards on, no cache and two workers.
 
 Run: python benchmarks/executor.py [--quick] [--rounds 11] [--seed 0]
+     python benchmarks/executor.py --engine sqlite|duckdb|postgres [--soak 50000]: see executor_engines.py
 Linux only. The last line is JSON.
 """
 
@@ -27,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import executor_engines
 import executor_methods as methods
 from executor_methods import Method, Query, one_by_one
 from rich.console import Console
@@ -302,7 +304,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--skip-hostile", action="store_true")
+    parser.add_argument("--engine", choices=list(executor_engines.LATE))
+    parser.add_argument("--soak", type=int, default=0, help="queries of a soak, with --engine")
     options = parser.parse_args()
+    if options.engine:
+        rounds = options.rounds or 5
+        executor_engines.main(options.engine, rounds=rounds, n_soak=options.soak, seed=options.seed)
+        return
     rounds = options.rounds or (3 if options.quick else 11)
     stride = QUICK_STRIDE if options.quick else 1
     console = Console(width=120)
