@@ -55,6 +55,7 @@ SENT_BYTES = 1 << 20
 OPEN_BYTES = 128 * 1024 * 1024  # half of SQLite's memory, for open databases
 OTHER_BYTES = 2 * 1024 * 1024  # of a database of another engine
 MAX_OPEN_DATABASES = 400
+MAX_CONNECTIONS = 4  # to servers: one often allows 100, for all of its clients together
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
 ADDRESS_SPACE_BYTES = {"sqlite": 1 << 30, "postgresql": 1 << 30, "duckdb": 4 << 30}
 
@@ -94,7 +95,7 @@ class Worker:
         self._limits = _Limits(0.0, 0, 0, 0)
         self._databases: OrderedDict[str, Any] = OrderedDict()
         self._n_bytes = 0  # of the open databases
-        self._max_open = _max_open_databases()
+        self._max_open = MAX_CONNECTIONS if kind == "postgresql" else _max_open_databases()
         self._database: Any = None
         self._processor_s = 0.0  # the kernel kills this process some time after
         self._started = 0
