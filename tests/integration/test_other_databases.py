@@ -15,7 +15,10 @@ from tests.postgres_server import PostgresServer, running_postgres
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
+from text2sql_grpo.sql.schema import read_schema
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 PASSWORD = "of a reader"
@@ -38,6 +41,9 @@ def shop_on_postgres(postgres_server: PostgresServer, monkeypatch: pytest.Monkey
         admin.execute(restricted_role_sql("shop_reader", PASSWORD, "shop"))
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     yield postgres_server.url("shop_reader", "", "shop").replace(":@", "@")
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("DROP DATABASE shop WITH (FORCE)")
+        admin.execute("DROP ROLE shop_reader")
 
 
 def databases_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
@@ -155,3 +161,19 @@ def test_a_server_that_restarts_is_waited_for_and_a_lost_one_leaves_a_checkpoint
     assert "PostgreSQL failed" in error and "the 2 steps before are saved" in error
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
+
+
+def test_what_a_server_refuses_is_said_without_the_password(
+    shop_on_postgres: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(postgres_server.admin_url("shop"), autocommit=True) as admin:
+        admin.execute("REVOKE SELECT ON branch FROM shop_reader")
+    with pytest.raises(DataError, match=r"no table or view that this role may read .*role --print"):
+        read_schema(shop_on_postgres)
+    with SQLExecutor(workers=1) as executor:
+        assert executor.execute(shop_on_postgres, "SELECT * FROM branch").status == "denied"
+        executor.close()
+        monkeypatch.setenv("PGPASSWORD", "another " + PASSWORD)
+        with pytest.raises(DataError, match=r"authentication failed.*set PGPASSWORD") as caught:
+            executor.execute(shop_on_postgres, "SELECT 1")
+    assert PASSWORD not in str(caught.value)

@@ -258,7 +258,8 @@ class HardenedPostgres:
             (error.sqlstate or "57P").startswith(("08", "57P")) and not _REFUSED.search(found)
         )
         kind = ServerGoneError if is_gone else DataError
-        return kind(f"PostgreSQL failed: {found} (at {self._shown})")
+        hint = ": set PGPASSWORD or ~/.pgpass" if "password" in found else ""
+        return kind(f"PostgreSQL failed: {found} (at {self._shown}){hint}")
 
     def _begin(self, asked: list[str], limits: Limits) -> float:
         """Send a query in a read-only transaction, and return its deadline.

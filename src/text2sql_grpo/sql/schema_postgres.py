@@ -62,15 +62,26 @@ def read_postgres(url: str, *, timeout_s: float) -> Schema:
         ) from None
     where = f"database {parts.get('dbname', 'of the user')} on {parts.get('host', 'this machine')}"
     try:
-        connection = psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S, client_encoding="UTF8")
+        connection = psycopg.connect(
+            url,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            client_encoding="UTF8",
+            fallback_application_name="text2sql-grpo",
+        )
         with closing(connection):
             connection.read_only = True
-            return _Reader(connection, timeout_s).schema()
+            schema = _Reader(connection, timeout_s).schema()
     except (psycopg.errors.QueryCanceled, TimeoutError) as error:
         raise DataError(f"reading the schema of {where} took longer than {timeout_s:g} s") from error
     except (psycopg.Error, UnicodeError) as error:
         text = one_line(str(error))
         raise DataError(f"cannot read the PostgreSQL schema: {text} (at {where})") from error
+    if not schema.tables and not schema.views:
+        raise DataError(
+            f"no table or view that this role may read (in {where}): grant it some, as the SQL of"
+            " `text2sql-grpo role --print` does"
+        )
+    return schema
 
 
 class _Reader:
