@@ -205,12 +205,19 @@ class GradingConfig:
         neighbours: Maximum number per gold of small variants of its database on which a right answer must
             agree with the gold too; 0 grades without neighbours. They are made at the first right answer,
             in some tenths of a second per gold, and kept in the cache folder.
+        neighbour_url: URL of a superuser of a PostgreSQL server on which neighbours of PostgreSQL databases
+            are made; without it a private server is started from the system's package. It may hold no
+            password: use PGPASSWORD or ~/.pgpass.
     """
 
     neighbours: int = 4
+    neighbour_url: str | None = None
 
     def __post_init__(self) -> None:
         _at_least("neighbours", self.neighbours, 0)
+        host = (self.neighbour_url or "").partition("://")[2].rpartition("@")[0]
+        if ":" in host or "password=" in (self.neighbour_url or ""):
+            raise ValueError("neighbour_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
 
 
 @dataclass(frozen=True)

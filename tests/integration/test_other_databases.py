@@ -78,7 +78,7 @@ def test_the_main_job_runs(
         model={"path": str(model), "dtype": "float32"},
         data=data,
         sft={"max_steps": sft_steps, "batch_size": 4, "learning_rate": 0.01},
-        grading={"neighbours": 0},
+        grading={"neighbours": 2 if kind == "duckdb" else 0},
         rewards={"execution": 1.0},
     )
     code = main(["train", "--config", str(config), "--grpo.max_steps", "1"])
@@ -98,19 +98,12 @@ def test_the_main_job_runs(
     if kind == "postgresql":
         assert main(["audit", "data", questions, "--db", databases, "--neighbours", "0"]) == 0
         assert main(["doctor", "--config", str(config)]) == 0
-
-
-def test_neighbours_are_asked_for_or_given_up(
-    tmp_path: Path, model: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions = str(tmp_path / "questions.jsonl")
-    data = {"databases": databases_of("duckdb", tmp_path, request), "train": questions}
-    config = write_config(tmp_path, model={"path": str(model), "dtype": "float32"}, data=data)
-    assert main(["train", "--config", str(config)]) == 1
-    error = capsys.readouterr().err
-    assert "neighbours are made of SQLite databases only so far, and 'shop' is another" in error
-    assert "set grading.neighbours: 0" in error
-    assert not (tmp_path / "run").exists()
+        monkeypatch.setattr("text2sql_grpo.grading.postgres_server.server_binaries", lambda: None)
+        capsys.readouterr()
+        assert main(["train", "--config", str(config), "--grading.neighbours", "2"]) == 1
+        error = capsys.readouterr().err
+        assert "no neighbours of the database 'shop' can be made: PostgreSQL's initdb is not" in error
+        assert "grading.neighbour_url" in error and "grading.neighbours: 0" in error
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown(

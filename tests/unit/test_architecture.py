@@ -106,6 +106,7 @@ def test_an_import_of_contrib_is_seen(tmp_path: Path) -> None:
 OPTIONAL = {"duckdb", "psycopg", "bitsandbytes", "vllm", "deepspeed", "verifiers", "mcp", "openai"}
 OPTIONAL |= {"wandb", "tensorboard", "trackio", "weave"}
 ENGINES = {f"{PACKAGE}.sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
+ENGINES |= {f"{PACKAGE}.grading.{name}" for name in ("duckdb_copies", "postgres_copies", "postgres_server")}
 
 
 def test_the_core_imports_no_optional_package(repo_root: Path) -> None:

@@ -14,8 +14,9 @@ from text2sql_grpo.data.question_files import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl
+from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
+from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.neighbours import Neighbours
-from text2sql_grpo.grading.verdict import GoldResult
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
@@ -90,7 +91,7 @@ def audit_questions(
     environment: SQLEnvironment,
     *,
     others: Mapping[str, Sequence[Question]] | None = None,
-    neighbours: Neighbours | None = None,
+    neighbours: EngineNeighbours | Neighbours | None = None,
     suspects: Iterable[Mapping[str, Any]] = (),
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
@@ -154,7 +155,7 @@ def _gold_findings(
     questions: Sequence[Question],
     paths: Mapping[str, Database],
     executor: SQLExecutor,
-    neighbours: Neighbours | None,
+    neighbours: EngineNeighbours | Neighbours | None,
     slow_s: float,
 ) -> list[Finding]:
     findings = []

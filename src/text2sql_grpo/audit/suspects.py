@@ -23,10 +23,10 @@ from text2sql_grpo.files import read_jsonl, write_jsonl, write_text
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.base_sample import TableSample, quoted, read_sample
 from text2sql_grpo.grading.gold_query import GoldQuery
+from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.perturb import perturbed
 from text2sql_grpo.grading.small_database import build
 from text2sql_grpo.grading.strict import parse_query
-from text2sql_grpo.grading.verdict import GoldResult
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.schema import Table, read_schema

@@ -55,7 +55,8 @@ def data(
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.sql import Limits, SQLExecutor
 
-    settings = read_config(config).environment if config else EnvironmentSettings()
+    run = read_config(config) if config else None
+    settings = run.environment if run else EnvironmentSettings()
     kept = KEPT if keep is None else keep
     for reason in kept:
         if reason not in REASONS:
@@ -63,7 +64,8 @@ def data(
     started, databases = time.monotonic(), Databases(db)
     with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
         questions, found = read_questions(file), []
-        grader = open_grader(executor, neighbours=neighbours)
+        url = run.grading.neighbour_url if run else None
+        grader = open_grader(executor, neighbours=neighbours, neighbour_url=url)
         if answers is not None:
             known = [q.example for q in questions if q.example.database in databases.names()]
             found = find_suspects(known, read_samples(answers), databases, executor, grader)
@@ -141,7 +143,7 @@ def reward(
         SQLExecutor(run.environment.limits) as executor,
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
-        audit = RewardAudit(rewards, open_grader(executor, neighbours=run.grading.neighbours), executor)
+        audit = RewardAudit(rewards, open_grader(executor, **vars(run.grading)), executor)
         answers = audit.probes()
         task = bar.add_task("Golds", total=len(examples))
         answers += audit.mutations(examples, databases, seed=seed, on_gold=lambda: bar.advance(task))

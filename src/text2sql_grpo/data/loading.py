@@ -11,7 +11,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.grading.verdict import GoldResult
+from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
 

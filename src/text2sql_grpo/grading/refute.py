@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
@@ -22,6 +23,7 @@ from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.perturb import Recipe, perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
 from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 
@@ -46,7 +48,7 @@ class Refuter:
         self._folder = Path(tempfile.mkdtemp(prefix="text2sql-grpo-variants-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._numbers = count()
-        self._known: OrderedDict[tuple[Path, str, str], bool] = OrderedDict()
+        self._known: OrderedDict[tuple[Database, str, str], bool] = OrderedDict()
         self._lock = Lock()
 
     def refutes(self, base: BaseSample, database: Path, gold_sql: str, predicted_sql: str) -> bool:
@@ -59,13 +61,22 @@ class Refuter:
             predicted_sql: The answer.
         """
         key = (database, gold_sql, predicted_sql)
+        return self.settled(key, lambda: any(True for _ in self.refuting(base, *key)))
+
+    def settled(self, key: tuple[Database, str, str], search: Callable[[], bool]) -> bool:
+        """Result of a search for the variant that refutes an answer, cached; False after an internal error.
+
+        Args:
+            key: The database, the gold and the answer.
+            search: Returns True if there is such a variant.
+        """
         with self._lock:
             if key in self._known:
                 return self._known[key]
         try:
-            found = self._refutes(base, *key)
+            found = search()
         except Exception as error:  # whatever a model writes: graded by the neighbours alone
-            logger.warning("no variants for an answer, an internal error: %r (%s)", error, predicted_sql)
+            logger.warning("no variants for an answer, an internal error: %r (%s)", error, key[2])
             found = False
         with self._lock:
             self.tried += 1
@@ -74,11 +85,14 @@ class Refuter:
                 self._known.popitem(last=False)
         return found
 
-    def _refutes(self, base: BaseSample, database: Path, gold_sql: str, predicted_sql: str) -> bool:
+    def refuting(
+        self, base: BaseSample, database: Path, gold_sql: str, predicted_sql: str
+    ) -> Generator[Path]:
+        """Variants that refute the answer, as files that are removed at the end; see `refutes`."""
         gold = read_gold(gold_sql, base.schema, base.views)
         predicted = read_gold(predicted_sql, base.schema, base.views)
         if gold is None or (predicted is not None and predicted.tree == gold.tree):
-            return False
+            return
         seeds = gold if predicted is None else _joined(gold, predicted)
         base = with_links(base, database, seeds.links)
         rng = Random(f"{gold_sql}\0{predicted_sql}")
@@ -97,10 +111,9 @@ class Refuter:
                     variants.append((path, connection, differs_from(connection, gold_sql, result)))
             asked = [(path, predicted_sql) for path, _, _ in variants]
             outcomes = self._executor.execute_many(asked, limits=self._limits)
-            return any(
-                differs(outcome) and is_stable(base, connection, gold_sql, again, differs)
-                for (_, connection, differs), outcome in zip(variants, outcomes, strict=True)
-            )
+            for (path, connection, differs), outcome in zip(variants, outcomes, strict=True):
+                if differs(outcome) and is_stable(base, connection, gold_sql, again, differs):
+                    yield path
 
 
 def _joined(gold: GoldQuery, predicted: GoldQuery) -> GoldQuery:

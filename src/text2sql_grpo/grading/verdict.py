@@ -4,19 +4,16 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.bird import bird_execution_accuracy
-from text2sql_grpo.grading.large import compare_large
+from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
+from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.refute import Refuter
-from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_level_order
-from text2sql_grpo.grading.ties import tie_groups, widened_query
-from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.grading.strict import Difference
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
@@ -50,52 +47,6 @@ class Verdict:
     uncovered: str = ""
 
 
-class GoldResult:
-    """Outcome of a gold on one database, and the other results it allows.
-
-    Attributes:
-        sql: The gold.
-        outcome: Outcome of the gold as written.
-        is_usable: False if it failed, or if its rows were cut and the database cannot compare them, even
-            with themselves, so that nothing can be compared to it.
-    """
-
-    def __init__(
-        self, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None = None
-    ) -> None:
-        self.outcome = executor.execute(database, sql, limits=limits)
-        self._executor = executor
-        self._database = database
-        self.sql = sql
-        self._limits = limits
-        self._dialect = parse_address(database).dialect
-        self._is_ordered = has_top_level_order(sql, self._dialect)
-        self.is_usable = self.outcome.is_ok
-        if self.outcome.is_truncated:
-            self.is_usable = self.difference(self.outcome, sql) == "equal"
-
-    def difference(self, predicted: ExecutionOutcome, predicted_sql: str) -> Difference:
-        """Compare a prediction that ran by `compare_strict`, or by `compare_large` if both were cut."""
-        if self.outcome.is_truncated and predicted.is_truncated:
-            return compare_large(
-                self._executor,
-                self._database,
-                (self.sql, self.outcome),
-                (predicted_sql, predicted),
-                ordered=self._is_ordered,
-                limits=self._limits,
-            )
-        return compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
-
-    @cached_property
-    def _ties(self) -> tuple[TieGroup, ...] | None:
-        widened = widened_query(self.sql, self.outcome.columns, self._dialect)
-        if widened is None:
-            return None
-        outcome = self._executor.execute(self._database, widened.sql, limits=self._limits)
-        return tie_groups(widened, self.outcome, outcome)
-
-
 class Grader:
     """Grader by execution, with a cache of at most `max_cached_golds` results of golds.
 
@@ -107,6 +58,8 @@ class Grader:
 
     Attributes:
         changed_golds: Databases and golds that returned another result at a later time.
+        gaps: Reason of each database and gold with fewer neighbours than asked for; without neighbours, of
+            each whose answers were accepted.
     """
 
     def __init__(
@@ -116,9 +69,13 @@ class Grader:
         limits: Limits | None = None,
         max_cached_golds: int = 4096,
         neighbours: Neighbours | None = None,
+        neighbour_url: str = "",
     ) -> None:
-        self.neighbours = neighbours
+        self.neighbours: EngineNeighbours | None = None
+        if neighbours is not None:
+            self.neighbours = EngineNeighbours(executor, neighbours, limits=limits, url=neighbour_url)
         self.refuter = Refuter(executor, limits=limits) if neighbours is not None else None
+        self.gaps = self.neighbours.gaps if self.neighbours is not None else {}
         self._executor = executor
         self._limits = limits
         self._max_cached_golds = max_cached_golds
@@ -161,8 +118,10 @@ class Grader:
                 break
         is_right = reason == "equal"
         uncovered = ""
-        if is_right and self.neighbours is not None:
-            uncovered = self.neighbours.cover(database, accepting).gap
+        if is_right and self.neighbours is None:
+            self.gaps[str(database), accepting] = "none asked for, as grading.neighbours is 0"
+        elif is_right and self.neighbours is not None:
+            uncovered = self.neighbours.cover(database, accepting, predicted_sql).gap
         return Verdict(official, is_right, reason, executes=True, uncovered=uncovered)
 
     def _read(
@@ -189,7 +148,7 @@ class Grader:
         difference = gold.difference(predicted, predicted_sql)
         if difference != "equal" or self.neighbours is None or self.refuter is None:
             return difference
-        neighbours = self.neighbours.of(database, gold_sql)
+        neighbours = self.neighbours.of(database, gold_sql, predicted_sql)
         asked = [(neighbour, predicted_sql) for neighbour in neighbours]
         outcomes = self._executor.execute_many(asked, limits=self._limits)
         for neighbour, outcome in zip(neighbours, outcomes, strict=True):
@@ -198,8 +157,7 @@ class Grader:
                 continue
             if not outcome.is_ok or gold.difference(outcome, predicted_sql) != "equal":
                 return "neighbour"
-        file = Path(parse_address(database)[1])
-        if neighbours and self.refuter.refutes(self.neighbours.sample(file), file, gold_sql, predicted_sql):
+        if neighbours and self.neighbours.refutes(self.refuter, database, gold_sql, predicted_sql):
             return "neighbour"
         return "equal"
 

@@ -36,8 +36,7 @@ def report(
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
-    neighbours = run.bench.grader.neighbours
-    record["uncovered"] = dict(Counter(neighbours.gaps.values()).most_common() if neighbours else ())
+    record["uncovered"] = dict(Counter(run.bench.grader.gaps.values()).most_common())
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
@@ -50,9 +49,7 @@ def report(
         run.console.print(comparison_table(comparison))
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
     for gap, n_golds in record["uncovered"].items():
-        run.console.print(
-            f"Graded with less than the neighbours asked for: {n_golds} golds, {gap}", markup=False
-        )
+        run.console.print(f"Graded with fewer neighbours than wanted: {n_golds} golds, {gap}", markup=False)
     if n_suspects:
         page = (run.folder / SUSPECTS).with_suffix(".md")
         run.console.print(f"Golds that most answers contradict: {n_suspects}, see {page}", soft_wrap=True)

@@ -239,18 +239,21 @@ def check_neighbours(questions: Sequence[Example], bench: Workbench) -> None:
     """Fail if `grading.neighbours` asks for neighbours that cannot be made.
 
     Raises:
-        ConfigError: A database of the questions is not SQLite.
+        ConfigError: None of a question's database can be made on this machine.
     """
-    if not bench.config.grading.neighbours:
+    neighbours = bench.grader.neighbours
+    if neighbours is None:
         return
     for name in bench.databases.names():
-        address = bench.databases.address(name)
-        if isinstance(address, str) and any(question.database == name for question in questions):
-            raise ConfigError(
-                f"neighbours are made of SQLite databases only so far, and {name!r} is another "
-                f"({address}): set grading.neighbours: 0 and rewards: {{execution: 1.0}}; an answer that is "
-                "right by accident is then paid like a right one"
-            )
+        if any(question.database == name for question in questions):
+            try:
+                neighbours.check(bench.databases.address(name))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"no neighbours of the database {name!r} can be made: {error}; mend that, set "
+                    "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
+                    "answer that is right by accident is then paid like a right one"
+                ) from error
 
 
 def check_selection(questions: Sequence[Example], config: Config) -> None:

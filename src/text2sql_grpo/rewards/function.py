@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.sql.address import Database
@@ -27,7 +28,7 @@ class Results:
         executor: SQLExecutor,
         database: Database,
         episode: Episode,
-        neighbours: Neighbours | None = None,
+        neighbours: EngineNeighbours | Neighbours | None = None,
     ) -> None:
         self.neighbours_asked = neighbours.max_neighbours if neighbours else 0
         self._executor = executor

@@ -109,12 +109,19 @@ class Judge:
         return Answer(episode, verdict, official, flags, scores, reward)
 
 
-def open_grader(executor: SQLExecutor, *, neighbours: int) -> Grader:
-    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder."""
+def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:
+    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder.
+
+    Args:
+        executor: Runs queries.
+        neighbours: Number of neighbours; 0 for none.
+        neighbour_url: See `config.GradingConfig`.
+    """
     if not neighbours:
         return Grader(executor)
     folder = cache_folder("neighbours")
-    return Grader(executor, neighbours=Neighbours(executor, folder, max_neighbours=neighbours))
+    made = Neighbours(executor, folder, max_neighbours=neighbours)
+    return Grader(executor, neighbours=made, neighbour_url=neighbour_url or "")
 
 
 def _log_probs(episode: Episode) -> list[float | None] | None:

@@ -48,5 +48,5 @@ def open_bench(settings: str) -> Bench:
 
         server = config.environment.mcp
         environment = MCPEnvironment(databases, executor, environment.settings, server=server)
-    grader = open_grader(executor, neighbours=config.grading.neighbours)
+    grader = open_grader(executor, **vars(config.grading))
     return Bench(environment, Judge(grader, executor, RewardMix(config.rewards)))

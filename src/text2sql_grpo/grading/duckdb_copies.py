@@ -1,0 +1,155 @@
+"""Copies of variants as DuckDB files."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import draft
+from text2sql_grpo.grading.copies import as_text, fill, tried
+from text2sql_grpo.grading.likeness import Catalogue, Likeness, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.sql.address import Database
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import Row
+from text2sql_grpo.sql.schema import quote_name
+
+BLOCK_BYTES = 16_384  # the smallest: most tables hold a few rows
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "external_threads": 1,
+    "python_enable_replacements": False,
+}
+_HERE = "database_name = current_database() AND NOT internal"
+_TABLES = f"SELECT schema_name, table_name, sql FROM duckdb_tables() WHERE {_HERE} ORDER BY table_oid"
+_COLUMNS = f"""
+    SELECT schema_name, table_name, column_name, data_type, is_nullable
+    FROM duckdb_columns() WHERE {_HERE} ORDER BY table_oid, column_index
+"""
+_CONSTRAINTS = """
+    SELECT schema_name, table_name, constraint_type, constraint_text, to_json(constraint_column_names)
+    FROM duckdb_constraints() WHERE database_name = current_database()
+    ORDER BY constraint_type <> 'PRIMARY KEY', constraint_index
+"""
+_INDEXES = f"""
+    SELECT schema_name, table_name, expressions, sql FROM duckdb_indexes()
+    WHERE {_HERE.replace(" AND NOT internal", "")} AND is_unique AND NOT is_primary ORDER BY index_oid
+"""
+_VIEWS = f"SELECT view_name, sql FROM duckdb_views() WHERE {_HERE} ORDER BY view_oid"
+_BEFORE_TABLES = f"""
+    SELECT format('CREATE SCHEMA IF NOT EXISTS "{{}}"', replace(schema_name, '"', '""')) FROM duckdb_schemas()
+    WHERE {_HERE}
+    UNION ALL SELECT format('CREATE TYPE "{{}}"."{{}}" AS ENUM ({{}})', schema_name, type_name,
+        list_aggregate(list_transform(labels, lambda label: format('''{{}}''', replace(label, '''', ''''''))),
+            'string_agg', ', '))
+    FROM duckdb_types() WHERE {_HERE} AND labels IS NOT NULL
+    UNION ALL SELECT sql FROM duckdb_sequences() WHERE database_name = current_database()
+    UNION ALL SELECT format('CREATE MACRO "{{}}"."{{}}"({{}}) AS {{}}', schema_name, function_name,
+        list_aggregate(parameters, 'string_agg', ', '), macro_definition)
+    FROM duckdb_functions() WHERE {_HERE} AND function_type = 'macro'
+"""
+_LABEL = re.compile(r"'((?:[^']|'')*)'")
+_QUERY = re.compile(r"\bAS\b", re.IGNORECASE)
+
+
+class DuckDBCopies:
+    """Copies beside their variants; see `copies.Copies`."""
+
+    max_golds = 65_536
+
+    def check(self) -> None:
+        """See `copies.Copies`."""
+
+    def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
+        """See `copies.Copies`."""
+        tables = read(executor, database, _TABLES)
+        columns = read(executor, database, _COLUMNS)
+        constraints = read(executor, database, _CONSTRAINTS)
+        indexes = read(executor, database, _INDEXES)
+        views = [(str(name), str(sql)) for name, sql in read(executor, database, _VIEWS)]
+        script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
+        found = []
+        for namespace, name, sql in tables:
+            create = str(sql)
+            own = [row[2:] for row in constraints if row[:2] == (namespace, name)]
+            for kind, text, _ in own:
+                if kind == "FOREIGN KEY":
+                    create = create.replace(", " + str(text), "")
+            script.append(Step(create, str(name)))
+            keys = [json.loads(str(names)) for kind, _, names in own if kind in ("PRIMARY KEY", "UNIQUE")]
+            keys += [
+                str(listed).strip("[]").replace('"', "").replace("'", "").split(", ")
+                for *table, listed, _ in indexes
+                if table == [namespace, name]
+            ]
+            writable = tuple(
+                NativeColumn(str(column), str(kind), str(kind), bool(is_nullable), _labels(str(kind)))
+                for *table, column, kind, is_nullable in columns
+                if table == [namespace, name] and not _is_generated(create, str(column))
+            )
+            shown = "" if namespace == "main" else str(namespace)
+            found.append(NativeTable(shown, str(name), writable, tuple(map(tuple, keys))))
+        script += [Step(str(sql)) for *_, sql in (*indexes, *views)]
+        queries = tuple((name, _QUERY.split(sql, maxsplit=1)[1].rstrip("; ")) for name, sql in views)
+        with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
+            kept, unmade = tried(script, connection.execute, duckdb.Error)
+        return Catalogue("duckdb", tuple(found), queries, kept, unmade)
+
+    def create(self, variant: Path, likeness: Likeness) -> str:
+        """See `copies.Copies`."""
+        script = hashlib.sha256("\0".join(likeness.catalogue.script).encode()).hexdigest()[:12]
+        path = variant.with_name(f"{variant.stem}-{script}.duckdb")
+        if not path.exists():
+            try:
+                with draft(path) as scratch:
+                    scratch.unlink(missing_ok=True)
+                    _build(scratch, variant, likeness)
+            except (OSError, duckdb.Error) as error:
+                raise DataError(f"cannot write a neighbour database: {error} (at {path})") from error
+        return f"duckdb:///{path.absolute()}"
+
+    def drop(self, url: str) -> None:
+        """See `copies.Copies`."""
+        Path(url.removeprefix("duckdb:///")).unlink(missing_ok=True)
+
+
+def _build(path: Path, variant: Path, likeness: Likeness) -> None:
+    with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
+        connection.execute(
+            f"ATTACH '{str(path).replace(chr(39), chr(39) * 2)}' AS copy_ (BLOCK_SIZE {BLOCK_BYTES})"
+        )
+        connection.execute("USE copy_")
+        connection.execute("BEGIN")
+        for statement in likeness.catalogue.script:
+            connection.execute(statement)
+        connection.execute("COMMIT")
+
+        def insert(table: NativeTable, rows: Sequence[Row]) -> None:
+            listed = ", ".join(quote_name(column.name, "duckdb") for column in table.columns)
+            values = ", ".join(f"CAST(unnest(?::VARCHAR[]) AS {column.type})" for column in table.columns)
+            cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
+            connection.execute(f"INSERT INTO {table.sql} ({listed}) SELECT {values}", cells)
+
+        fill(variant, likeness, insert=insert, execute=connection.execute, errors=duckdb.Error)
+        connection.execute("USE memory")
+        connection.execute("DETACH copy_")
+
+
+def _labels(kind: str) -> tuple[str, ...]:
+    """Labels of an enum type, which the engine writes out.
+
+    >>> _labels("ENUM('a', 'it''s')")
+    ('a', "it's")
+    """
+    if not kind.startswith("ENUM(") or kind.endswith("]"):
+        return ()
+    return tuple(label.replace("''", "'") for label in _LABEL.findall(kind))
+
+
+def _is_generated(create: str, column: str) -> bool:
+    names = "|".join(re.escape(name) for name in (column, '"' + column.replace('"', '""') + '"'))
+    return re.search(rf"[(,]\s*(?:{names}) [^,]*? GENERATED ALWAYS AS", create) is not None

@@ -1,0 +1,268 @@
+"""Copies of variants as databases of a PostgreSQL server."""
+
+import json
+import secrets
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.grading.base_sample import quoted
+from text2sql_grpo.grading.copies import as_text, fill, tried
+from text2sql_grpo.grading.likeness import Catalogue, Likeness, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.postgres_server import PostgresServer
+from text2sql_grpo.sql.address import Database
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import Row
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+PREFIX = "text2sql_neighbour_"  # of databases and roles
+_OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
+_NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
+_COLUMNS = f"""
+    SELECT CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, n.nspname, c.relname, a.attname,
+        format_type(a.atttypid, a.atttypmod),
+        CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod)
+            ELSE format_type(a.atttypid, a.atttypmod) END,
+        NOT (a.attnotnull OR t.typnotnull), a.attgenerated = '',
+        (SELECT to_json(array_agg(e.enumlabel ORDER BY e.enumsortorder))::text FROM pg_enum e
+            WHERE e.enumtypid = a.atttypid),
+        CASE WHEN a.attcollation <> t.typcollation THEN (SELECT quote_ident(l.collname) FROM pg_collation l
+            WHERE l.oid = a.attcollation) END,
+        CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END
+    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_type t ON t.oid = a.atttypid
+        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND {_OWN} AND a.attnum > 0 AND NOT a.attisdropped
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_column_privilege(c.oid, a.attnum, 'SELECT')
+    ORDER BY c.oid, a.attnum
+"""
+_CONSTRAINTS = f"""
+    SELECT n.nspname, c.relname, k.contype::text, pg_get_constraintdef(k.oid),
+        (SELECT to_json(array_agg(a.attname ORDER BY p.place))::text
+            FROM unnest(k.conkey) WITH ORDINALITY AS p (number, place)
+            JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = p.number)
+    FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE k.contype IN ('p', 'u', 'c') AND {_OWN} ORDER BY k.contype <> 'p', k.oid
+"""
+_INDEXES = f"""
+    SELECT n.nspname, c.relname, pg_get_indexdef(i.indexrelid),
+        (SELECT to_json(array_agg(a.attname))::text FROM pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]))
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE i.indisunique AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND {_OWN}
+        AND NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conindid = i.indexrelid)
+    ORDER BY i.indexrelid
+"""
+_VIEWS = f"""
+    SELECT {_NAME.format("c", "rel")}, c.relname, pg_get_viewdef(c.oid)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('v', 'm') AND {_OWN} AND has_table_privilege(c.oid, 'SELECT') ORDER BY c.oid
+"""
+_BEFORE_TABLES = f"""
+    SELECT 'CREATE SCHEMA IF NOT EXISTS ' || quote_ident(n.nspname) FROM pg_namespace n WHERE {_OWN}
+    UNION ALL SELECT 'CREATE EXTENSION IF NOT EXISTS ' || quote_ident(extname) FROM pg_extension
+        WHERE extname <> 'plpgsql'
+    UNION ALL SELECT 'CREATE TYPE ' || {_NAME.format("t", "typ")} || ' AS ENUM ('
+            || (SELECT string_agg(quote_literal(e.enumlabel), ', ' ORDER BY e.enumsortorder) FROM pg_enum e
+                WHERE e.enumtypid = t.oid) || ')'
+        FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'e' AND {_OWN}
+    UNION ALL SELECT 'CREATE DOMAIN ' || {_NAME.format("t", "typ")} || ' AS '
+            || format_type(t.typbasetype, t.typtypmod) || CASE WHEN t.typnotnull THEN ' NOT NULL' ELSE '' END
+            || coalesce((SELECT string_agg(' ' || pg_get_constraintdef(k.oid), '') FROM pg_constraint k
+                WHERE k.contypid = t.oid AND k.contype = 'c'), '')
+        FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'd' AND {_OWN}
+"""
+
+
+_OWN_PARTS = (
+    ("DROP DATABASE {} WITH (FORCE)", "datname", "pg_database"),
+    ("DROP ROLE {}", "rolname", "pg_roles"),
+)
+_SEARCH_PATH = "SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_schemas(false)) AS name"
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Empty copy of a database, and the role that reads its copies."""
+
+    database: str
+    role: str
+    password: str
+
+
+class PostgresCopies:
+    """Copies on a server of this process alone, or on the server of a URL; see `copies.Copies`.
+
+    Args:
+        cache: Parent of the private server's folder.
+        url: URL of a superuser of another server; empty for the private one.
+    """
+
+    max_golds = 128  # a copy takes 8 MB
+
+    def __init__(self, cache: Path, url: str = "") -> None:
+        self._cache = cache
+        self._url = url
+        self._server: PostgresServer | None = None
+        self._opened: Connection | None = None
+        self._templates: dict[Catalogue, _Template] = {}
+        self._numbers = count()
+        self._token = secrets.token_hex(4)
+
+    def check(self) -> None:
+        """See `copies.Copies`."""
+        self._admin()
+
+    def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
+        """See `copies.Copies`."""
+        columns = read(executor, database, _COLUMNS)
+        constraints = read(executor, database, _CONSTRAINTS)
+        indexes = read(executor, database, _INDEXES)
+        views = read(executor, database, _VIEWS)
+        search_path = str(read(executor, database, _SEARCH_PATH)[0][0])
+        script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
+        tables = []
+        for shown, namespace, name in dict.fromkeys(row[:3] for row in columns):
+            own = [row[3:] for row in columns if row[1:3] == (namespace, name)]
+            parts = [_definition(*column) for column in own]
+            keys = []
+            for _, _, kind, text, names in (row for row in constraints if row[:2] == (namespace, name)):
+                parts.append(str(text))
+                keys += [tuple(json.loads(str(names)))] if kind in ("p", "u") and names else []
+            for _, _, _, names in (row for row in indexes if row[:2] == (namespace, name)):
+                keys += [tuple(json.loads(str(names)))] if names else []
+            writable = tuple(
+                NativeColumn(
+                    str(column), str(kind), str(plain), bool(nullable), tuple(json.loads(str(labels or "[]")))
+                )
+                for column, kind, plain, nullable, is_writable, labels, *_ in own
+                if is_writable
+            )
+            tables.append(NativeTable(str(shown), str(name), writable, tuple(keys)))
+            full = f"{quoted(str(namespace))}.{quoted(str(name))}"
+            script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(name)))
+        script += [Step(str(sql)) for _, _, sql, _ in indexes]
+        script += [Step(f"CREATE VIEW {name!s} AS {sql!s}") for name, _, sql in views]
+        template = self._new_name()
+        self._admin().execute(f"CREATE DATABASE {template}")
+        with self._connected(template, search_path) as connection:
+            kept, unmade = tried(script, connection.execute, psycopg.Error)
+            role = _Template(template, self._new_name(), secrets.token_hex(16))
+            schemas = sorted({str(row[1]) for row in columns}) or ["public"]
+            connection.execute(restricted_role_sql(role.role, role.password, template, schemas=schemas))
+            connection.execute(f"ALTER ROLE {role.role} SET search_path = {search_path}")
+        queries = tuple((str(name), str(sql)) for _, name, sql in views)
+        found = Catalogue("postgres", tuple(tables), queries, kept, unmade, search_path)
+        self._templates[found] = role
+        return found
+
+    def create(self, variant: Path, likeness: Likeness) -> str:
+        """See `copies.Copies`."""
+        template = self._templates[likeness.catalogue]
+        name = self._new_name()
+        try:
+            admin = self._admin()
+            strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
+            admin.execute(f"CREATE DATABASE {name} TEMPLATE {template.database}{strategy}")
+            admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC")
+            with (
+                self._connected(name, likeness.catalogue.search_path) as connection,
+                connection.transaction(),
+            ):
+
+                def insert(table: NativeTable, rows: Sequence[Row]) -> None:
+                    with connection.transaction():
+                        connection.execute(*_insertion(table, rows))
+
+                fill(variant, likeness, insert=insert, execute=connection.execute, errors=psycopg.Error)
+        except psycopg.Error as error:
+            raise DataError(f"cannot make a neighbour database on PostgreSQL: {error}") from None
+        return self._address(name, f"{template.role}:{template.password}")
+
+    def drop(self, url: str) -> None:
+        """See `copies.Copies`."""
+        self._admin().execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
+
+    def _admin(self) -> Connection:
+        """Connection of the superuser to the server, which is started first."""
+        if self._opened is not None and not self._opened.closed:
+            return self._opened
+        if not self._url:
+            self._server = self._server or PostgresServer(self._cache)
+        try:
+            opened: Connection = psycopg.connect(self._address(), autocommit=True)
+        except psycopg.Error as error:
+            raise ConfigError(f"the PostgreSQL server for neighbours cannot be used: {error}") from None
+        if opened.info.parameter_status("is_superuser") != "on":
+            opened.close()
+            raise ConfigError(
+                "grading.neighbour_url needs a superuser, who makes databases and roles that can only read"
+            )
+        weakref.finalize(self, _end, opened, f"{PREFIX}{self._token}_" if self._url else "")
+        self._opened = opened
+        return opened
+
+    def _connected(self, database: str, search_path: str) -> Connection:
+        connection: Connection = psycopg.connect(self._address(database), autocommit=True)
+        connection.execute(
+            f"SET search_path = {search_path}; SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'"
+        )
+        return connection
+
+    def _address(self, database: str = "", user: str = "") -> str:
+        """URL on the server; by default of the superuser, and of the database that the URL names."""
+        parts = urlsplit(self._server.url if self._server else self._url)
+        host = parts.netloc.rpartition("@")[2]
+        netloc = f"{user}@{host}" if user else parts.netloc
+        return urlunsplit(parts._replace(netloc=netloc, path=f"/{database}" if database else parts.path))
+
+    def _new_name(self) -> str:
+        return f"{PREFIX}{self._token}_{next(self._numbers)}"
+
+
+def _definition(
+    name: object,
+    kind: object,
+    _plain: object,
+    is_nullable: object,
+    _is_writable: object,
+    _labels: object,
+    collation: object,
+    generated: object,
+) -> str:
+    """Column of a CREATE TABLE."""
+    return (
+        f"{quoted(str(name))} {kind}"
+        + (f" COLLATE {collation}" if collation else "")
+        + (f" GENERATED ALWAYS AS ({generated}) STORED" if generated else "")
+        + ("" if is_nullable else " NOT NULL")
+    )
+
+
+def _insertion(table: NativeTable, rows: Sequence[Row]) -> tuple[str, list[list[str | None]]]:
+    """INSERT of all rows with its parameters, an array a column."""
+    names = ", ".join(quoted(column.name) for column in table.columns)
+    values = ", ".join(f"CAST(c{i} AS {column.type})" for i, column in enumerate(table.columns))
+    target = f"INSERT INTO {table.sql} ({names}) OVERRIDING SYSTEM VALUE SELECT {values}".replace("%", "%%")
+    arrays = ", ".join(["%s::text[]"] * len(table.columns))
+    listed = ", ".join(f"c{i}" for i in range(len(table.columns)))
+    cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
+    return f"{target} FROM unnest({arrays}) AS rows_ ({listed})", cells
+
+
+def _end(admin: Connection, prefix: str) -> None:
+    """Drop the databases and roles of this process, if the server goes on, and close the connection."""
+    with suppress(psycopg.Error), admin:
+        for what, column, table in _OWN_PARTS if prefix else ():
+            query = f"SELECT {column} FROM {table} WHERE starts_with({column}, %s)"
+            for (name,) in admin.execute(query, [prefix]).fetchall():
+                admin.execute(what.format(name))
