@@ -101,6 +101,30 @@ def test_right_rewrites_are_accepted(shop: str, grader: Grader, gold: str, right
     assert (verdict.reason, verdict.uncovered) == ("equal", "")
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "reason"),
+    [
+        ("born", "CAST(born AS TIMESTAMP)", "equal"),
+        ("seen", "seen AT TIME ZONE 'UTC'", "equal"),
+        ("woke", "CAST(woke AS VARCHAR(40))", "equal"),
+        ("woke", "replace(CAST(woke AS VARCHAR(40)), ' ', 'T')", "equal"),
+        ("owes", "CAST(owes AS DOUBLE PRECISION)", "equal"),
+        ("id", "CAST(id AS DECIMAL(9, 3))", "equal"),
+        ("active", "CASE WHEN active THEN 1 ELSE 0 END", "equal"),
+        ("born", "CAST(born AS TIMESTAMP) + INTERVAL '1 second'", "values"),
+        ("seen", "seen AT TIME ZONE 'UTC' + INTERVAL '1 hour'", "values"),
+        ("owes", "owes + 0.01", "values"),
+    ],
+)
+def test_numbers_and_dates_are_compared_by_value(
+    shop: str, executor: SQLExecutor, gold: str, answer: str, reason: str
+) -> None:
+    grader = Grader(executor)
+    for order in ("", " ORDER BY id"):
+        queries = (f"SELECT {column} AS x FROM person{order}" for column in (gold, answer))
+        assert grader.grade(shop, *queries).reason == reason
+
+
 def test_copies_have_the_types_and_keys_of_their_database(
     shop: str, executor: SQLExecutor, grader: Grader
 ) -> None:

@@ -143,7 +143,7 @@ def reward(
         SQLExecutor(run.environment.limits) as executor,
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
-        audit = RewardAudit(rewards, open_grader(executor, **vars(run.grading)), executor)
+        audit = RewardAudit(rewards, open_grader(executor, neighbours=run.grading.neighbours), executor)
         answers = audit.probes()
         task = bar.add_task("Golds", total=len(examples))
         answers += audit.mutations(examples, databases, seed=seed, on_gold=lambda: bar.advance(task))

@@ -1,5 +1,7 @@
 """Result of a gold on one database, and comparison of predictions with it."""
 
+import re
+from datetime import UTC, datetime
 from functools import cached_property
 
 from text2sql_grpo.grading.large import compare_large
@@ -8,7 +10,9 @@ from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_lev
 from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
 
 
 class GoldResult:
@@ -46,7 +50,14 @@ class GoldResult:
                 ordered=self._is_ordered,
                 limits=self._limits,
             )
-        return compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
+        found = compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
+        if found not in ("values", "order") or self._dialect == "sqlite":
+            return found
+        # Dates and moments are values there, not texts: other types and forms of one moment are equal.
+        known, shown = (o._replace(rows=_with_moments(o.rows)) for o in (self.outcome, predicted))
+        if (known.rows, shown.rows) == (self.outcome.rows, predicted.rows):
+            return found
+        return compare_strict(known, shown, ordered=self._is_ordered, ties=lambda: self._tied_moments)
 
     @cached_property
     def _ties(self) -> tuple[TieGroup, ...] | None:
@@ -55,3 +66,28 @@ class GoldResult:
             return None
         outcome = self._executor.execute(self._database, widened.sql, limits=self._limits)
         return tie_groups(widened, self.outcome, outcome)
+
+    @cached_property
+    def _tied_moments(self) -> tuple[TieGroup, ...] | None:
+        return self._ties and tuple(TieGroup(_with_moments(g.rows), g.n_taken) for g in self._ties)
+
+
+def _with_moments(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Rows whose dates and moments are in one form."""
+    return tuple(tuple(map(_moment, row)) for row in rows)
+
+
+def _moment(cell: Cell) -> Cell:
+    """Date, or moment in UTC, in ISO's form; midnight is the date. Other cells stay.
+
+    >>> _moment("2020-01-31 02:00:00+02"), _moment("2020-01-31T10:00:00.500"), _moment("2020-01"), _moment(5)
+    ('2020-01-31', '2020-01-31 10:00:00.500000', '2020-01', 5)
+    """
+    if not isinstance(cell, str) or not _MOMENT.fullmatch(cell):
+        return cell
+    try:
+        moment = datetime.fromisoformat(cell)
+        moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return cell
+    return moment.isoformat(sep=" ").removesuffix(" 00:00:00")

@@ -151,7 +151,11 @@ def open_workbench(config: Config) -> Workbench:
         databases=databases,
         executor=executor,
         environment=_open_environment(config, databases, executor),
-        grader=open_grader(executor, **vars(config.grading)),
+        grader=open_grader(
+            executor,
+            neighbours=config.grading.neighbours,
+            neighbour_url=config.grading.neighbour_url,
+        ),
         test={name: held_out(path) for name, path in config.data.test.items()},
         dev=evenly_spaced(dev, config.evaluation.schedule_samples),
     )

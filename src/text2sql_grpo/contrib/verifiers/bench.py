@@ -48,5 +48,9 @@ def open_bench(settings: str) -> Bench:
 
         server = config.environment.mcp
         environment = MCPEnvironment(databases, executor, environment.settings, server=server)
-    grader = open_grader(executor, **vars(config.grading))
+    grader = open_grader(
+        executor,
+        neighbours=config.grading.neighbours,
+        neighbour_url=config.grading.neighbour_url,
+    )
     return Bench(environment, Judge(grader, executor, RewardMix(config.rewards)))
