@@ -70,7 +70,7 @@ def fill(
     *,
     insert: Callable[[NativeTable, Sequence[Row]], None],
     execute: Callable[[str], object],
-    errors: type[Exception],
+    errors: tuple[type[Exception], ...] = (),
 ) -> None:
     """Copy the rows of a variant into the tables of the engine.
 
@@ -79,7 +79,7 @@ def fill(
         likeness: The likeness that it varies.
         insert: Inserts some rows, all or none.
         execute: Runs one statement.
-        errors: Raised by `insert` if the engine refuses one of the rows.
+        errors: Raised by `insert` if the engine refuses one of the rows, which then is left out.
     """
     is_complete = True
     for table in likeness.tables:
@@ -114,7 +114,7 @@ def _insert(
     table: NativeTable,
     rows: Sequence[Row],
     insert: Callable[[NativeTable, Sequence[Row]], None],
-    errors: type[Exception],
+    errors: tuple[type[Exception], ...],
 ) -> bool:
     """Insert all rows but those that the engine refuses; True if it refused none."""
     if not rows:

@@ -57,9 +57,17 @@ _QUERY = re.compile(r"\bAS\b", re.IGNORECASE)
 
 
 class DuckDBCopies:
-    """Copies beside their variants; see `copies.Copies`."""
+    """Copies as files of one folder, by the names of their variants; see `copies.Copies`.
+
+    Args:
+        folder: One folder for all: workers start again when they need another one.
+    """
 
     max_golds = 65_536
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._connection = duckdb.connect(":memory:", config=_CONFIG)  # attaches one file after the other
 
     def check(self) -> None:
         """See `copies.Copies`."""
@@ -102,13 +110,15 @@ class DuckDBCopies:
     def create(self, variant: Path, likeness: Likeness) -> str:
         """See `copies.Copies`."""
         script = hashlib.sha256("\0".join(likeness.catalogue.script).encode()).hexdigest()[:12]
-        path = variant.with_name(f"{variant.stem}-{script}.duckdb")
+        path = self._folder / f"{variant.parent.name}-{variant.stem}-{script}.duckdb"
         if not path.exists():
             try:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 with draft(path) as scratch:
                     scratch.unlink(missing_ok=True)
-                    _build(scratch, variant, likeness)
+                    _build(self._connection, scratch, variant, likeness)
             except (OSError, duckdb.Error) as error:
+                self._connection = duckdb.connect(":memory:", config=_CONFIG)
                 raise DataError(f"cannot write a neighbour database: {error} (at {path})") from error
         return f"duckdb:///{path.absolute()}"
 
@@ -117,26 +127,31 @@ class DuckDBCopies:
         Path(url.removeprefix("duckdb:///")).unlink(missing_ok=True)
 
 
-def _build(path: Path, variant: Path, likeness: Likeness) -> None:
-    with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
-        connection.execute(
-            f"ATTACH '{str(path).replace(chr(39), chr(39) * 2)}' AS copy_ (BLOCK_SIZE {BLOCK_BYTES})"
-        )
-        connection.execute("USE copy_")
-        connection.execute("BEGIN")
+def _build(connection: duckdb.DuckDBPyConnection, path: Path, variant: Path, likeness: Likeness) -> None:
+    quoted_path = str(path).replace("'", "''")
+    connection.execute(f"ATTACH '{quoted_path}' AS copy_ (BLOCK_SIZE {BLOCK_BYTES})")
+    connection.execute("USE copy_")
+
+    def insert(table: NativeTable, rows: Sequence[Row]) -> None:
+        listed = ", ".join(quote_name(column.name, "duckdb") for column in table.columns)
+        values = ", ".join(f"CAST(unnest(?::VARCHAR[]) AS {column.type})" for column in table.columns)
+        cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
+        connection.execute(f"INSERT INTO {table.sql} ({listed}) SELECT {values}", cells)
+
+    def make(*errors: type[Exception]) -> None:
         for statement in likeness.catalogue.script:
             connection.execute(statement)
+        fill(variant, likeness, insert=insert, execute=connection.execute, errors=errors)
+
+    try:
+        connection.execute("BEGIN")
+        make()
         connection.execute("COMMIT")
-
-        def insert(table: NativeTable, rows: Sequence[Row]) -> None:
-            listed = ", ".join(quote_name(column.name, "duckdb") for column in table.columns)
-            values = ", ".join(f"CAST(unnest(?::VARCHAR[]) AS {column.type})" for column in table.columns)
-            cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
-            connection.execute(f"INSERT INTO {table.sql} ({listed}) SELECT {values}", cells)
-
-        fill(variant, likeness, insert=insert, execute=connection.execute, errors=duckdb.Error)
-        connection.execute("USE memory")
-        connection.execute("DETACH copy_")
+    except duckdb.Error:  # a row was refused, which ends the transaction: without one, which takes longer
+        connection.execute("ROLLBACK")
+        make(duckdb.Error)
+    connection.execute("USE memory")
+    connection.execute("DETACH copy_")
 
 
 def _labels(kind: str) -> tuple[str, ...]:

@@ -247,10 +247,10 @@ class EngineNeighbours:
         tree = parse_query(gold_sql, dialect)
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
             return None
-        again = with_ties_decided(tree, dialect)
-        outcomes = self._executor.execute_many([(url, sql) for sql in again], limits=self._limits)
-        agree = (_agrees(gold, outcome, sql) for sql, outcome in zip(again, outcomes, strict=True))
-        return gold if all(agree) else None
+        for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy
+            if not _agrees(gold, self._executor.execute(url, sql, limits=self._limits), sql):
+                return None
+        return gold
 
     def _lacking(self, database: Database, sql: str) -> str:
         """Part of a query that no copy has; empty if there is none."""
@@ -272,7 +272,7 @@ class EngineNeighbours:
             with needs_extra("duckdb", "a DuckDB database"):
                 from text2sql_grpo.grading.duckdb_copies import DuckDBCopies
 
-                return DuckDBCopies()
+                return DuckDBCopies(self._cache / "duckdb")
         with needs_extra("postgresql", "a PostgreSQL database"):
             from text2sql_grpo.grading.postgres_copies import PostgresCopies
 

@@ -183,7 +183,7 @@ class PostgresCopies:
                     with connection.transaction():
                         connection.execute(*_insertion(table, rows))
 
-                fill(variant, likeness, insert=insert, execute=connection.execute, errors=psycopg.Error)
+                fill(variant, likeness, insert=insert, execute=connection.execute, errors=(psycopg.Error,))
         except psycopg.Error as error:
             raise DataError(f"cannot make a neighbour database on PostgreSQL: {error}") from None
         return self._address(name, f"{template.role}:{template.password}")
