@@ -16,6 +16,7 @@ import pytest
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import duckdb_database
 from text2sql_grpo.sql.duckdb_database import HardenedDuckDB, fingerprint_of
+from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 
 LIMITS = Limits(timeout_s=2.0)
@@ -474,3 +475,15 @@ def test_only_functions_that_compute_need_no_look_at_the_tree() -> None:
         query = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type LIKE '%macro'"
         macros = {name for (name,) in connection.execute(query).fetchall()}
     assert plain.isdisjoint(macros - duckdb_database._BEFORE_BRACKETS), plain & macros
+
+
+@pytest.mark.slow
+def test_one_worker_reads_more_files_than_its_addresses_hold(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "0.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT n FROM range(9) AS s (n)")
+    with SQLExecutor(workers=1) as executor:
+        for number in range(60):
+            path = tmp_path / f"{number}.duckdb"
+            if number:
+                path.write_bytes((tmp_path / "0.duckdb").read_bytes())
+            assert executor.execute(f"duckdb:///{path}", "SELECT sum(n) FROM t").rows == ((36,),)

@@ -185,10 +185,7 @@ class HardenedDuckDB:
         fingerprint: Fingerprint of the file when it was opened.
         is_volatile: False if the last query would return the same again.
         session: That of the last query, to interrupt it.
-        n_bytes: Share in the worker's memory for open databases: 16 stay open, with 70 MB of addresses each.
     """
-
-    n_bytes = 8 * 1024 * 1024
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
         """Open the file.
