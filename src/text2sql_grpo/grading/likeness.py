@@ -204,7 +204,11 @@ def build_likeness(
         if reason:
             uncovered[table.name.lower()] = reason
             continue
-        found = _rows(executor, database, table, schema, catalogue)
+        try:
+            found = _rows(executor, database, table, schema, catalogue)
+        except DataError as error:
+            uncovered[table.name.lower()] = str(error)
+            continue
         if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
             uncovered[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
@@ -275,7 +279,8 @@ def _unlike(executor: SQLExecutor, database: Database, table: NativeTable, diale
     ]
     if not lost:
         return ""
-    source = f"(SELECT * FROM {table.sql} LIMIT {MAX_ROWS}) AS rows_"
+    listed = ", ".join(quoted(column.name) for column in table.columns)
+    source = f"(SELECT {listed} FROM {table.sql} LIMIT {MAX_ROWS}) AS rows_"
     outcome = executor.execute(database, f"SELECT {', '.join(lost)} FROM {source}", limits=LIMITS)
     if not outcome.is_ok:
         return f"a type is not read back from its text ({outcome.error})"
@@ -342,7 +347,7 @@ def _rows(
                 if (key.namespace, key.table) != (table.namespace, table.name) or other == table:
                     continue
                 own, parents = (", ".join(map(quoted, names)) for names in (key.columns, key.references))
-                used = f"SELECT {own} FROM (SELECT * FROM {other.sql} LIMIT {MAX_ROWS}) AS used_"
+                used = f"SELECT {own} FROM (SELECT {own} FROM {other.sql} LIMIT {MAX_ROWS}) AS used_"
                 query = f"SELECT {shown} FROM {table.sql} WHERE ({parents}) IN ({used})"
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]

@@ -24,7 +24,7 @@ _SETTINGS = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "shared_buffers": "64MB",
-    "max_connections": "100",
+    "max_connections": "1000",  # a worker keeps 16
     "listen_addresses": "",
     "port": "5432",  # a part of the socket's name
 }
