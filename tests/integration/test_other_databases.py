@@ -99,6 +99,7 @@ def test_the_main_job_runs(
         assert main(["audit", "data", questions, "--db", databases, "--neighbours", "0"]) == 0
         assert main(["doctor", "--config", str(config)]) == 0
         monkeypatch.setattr("text2sql_grpo.grading.postgres_server.server_binaries", lambda: None)
+        assert main(["doctor", "--config", str(config), "--grading.neighbours", "2"]) == 1
         capsys.readouterr()
         assert main(["train", "--config", str(config), "--grading.neighbours", "2"]) == 1
         error = capsys.readouterr().err

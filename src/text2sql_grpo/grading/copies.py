@@ -60,7 +60,7 @@ def tried(
         except errors as error:
             reason = " ".join(str(error).split())
             logger.debug("a copy lacks %s: %s", step.sql, reason)
-            unmade += [(step.table, f"a copy cannot be made ({reason})"[:200])] if step.table else []
+            unmade += [(step.name, f"a copy cannot be made ({reason})"[:200])] if step.name else []
     return tuple(kept), tuple(unmade)
 
 

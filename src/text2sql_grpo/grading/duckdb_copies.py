@@ -101,7 +101,7 @@ class DuckDBCopies:
             )
             shown = "" if namespace == "main" else str(namespace)
             found.append(NativeTable(shown, str(name), writable, tuple(map(tuple, keys))))
-        script += [Step(str(sql)) for *_, sql in (*indexes, *views)]
+        script += [Step(str(sql)) for *_, sql in indexes] + [Step(sql, name) for name, sql in views]
         queries = tuple((name, _QUERY.split(sql, maxsplit=1)[1].rstrip("; ")) for name, sql in views)
         with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
             kept, unmade = tried(script, connection.execute, duckdb.Error)

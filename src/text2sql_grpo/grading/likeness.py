@@ -88,10 +88,10 @@ class NativeTable:
 
 
 class Step(NamedTuple):
-    """Statement that makes a part of a database; `table`: the table that it makes, empty for other parts."""
+    """Statement that makes a part of a database; `name`: the table or view that it makes, or nothing."""
 
     sql: str
-    table: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Catalogue:
         tables: Tables.
         views: Name and query of each view.
         script: Statements that make the database without rows and foreign keys, in their order.
-        unmade: Table whose statement fails on an empty database, and the reason.
+        unmade: Each table and view whose statement fails on an empty database, and the reason.
         search_path: Schemas in which bare names are found (PostgreSQL).
     """
 
@@ -123,7 +123,7 @@ class Likeness:
         path: SQLite file.
         catalogue: The database.
         schema: Schema of the database.
-        uncovered: Reason for each table that it lacks, by the name in lower case.
+        uncovered: Reason for each table and view that it lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
     """
 
@@ -219,6 +219,11 @@ def build_likeness(
                 values = column.labels or dict.fromkeys(row[place] for row in found[:MAX_ALLOWED])
                 others = tuple(value for value in values if value is not None)
                 allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others
+    for name, text in catalogue.views:
+        tree = parse_query(text, catalogue.dialect)
+        lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in uncovered] if tree else []
+        if lost:
+            uncovered[name.lower()] = f"it reads {lost[0]}: {uncovered[lost[0].lower()]}"
     tables = {sample.name for sample in samples}
     samples = [
         replace(sample, references=tuple(r for r in sample.references if r.parent in tables))

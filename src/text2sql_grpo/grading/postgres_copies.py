@@ -80,6 +80,9 @@ _BEFORE_TABLES = f"""
             || coalesce((SELECT string_agg(' ' || pg_get_constraintdef(k.oid), '') FROM pg_constraint k
                 WHERE k.contypid = t.oid AND k.contype = 'c'), '')
         FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'd' AND {_OWN}
+    UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+        WHERE p.prokind = 'f' AND {_OWN} AND NOT EXISTS
+            (SELECT 1 FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e')
 """
 
 
@@ -151,10 +154,11 @@ class PostgresCopies:
             full = f"{quoted(str(namespace))}.{quoted(str(name))}"
             script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(name)))
         script += [Step(str(sql)) for _, _, sql, _ in indexes]
-        script += [Step(f"CREATE VIEW {name!s} AS {sql!s}") for name, _, sql in views]
+        script += [Step(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
         template = self._new_name()
         self._admin().execute(f"CREATE DATABASE {template}")
         with self._connected(template, search_path) as connection:
+            connection.execute("SET check_function_bodies = off")  # functions come before their tables
             kept, unmade = tried(script, connection.execute, psycopg.Error)
             role = _Template(template, self._new_name(), secrets.token_hex(16))
             schemas = sorted({str(row[1]) for row in columns}) or ["public"]
