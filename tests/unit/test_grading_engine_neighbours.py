@@ -166,6 +166,8 @@ def test_neighbours_of_a_duckdb_file_are_found_again(
     copies = first.of(url, gold)
     monkeypatch.setattr("text2sql_grpo.grading.duckdb_copies._build", None)
     assert len(copies) == 4 and again.of(url, gold) == copies
+    monkeypatch.setattr("text2sql_grpo.grading.engine_neighbours.as_sqlite", None)
+    assert "internal error: TypeError" in again.cover(url, "SELECT a FROM t WHERE a > 4").gap
 
 
 def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(

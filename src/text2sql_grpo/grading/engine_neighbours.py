@@ -21,7 +21,7 @@ from threading import RLock
 
 from sqlglot import exp
 
-from text2sql_grpo.errors import ConfigError, DataError, needs_extra
+from text2sql_grpo.errors import ConfigError, DataError, RunError, needs_extra
 from text2sql_grpo.grading.base_sample import with_links
 from text2sql_grpo.grading.copies import Copies
 from text2sql_grpo.grading.gold_query import read_gold, why_unread
@@ -172,9 +172,15 @@ class EngineNeighbours:
         except ConfigError as error:
             self._missing[kind] = str(error)
             return Coverage(gap=str(error))
-        if database not in self._likenesses:
-            self._likenesses[database] = self._likeness(copies, database)
-        found = self._made(copies, self._likenesses[database], database, gold_sql)
+        try:
+            if database not in self._likenesses:
+                self._likenesses[database] = self._likeness(copies, database)
+            found = self._made(copies, self._likenesses[database], database, gold_sql)
+        except RunError:
+            raise
+        except Exception as error:  # whatever a gold is: it is graded without neighbours, and counted
+            logger.warning("no neighbours of a gold, an internal error: %r (gold %s)", error, gold_sql)
+            found = Coverage(gap=f"internal error: {type(error).__name__}: {error}"[:200])
         if found.gap == FAILED:  # it may succeed another time
             return found
         self._known[database, gold_sql] = found
