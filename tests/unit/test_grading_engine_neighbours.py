@@ -43,6 +43,11 @@ INSERT INTO person SELECT n, 'Name ' || n % 9,
 INSERT INTO friend SELECT n % 7, DATE '2020-01-01' FROM generate_series(0, 39) AS s (n);
 INSERT INTO sales.orders SELECT n, n / 4.0 FROM generate_series(0, 39) AS s (n);
 """
+FUNCTION = """
+CREATE FUNCTION twice(n integer) RETURNS integer LANGUAGE plpgsql AS
+    'BEGIN IF current_setting(''is_superuser'') = ''on'' THEN DROP TABLE friend; END IF; RETURN 2 * n; END';
+ALTER TABLE friend ADD CHECK (twice(person) >= 0) NOT VALID;
+"""
 ENGINES = ("duckdb", "postgresql")
 
 
@@ -63,7 +68,7 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with psycopg.connect(server.admin_url(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE typed")
     with psycopg.connect(server.admin_url("typed"), autocommit=True) as admin:
-        admin.execute(SHOP + "CREATE FUNCTION twice(n integer) RETURNS integer LANGUAGE sql RETURN 2 * n")
+        admin.execute(SHOP + FUNCTION)
         admin.execute(restricted_role_sql("typed_reader", "secret", "typed", schemas=("public", "sales")))
     return server.url("typed_reader", "secret", "typed")
 

@@ -23,6 +23,9 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
     "external_threads": 1,
     "python_enable_replacements": False,
+    **dict.fromkeys(
+        ("autoload_known_extensions", "autoinstall_known_extensions", "allow_community_extensions"), False
+    ),
 }
 _HERE = "database_name = current_database() AND NOT internal"
 _TABLES = f"SELECT schema_name, table_name, sql FROM duckdb_tables() WHERE {_HERE} ORDER BY table_oid"

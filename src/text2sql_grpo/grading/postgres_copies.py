@@ -95,10 +95,14 @@ _SEARCH_PATH = "SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_s
 
 @dataclass(frozen=True)
 class _Template:
-    """Empty copy of a database, and the role that reads its copies."""
+    """Empty copy of a database, the role that reads its copies, and the one that fills them.
+
+    A copy runs functions of the database, in CHECKs say, so no superuser fills it.
+    """
 
     database: str
-    role: str
+    reader: str
+    owner: str
     password: str
 
 
@@ -155,18 +159,22 @@ class PostgresCopies:
             script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(name)))
         script += [Step(str(sql)) for _, _, sql, _ in indexes]
         script += [Step(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
-        template = self._new_name()
-        self._admin().execute(f"CREATE DATABASE {template}")
-        with self._connected(template, search_path) as connection:
+        template = _Template(*(self._new_name() for _ in range(3)), password=secrets.token_hex(16))
+        self._admin().execute(f"CREATE ROLE {template.owner} LOGIN PASSWORD '{template.password}'")
+        self._admin().execute(f"CREATE DATABASE {template.database} OWNER {template.owner}")
+        with self._connected(template, template.database, search_path) as connection:
             connection.execute("SET check_function_bodies = off")  # functions come before their tables
             kept, unmade = tried(script, connection.execute, psycopg.Error)
-            role = _Template(template, self._new_name(), secrets.token_hex(16))
-            schemas = sorted({str(row[1]) for row in columns}) or ["public"]
-            connection.execute(restricted_role_sql(role.role, role.password, template, schemas=schemas))
-            connection.execute(f"ALTER ROLE {role.role} SET search_path = {search_path}")
+        schemas = sorted({str(row[1]) for row in columns}) or ["public"]
+        with psycopg.connect(self._address(template.database), autocommit=True) as admin:
+            rights = restricted_role_sql(
+                template.reader, template.password, template.database, schemas=schemas
+            )
+            admin.execute(rights)
+            admin.execute(f"ALTER ROLE {template.reader} SET search_path = {search_path}")
         queries = tuple((str(name), str(sql)) for _, name, sql in views)
         found = Catalogue("postgres", tuple(tables), queries, kept, unmade, search_path)
-        self._templates[found] = role
+        self._templates[found] = template
         return found
 
     def create(self, variant: Path, likeness: Likeness) -> str:
@@ -176,12 +184,12 @@ class PostgresCopies:
         try:
             admin = self._admin()
             strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
-            admin.execute(f"CREATE DATABASE {name} TEMPLATE {template.database}{strategy}")
+            admin.execute(
+                f"CREATE DATABASE {name} OWNER {template.owner} TEMPLATE {template.database}{strategy}"
+            )
             admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC")
-            with (
-                self._connected(name, likeness.catalogue.search_path) as connection,
-                connection.transaction(),
-            ):
+            opened = self._connected(template, name, likeness.catalogue.search_path)
+            with opened as connection, connection.transaction():
 
                 def insert(table: NativeTable, rows: Sequence[Row]) -> None:
                     with connection.transaction():
@@ -190,7 +198,7 @@ class PostgresCopies:
                 fill(variant, likeness, insert=insert, execute=connection.execute, errors=(psycopg.Error,))
         except psycopg.Error as error:
             raise DataError(f"cannot make a neighbour database on PostgreSQL: {error}") from None
-        return self._address(name, f"{template.role}:{template.password}")
+        return self._address(name, f"{template.reader}:{template.password}")
 
     def drop(self, url: str) -> None:
         """See `copies.Copies`."""
@@ -215,8 +223,10 @@ class PostgresCopies:
         self._opened = opened
         return opened
 
-    def _connected(self, database: str, search_path: str) -> Connection:
-        connection: Connection = psycopg.connect(self._address(database), autocommit=True)
+    def _connected(self, template: _Template, database: str, search_path: str) -> Connection:
+        """Connection of the role that fills copies."""
+        address = self._address(database, f"{template.owner}:{template.password}")
+        connection: Connection = psycopg.connect(address, autocommit=True)
         connection.execute(
             f"SET search_path = {search_path}; SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'"
         )

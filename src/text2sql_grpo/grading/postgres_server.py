@@ -16,6 +16,7 @@ from text2sql_grpo.errors import ConfigError
 
 ADMIN = "admin"
 START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 # PostgreSQL refuses to run as root. Debian's package makes the first of these users, Debian the second.
 UNPRIVILEGED_USERS = ("postgres", "nobody")
 # What is lost in a crash is made again.
@@ -29,7 +30,7 @@ _SETTINGS = {
     "port": "5432",  # a part of the socket's name
 }
 # The server ends when this process does, killed or not: its end of the pipe closes.
-_UNTIL_THE_END = '"$@" & server=$!; cat > /dev/null; kill -INT $server; wait $server; rm -rf "$FOLDER"'
+_UNTIL_THE_END = '"$@" & server=$!; cat > /dev/null; kill -QUIT $server; wait $server; rm -rf "$FOLDER"'
 
 
 class PostgresServer:
@@ -145,6 +146,9 @@ def _end(owner: int, process: "subprocess.Popen[bytes]", socket: Path) -> None:
     with contextlib.suppress(OSError):
         if process.stdin:
             process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=10)
+    try:
+        process.wait(timeout=STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     shutil.rmtree(socket, ignore_errors=True)
