@@ -5,7 +5,9 @@ hang on the order of visits and the mutant's differs. Those databases are the be
 `grading_judge.py`. Two kinds of mutants are counted apart: by the operators with which the grader chooses
 its neighbours, and by operators held out from it. BIRD's execution accuracy (EX) stands beside.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/grading.py [--quick] [--golds 300] [--seed 0]
+With `--engine`, verdicts on another engine instead, beside those on SQLite: see `grading_engines.py`.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/grading.py [--quick] [--golds 300] [--seed 0] [--engine duckdb]
 The last line is JSON.
 """
 
@@ -222,6 +224,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 golds, under a minute")
     parser.add_argument("--cache", type=Path, help="folder of neighbours to use again; default: a new one")
+    parser.add_argument("--engine", choices=["sqlite", "duckdb", "postgres"], default="sqlite")
     options = parser.parse_args()
     if options.quick:
         options.golds, options.tries = 20, 10
@@ -230,6 +233,14 @@ def main() -> None:
     questions = json.loads((options.data / "dev.json").read_text(encoding="utf-8"))
     golds = list({" ".join(q["query"].split()).lower(): (q["db_id"], q["query"]) for q in questions}.values())
     random.Random(options.seed).shuffle(golds)
+    if options.engine != "sqlite":
+        from grading_engines import compare_engines
+
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = golds[: options.golds]
+            found = compare_engines(options.data, chosen, options.engine, Path(folder), options.seed)
+        print(json.dumps(found))
+        return
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(options.data, options.cache or Path(folder), options.seed, options.tries)
         for name, gold in golds[: options.golds]:
