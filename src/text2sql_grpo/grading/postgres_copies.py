@@ -159,8 +159,7 @@ class PostgresCopies:
             script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(name)))
         script += [Step(str(sql)) for _, _, sql, _ in indexes]
         script += [Step(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
-        names = self._new_name(), self._new_name(), self._new_name()
-        template = _Template(*names, secrets.token_hex(16))
+        template = _Template(self._new_name(), self._new_name(), self._new_name(), secrets.token_hex(16))
         self._admin().execute(f"CREATE ROLE {template.owner} LOGIN PASSWORD '{template.password}'")
         self._admin().execute(f"CREATE DATABASE {template.database} OWNER {template.owner}")
         with self._connected(template, template.database, search_path) as connection:
