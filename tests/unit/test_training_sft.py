@@ -25,14 +25,16 @@ from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.demonstrations import Demonstration, demonstrate
 from text2sql_grpo.training.sft import (
+    ForwardPass,
     SFTData,
     SFTStageTrainer,
     StopAtTarget,
-    packed_pass,
     padded_pass,
     split,
     stage_arguments,
+    tree_pass,
 )
+from text2sql_grpo.training.token_tree.attention import TreePass
 
 CPU = torch.device("cpu")
 COMPACT = EnvironmentSettings(schema_text="compact", instructions=False, max_turns=3)
@@ -87,13 +89,17 @@ def stage_trainer(model: Any, folder: Path, **options: Any) -> SFTStageTrainer:
 
 
 @pytest.mark.parametrize("is_adapter", [False, True], ids=["full", "LoRA"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "dynamic"])
 def test_loss_and_gradients_are_those_of_trls_padded_trainer(
     tmp_path: Path, architecture: str, is_adapter: bool
 ) -> None:
-    """Whole, and in parts of a few sequences; mistral slides its window, so that its batches are padded."""
-    window = {"sliding_window": 16} if architecture == "mistral" else {}
-    folder = write_model(tmp_path / "model", architecture=architecture, **window)
+    """Whole, and in parts of a few sequences; rotary positions by the longest one need padding."""
+    folder = tmp_path / "model"
+    if architecture == "dynamic":
+        write_model(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    else:
+        window = {"sliding_window": 16} if architecture == "mistral" else {}
+        write_model(folder, architecture=architecture, **window)
     made = random_demonstrations(1)
     rows = [
         {"input_ids": m.ids, "labels": [i if w else -100 for i, w in zip(m.ids, m.weights, strict=True)]}
@@ -119,7 +125,7 @@ def test_loss_and_gradients_are_those_of_trls_padded_trainer(
 
     for max_tokens in (10_000, 60):
         trainer = stage_trainer(model_of(folder, is_adapter=is_adapter), tmp_path, max_tokens=max_tokens)
-        assert (trainer.obstacle is None) == (architecture != "mistral")
+        assert (trainer.obstacle is None) == (architecture != "dynamic")
         loss = trainer.training_step(trainer.model, made)
         torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(gradients(trainer.model), expected_gradients, atol=1e-5, rtol=0)
@@ -142,18 +148,24 @@ def test_weights_count_over_the_whole_step(tmp_path: Path) -> None:
     assert trainer.training_step(trainer.model, made).item() == pytest.approx(total / weight, abs=1e-5)
 
 
+def tokens_of(made: ForwardPass) -> int:
+    return (
+        len(made.inputs.tree.ids) if isinstance(made.inputs, TreePass) else made.inputs["input_ids"].numel()
+    )
+
+
 def test_each_prefix_is_forwarded_once_and_parts_keep_to_their_size() -> None:
     made = random_demonstrations(3, per_prefix=6)
-    packed, padded = packed_pass(made, CPU), padded_pass(made, CPU)
+    packed, padded = tree_pass(made, CPU), padded_pass(made, CPU)
     n_scored = sum(w > 0 for one in made for w in one.weights)
     assert len(packed.targets) == len(padded.targets) == n_scored
-    assert packed.inputs["input_ids"].numel() < 0.7 * sum(len(one.ids) for one in made)
-    for shares, tokens_of in ((True, packed_pass), (False, padded_pass)):
+    assert tokens_of(packed) < 0.7 * sum(len(one.ids) for one in made)
+    for shares, make in ((True, tree_pass), (False, padded_pass)):
         parts = split(made, 120, shares_prefixes=shares)
         assert sorted(map(id, chain(*parts))) == sorted(map(id, made))
         assert len(parts) > 1
         longest = max(len(one.ids) for one in made)
-        assert all(tokens_of(part, CPU).inputs["input_ids"].numel() <= max(120, longest) for part in parts)
+        assert all(tokens_of(make(part, CPU)) <= max(120, longest) for part in parts)
 
 
 def shop_data(folder: Path, examples: list[Example], *, longest: int = 999, **fields: Any) -> SFTData:

@@ -232,7 +232,7 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
     if not Path(config.model.path).is_dir():
         digest.update(config.model.path.encode())
     package = Path(__file__).parents[1]
-    for pattern in ("training/sft.py", "training/demonstrations.py", "training/shared_prefix*.py"):
+    for pattern in ("training/sft.py", "training/demonstrations.py", "training/token_tree/*.py"):
         for file in sorted(package.glob(pattern)):
             _add_file(digest, file)
     return cache_folder("sft") / digest.hexdigest()[:16]

@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "slots", "generation"]
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma", "mistral")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others depend on the length of the whole batch
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others depend on the length of the whole batch
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
 _CPU_CACHE_BYTES = 2 << 30
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
     """Reason why the engine `slots` cannot run this model; None if it can."""
-    if isinstance(model, PeftModel) and (reason := _adapter_obstacle(model)):
+    if (reason := row_obstacle(model)) is not None:
         return reason
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
@@ -39,9 +39,18 @@ def obstacle(model: PreTrainedModel) -> str | None:
     slides = any(layer != "full_attention" for layer in layers) if layers else window is not None
     if slides and (window is None or window < config.max_position_embeddings):
         return f"not all its layers have full attention (sliding window: {window})"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ROPE_TYPES:
-        return f"its rotary positions, {rope}, depend on the longest sequence of a batch"
+    return None
+
+
+def row_obstacle(model: PreTrainedModel) -> str | None:
+    """Reason why the output of one sequence depends on the batch around it; None if it does not."""
+    if isinstance(model, PeftModel) and (reason := _adapter_obstacle(model)):
+        return reason
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = (part for part in rope.values() if isinstance(part, dict))  # one for each kind of layer
+    for kind in (rope, *kinds):
+        if kind.get("rope_type", "default") not in _ROPE_TYPES:
+            return f"its rotary positions, {kind['rope_type']}, depend on the longest sequence of a batch"
     return None
 
 

@@ -48,9 +48,9 @@ class SQLGRPOConfig(GRPOConfig):
             of the whole episode, observations included.
         engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
         max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
-        shared_prefix: Forward a prompt once for all its completions in a micro-batch, if the model allows it.
-            Log-probs, loss and gradient are the same up to rounding; groups then stay together when a
-            generation batch is split.
+        shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
+            first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
+            prompts that begin alike then stay together when a generation batch is split.
         gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
             the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
             of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.

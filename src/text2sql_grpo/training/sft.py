@@ -1,16 +1,18 @@
 """Supervised fine-tuning: seeded batches, each distinct prefix forwarded once, loss on assistant tokens."""
 
+import logging
 import math
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, SequentialSampler
@@ -36,8 +38,12 @@ from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
 from text2sql_grpo.training.demonstrations import Demonstration, weighted_demonstrations
-from text2sql_grpo.training.shared_prefix import keep_hidden_states
-from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
+from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees
+from text2sql_grpo.training.token_tree.batch import keep_hidden_states
+from text2sql_grpo.training.token_tree.check import difference
+from text2sql_grpo.training.token_tree.tree import TokenTree
+
+logger = logging.getLogger(__name__)
 
 # Arguments of GRPO that SFT shares and its result depends on.
 RESULT_FIELDS = ("bf16", "fp16", "optim", "max_grad_norm", "weight_decay")
@@ -45,60 +51,30 @@ RESULT_FIELDS = ("bf16", "fp16", "optim", "max_grad_norm", "weight_decay")
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Model inputs of one forward pass over N tokens, M of which have a loss.
+    """One forward pass over N tokens, M of which have a loss.
 
     Attributes:
-        inputs: Keyword arguments of the model.
+        inputs: Keyword arguments of the model, or the pass over a tree that makes them.
         sources: Index (of N) of the token before each scored token; shape (M,).
         targets: The scored tokens; shape (M,).
         weights: Weights of the scored tokens in the loss; shape (M,).
     """
 
-    inputs: dict[str, Any]
+    inputs: dict[str, Any] | TreePass
     sources: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
 
 
-def prefix_groups(sequences: Sequence[list[int]]) -> list[tuple[int, list[list[int]]]]:
-    """Cut sorted sequences into runs, each with the length of its shared prefix, to save the most tokens.
-
-    >>> prefix_groups([[1, 2, 3], [1, 2, 4], [5]])
-    [(2, [[1, 2, 3], [1, 2, 4]]), (0, [[5]])]
-    """
-    shared = [shared_length(one, other) for one, other in pairwise(sequences)]
-    best: list[tuple[int, int, int]] = [(0, 0, 0)]  # tokens saved, start of the last run, its prefix
-    for end in range(len(sequences)):
-        options = [(best[end][0], end, 0)]
-        length = len(sequences[end])
-        for start in range(end - 1, -1, -1):
-            length = min(length, shared[start])
-            options.append((best[start][0] + length * (end - start), start, length))
-        best.append(max(options, key=lambda option: option[0]))
-    runs: list[tuple[int, list[list[int]]]] = []
-    end = len(sequences)
-    while end:
-        _, start, length = best[end]
-        runs.append((length, list(sequences[start:end])))
-        end = start
-    return runs[::-1]
-
-
-def packed_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
-    """Pack demonstrations into one flat list without padding, each shared prefix once."""
-    ordered = sorted(demonstrations, key=lambda demonstration: demonstration.ids)
-    groups, sources = [], []
-    offset, rest = 0, iter(ordered)
-    for cut, run in prefix_groups([demonstration.ids for demonstration in ordered]):
-        start, continuations = offset, []
-        offset += cut
-        for ids in run:
-            scored = _scored(next(rest))
-            sources += [start + place - 1 if place <= cut else offset + place - 1 - cut for place in scored]
-            continuations.append(ids[cut : max(cut, scored[-1])])  # the last scored token is not forwarded
-            offset += len(continuations[-1])
-        groups.append((run[0][:cut], continuations))
-    return ForwardPass(pack(groups, device).inputs, *_scores(ordered, sources, device))
+def tree_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
+    """Forward each distinct prefix of the demonstrations once, without padding."""
+    scored = [_scored(one) for one in demonstrations]
+    tree = TokenTree.of(
+        [np.array(one.ids[: places[-1]]) for one, places in zip(demonstrations, scored, strict=True)]
+    )
+    rows = zip(tree.places, scored, strict=True)
+    sources = [int(path[place - 1]) for path, places in rows for place in places]
+    return ForwardPass(TreePass(tree, device), *_scores(demonstrations, sources, device))
 
 
 def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
@@ -231,7 +207,7 @@ class SFTData(Dataset[list[Demonstration]]):
 class SFTStageTrainer(Trainer):
     """transformers' `Trainer` on batches of demonstrations.
 
-    What changes: a batch is packed (`packed_pass`) where the model allows it, and split by tokens; the loss
+    What changes: a batch is a token tree (`tree_pass`) where the model allows it, split by tokens; the loss
     is the weighted mean over all scored tokens of the optimiser step, on all ranks; checkpoints are atomic.
     TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
 
@@ -258,9 +234,10 @@ class SFTStageTrainer(Trainer):
         for printer in (PrinterCallback, ProgressCallback):
             self.remove_callback(printer)
         self._max_tokens = max_tokens
-        self.obstacle = trl_compat.shared_prefix_obstacle(self)
+        self._is_checked = False
+        self.obstacle = trl_compat.tree_obstacle(self)
         if self.obstacle is None:
-            attend_to_packed(trl_compat.causal_lm(self, self.model))
+            attend_to_trees(trl_compat.causal_lm(self, self.model))
         self._checkpoints = Checkpoints(self)
         self.add_callback(self._checkpoints)
 
@@ -269,6 +246,8 @@ class SFTStageTrainer(Trainer):
     ) -> torch.Tensor:
         """Add the gradient of one optimiser step; return its loss, in nats a token."""
         model.train()
+        if self.obstacle is None and not self._is_checked:
+            self._check(model, inputs)
         limit = sys.maxsize if self.is_deepspeed_enabled else self._max_tokens  # it steps at each backward
         parts = split(inputs, limit, shares_prefixes=self.obstacle is None)
         facts = (
@@ -288,15 +267,39 @@ class SFTStageTrainer(Trainer):
         self.state.num_input_tokens_seen += sum(tokens)
         return total
 
+    def _check(self, model: torch.nn.Module, demonstrations: Sequence[Demonstration]) -> None:
+        """Pad instead of sharing prefixes if the two differ on some demonstrations."""
+        self._is_checked = True
+        first, device = sorted(demonstrations, key=lambda one: one.ids)[:4], self.args.device
+
+        def mean(one: ForwardPass) -> torch.Tensor:
+            return self._losses(model, one).sum()[None] / len(one.targets)
+
+        self.obstacle = self.obstacle or difference(
+            model,
+            lambda: mean(padded_pass(first, device)),
+            lambda: mean(tree_pass(first, device)),
+            is_float32=trl_compat.computes_in_float32(self),
+        )
+        if self.obstacle is not None:
+            logger.warning("SFT pads sequences instead of sharing prefixes: %s", self.obstacle)
+
     def _loss(self, model: torch.nn.Module, part: Sequence[Demonstration]) -> torch.Tensor:
         """Weighted sum of cross-entropies."""
-        make = packed_pass if self.obstacle is None else padded_pass
+        make = tree_pass if self.obstacle is None else padded_pass
         made = make(part, self.args.device)
-        backbone = trl_compat.causal_lm(self, model).base_model
-        with trl_compat.autocast(self, model), keep_hidden_states(backbone, made.sources):
-            logits = model(**made.inputs, use_cache=False).logits[0]
-        losses = functional.cross_entropy(logits.float(), made.targets, reduction="none")
-        return (losses * made.weights).sum()
+        return (self._losses(model, made) * made.weights).sum()
+
+    def _losses(self, model: torch.nn.Module, made: ForwardPass) -> torch.Tensor:
+        """Cross-entropies of the scored tokens."""
+        lm, inputs = trl_compat.causal_lm(self, model), made.inputs
+        with (
+            trl_compat.autocast(self, model),
+            keep_hidden_states(lm.base_model, made.sources),
+            inputs.running(lm) if isinstance(inputs, TreePass) else nullcontext(inputs) as arguments,
+        ):
+            logits = model(**arguments, use_cache=False).logits[0]
+        return functional.cross_entropy(logits.float(), made.targets, reduction="none")
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log also the number of tokens trained on so far."""

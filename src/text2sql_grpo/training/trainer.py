@@ -42,8 +42,8 @@ from text2sql_grpo.training.gradient_noise import GradientNoise
 from text2sql_grpo.training.quarantine import contradicted
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
 from text2sql_grpo.training.selection import Selection
-from text2sql_grpo.training.shared_prefix_update import LogProbs, LossTokens, SharedPrefixUpdate
 from text2sql_grpo.training.step_times import StepTimes
+from text2sql_grpo.training.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             shuffle=self.shuffle_dataset,
         )
         self._noise = GradientNoise(self, every=args.gradient_noise_every)
-        self._update = SharedPrefixUpdate(
+        self._update = TokenTreeUpdate(
             self,
             is_wanted=args.shared_prefix,
             keeps_order=self.selection is not None and bool(self.selection.settings.strata),
@@ -388,7 +388,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Return TRL's loss of a micro-batch, or the weighted loss of one half of it."""
         step = self._step_state
-        inputs, step.loss_tokens = self._update.narrowed(inputs)
+        inputs, step.loss_tokens = self._update.narrowed(model, inputs)
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         step.loss_tokens, step.is_forwarded = None, True
         return loss * step.loss_weight
@@ -402,13 +402,13 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         batch_size: int | None = None,
         **options: Any,
     ) -> LogProbs:
-        """Compute log-probs of completions; forward each distinct prompt once if the model allows it."""
+        """Compute log-probs of completions; forward each distinct prefix once if the model allows it."""
         step, inputs = self._step_state, (model, input_ids, attention_mask)
         tokens = step.loss_tokens
-        if self._update.is_on:
+        if self._update.check(*inputs, logits_to_keep):
             tokens = tokens or LossTokens.sampled(attention_mask[:, -logits_to_keep:], step.sampled)
-            has_entropy = options.get("compute_entropy", False)
-            return self._update.log_probs(*inputs, tokens, batch_size=batch_size, compute_entropy=has_entropy)
+            wanted = {name: options.get(name, False) for name in ("compute_entropy", "compute_aux_loss")}
+            return self._update.log_probs(*inputs, tokens, batch_size=batch_size, **wanted)
         log_probs, *others = super()._get_per_token_logps_and_entropies(
             *inputs, logits_to_keep, batch_size, **options
         )

@@ -43,9 +43,10 @@ from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.models.cpu import plain_adapter_inputs
 from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.rollout.engine import Continuations
-from text2sql_grpo.rollout.policy import ROPE_TYPES, attention_of, obstacle
+from text2sql_grpo.rollout.policy import row_obstacle
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.training.shared_prefix import PackedBatch, keep_hidden_states
+from text2sql_grpo.training.token_tree.attention import TreePass, obstacle
+from text2sql_grpo.training.token_tree.batch import ScoredTree, keep_hidden_states
 
 
 @contextmanager
@@ -187,16 +188,11 @@ def _weight_groups(module: FSDPModule) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
-def shared_prefix_obstacle(trainer: Trainer) -> str | None:
-    """Reason why a trainer cannot forward each prompt once for all its completions; None if it can."""
+def tree_obstacle(trainer: Trainer) -> str | None:
+    """Reason why a trainer cannot forward token trees; None if none is known before it tries."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.args.use_liger_kernel or trainer.args.torch_compile:
         return "use_liger_kernel or torch_compile is set"
-    config = model.config.get_text_config()
-    if getattr(config, "attention_dropout", 0.0):
-        return "the model has attention dropout"
-    if attention_of(config) not in ("sdpa", "eager"):
-        return f"the model's attention is {attention_of(config)}, not sdpa"
     return obstacle(model)
 
 
@@ -206,15 +202,38 @@ def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def packed_log_probs(
-    trainer: GRPOTrainer, model: torch.nn.Module, batch: PackedBatch
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs and entropies (None for a reference) of scored tokens by TRL's fused head; shape (B, K)."""
-    backbone = causal_lm(trainer, model).base_model
-    with autocast(trainer, model), keep_hidden_states(backbone, batch.sources):
-        output = model(**batch.tokens.inputs, shift_labels=batch.targets[None], fused_lm_head=True)
+def tree_log_probs(
+    trainer: GRPOTrainer, model: torch.nn.Module, batch: ScoredTree, *, compute_aux_loss: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Log-probs and entropies of scored tokens by TRL's fused head, shape (B, K); loss of the router.
+
+    A reference has no entropies.
+    """
+    lm, tree_pass = causal_lm(trainer, model), TreePass(batch.tree, batch.targets.device)
+    router = {"output_router_logits": True} if compute_aux_loss else {}
+    with (
+        autocast(trainer, model),
+        keep_hidden_states(lm.base_model, batch.sources),
+        tree_pass.running(lm) as inputs,
+    ):
+        output = model(**inputs, **router, shift_labels=batch.targets[None], fused_lm_head=True)
     entropy = None if output.entropy is None else batch.unpack(output.entropy[0])
-    return batch.unpack(output.log_probs[0]), entropy
+    return batch.unpack(output.log_probs[0]), entropy, output.aux_loss if compute_aux_loss else None
+
+
+def plain_log_probs(
+    trainer: GRPOTrainer, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int
+) -> torch.Tensor:
+    """TRL's log-probs of the last `width` columns, each row forwarded whole."""
+    inputs = (model, input_ids, mask, width)
+    log_probs: torch.Tensor = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs)[0]
+    return log_probs
+
+
+def computes_in_float32(trainer: Trainer) -> bool:
+    """True if the forward passes of training round to float32."""
+    dtype = trainer.accelerator.unwrap_model(trainer.model).dtype
+    return bool(trainer.accelerator.mixed_precision == "no" and dtype == torch.float32)
 
 
 def shrink_logit_tiles(trainer: GRPOTrainer) -> None:
@@ -271,7 +290,7 @@ def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
 
     With sharded weights, each pass waits for the same pass on the other ranks.
     """
-    has_no_gradient = trainer.beta == 0.0 and not trainer._entropy_bonus_enabled
+    has_no_gradient = not (trainer.beta or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled)
     return bool(has_no_gradient and not trainer.is_fsdp_enabled and not trainer._dist.is_zero3)
 
 
@@ -280,11 +299,9 @@ def may_trim_completions(trainer: GRPOTrainer) -> bool:
 
     False if rotary positions depend on the length of the batch, or the router's loss counts padding.
     """
-    config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # one for each kind of layer
-    is_static = all(kind.get("rope_type", "default") in ROPE_TYPES for kind in kinds)
-    return is_static and not trainer.aux_loss_enabled
+    return (
+        row_obstacle(trainer.accelerator.unwrap_model(trainer.model)) is None and not trainer.aux_loss_enabled
+    )
 
 
 def may_sort_rows(trainer: GRPOTrainer) -> bool:

@@ -1,12 +1,12 @@
 """One update of a model with fake weights, with every allocation tracked."""
 
 import copy
-import dataclasses
 import weakref
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from peft import get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,10 +18,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.models.policy import lora_config
-from text2sql_grpo.rollout.policy import obstacle
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.shared_prefix import keep_hidden_states
-from text2sql_grpo.training.shared_prefix_attention import attend_to_packed, pack
+from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
+from text2sql_grpo.training.token_tree.batch import keep_hidden_states
+from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def trace_update(
         causal_lm.activation_checkpointing_enable()
         if settings.lora is not None:
             causal_lm.enable_input_require_grads()
-    packed = _packed_inputs(causal_lm, update) if shares_prompts else None
+    scored = torch.zeros(1, update.rows * update.sampled_tokens, dtype=torch.long)
+    if shares_prompts:
+        attend_to_trees(causal_lm)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         trl_compat.estimated_logit_tiles(config.get_text_config().vocab_size, is_packed=shares_prompts),
@@ -68,16 +70,15 @@ def trace_update(
         parameters = list(model.parameters())
         live = LiveBytes([*parameters, *model.buffers(), *(p.grad for p in parameters if p.grad is not None)])
         with live:
-            inputs = packed or _plain_inputs(update)
-            sources = inputs.pop("sources", None)
             with (
                 torch.autocast("cpu", update.autocast) if update.autocast else nullcontext(),
-                nullcontext() if sources is None else keep_hidden_states(causal_lm.base_model, sources),
+                keep_hidden_states(causal_lm.base_model, scored[0]) if shares_prompts else nullcontext(),
+                _tree_pass(update).running(causal_lm) if shares_prompts else _plain_inputs(update) as inputs,
             ):
                 if device == "cpu":
-                    output = model(**inputs, fused_lm_head=True).log_probs
+                    labels = {"shift_labels": scored} if shares_prompts else {"labels": inputs["input_ids"]}
+                    output = model(**inputs, **labels, fused_lm_head=True).log_probs
                 else:
-                    inputs = {name: value for name, value in inputs.items() if "labels" not in name}
                     output = causal_lm.base_model(**inputs, use_cache=False).last_hidden_state
             after_forward = live.now
             output.sum().backward()
@@ -117,37 +118,31 @@ def _fill_with_fakes(model: torch.nn.Module) -> None:
             module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
 
 
-def _packed_inputs(model: PreTrainedModel, update: Update) -> dict[str, Any]:
-    """Inputs of `trl_compat.packed_log_probs`, with each distinct prompt once."""
-    attend_to_packed(model)
-    rows = [update.num_generations] * (update.rows // update.num_generations)
-    rows += [update.rows % update.num_generations] * (update.rows % update.num_generations > 0)
-    groups = [([0] * update.prompt_tokens, [[0] * update.completion_tokens] * n) for n in rows]
-    tokens = pack(groups, torch.device("cpu"))
-    # Tiles run one after another, so the largest one alone has the same peak.
-    largest = max(
-        tokens.tiles,
-        key=lambda tile: tile.mask.numel() + len(tile.mask) * (tile.prefix.stop - tile.prefix.start),
-    )
-    tokens = dataclasses.replace(tokens, tiles=[largest])
-    scored = update.rows * update.sampled_tokens
-    return {
-        **tokens.inputs,
-        "shift_labels": torch.zeros(1, scored, dtype=torch.long),
-        "sources": torch.zeros(scored, dtype=torch.long),
-    }
+class _LargestTile(TreePass):
+    """Pass over a tree that attends by its largest tile: tiles run one after another, with one peak."""
+
+    def _tiles(self, window: int | None) -> list[Tile]:
+        return [max(super()._tiles(window), key=lambda tile: tile.scores)]
 
 
-def _plain_inputs(update: Update) -> dict[str, Any]:
+def _tree_pass(update: Update) -> TreePass:
+    """Pass over prompts with different completions, each prompt once."""
+    rows = np.zeros((update.rows, update.prompt_tokens + update.completion_tokens), np.int64)
+    rows[:, 0] = np.arange(update.rows) // update.num_generations
+    rows[:, update.prompt_tokens] = np.arange(update.rows)
+    return _LargestTile(TokenTree.of(list(rows)), torch.device("cpu"))
+
+
+def _plain_inputs(update: Update) -> AbstractContextManager[dict[str, Any]]:
     """Inputs of padded rows, as in TRL."""
     shape = (update.rows, update.prompt_tokens + update.completion_tokens)
-    return {
+    inputs = {
         "input_ids": torch.zeros(shape, dtype=torch.long),
         "position_ids": torch.zeros(shape, dtype=torch.long),
         # transformers expands a padding mask to this
         "attention_mask": torch.ones(shape[0], 1, shape[1], shape[1], dtype=torch.bool),
-        "labels": torch.zeros(shape, dtype=torch.long),
     }
+    return nullcontext(inputs)
 
 
 def _head_bytes(model: PreTrainedModel, update: Update) -> int:

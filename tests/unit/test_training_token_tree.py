@@ -1,4 +1,4 @@
-"""The update that forwards each prompt once beside the plain way: log-probs, entropies, loss, gradients."""
+"""The update that forwards each distinct prefix once beside the plain way: log-probs, loss, gradients."""
 
 import itertools
 import random
@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,8 +21,9 @@ from trl.trainer import grpo_trainer
 from tests.tiny_model import write_model
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.shared_prefix import group_rows, rows_with_advantage, trimmed
-from text2sql_grpo.training.shared_prefix_update import LogProbs
+from text2sql_grpo.training.token_tree.batch import group_rows, rows_with_advantage, trimmed
+from text2sql_grpo.training.token_tree.tree import TokenTree
+from text2sql_grpo.training.token_tree.update import LogProbs
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
@@ -35,7 +37,9 @@ class Sharing(RolloutGRPOTrainer):
         self, folder: Path, *, architecture: str = "llama", lora: bool = False, **fields: Any
     ) -> None:
         of_model = {
-            name: fields.pop(name) for name in ("sliding_window", "attention_dropout") if name in fields
+            name: fields.pop(name)
+            for name in ("sliding_window", "attention_dropout", "rope_parameters")
+            if name in fields
         }
         model = write_model(folder / architecture, architecture=architecture, max_positions=512, **of_model)
         super().__init__(
@@ -74,21 +78,26 @@ class Sharing(RolloutGRPOTrainer):
 
 
 def batch_of(random_: random.Random, sizes: list[int], *, longest: int = 30) -> dict[str, Any]:
-    """Ragged groups of such sizes in mixed order: prompts padded left, turns and replies padded right."""
+    """Ragged groups of such sizes in mixed order: prompts padded left, turns and replies padded right.
 
-    def tokens(low: int, high: int) -> list[int]:
-        return [random_.randrange(250) for _ in range(random_.randint(low, high))]
+    Some prompts begin like another one, and some completions like another of their group.
+    """
+
+    def tokens(low: int, high: int, like: list[list[int]]) -> list[int]:
+        start = random_.choice(like)[: random_.randint(0, high)] if like and random_.random() < 0.6 else []
+        return start + [random_.randrange(250) for _ in range(random_.randint(low, high) - len(start))]
 
     rows = []
     for size in sizes:
-        prompt = tokens(1, longest)
+        prompt = tokens(1, longest, [prompt for prompt, _, _ in rows])
         for _ in range(size):
             flags: list[int] = []
             for is_model in [1, 0] * random_.randint(0, 2) + [1]:
                 flags += [is_model] * random_.randint(1, longest // 3)
             if random_.random() < 0.15:
                 flags = [0] * len(flags)
-            rows.append((prompt, tokens(len(flags), len(flags)), flags))
+            siblings = [completion for other, completion, _ in rows if other is prompt]
+            rows.append((prompt, tokens(len(flags), len(flags), siblings), flags))
     random_.shuffle(rows)
     if len(rows) > 2:
         rows[0] = rows[1]
@@ -232,18 +241,17 @@ def test_lora_with_gradient_checkpointing(tmp_path: Path, fields: dict[str, Any]
 
 
 def test_tokens_forwarded(trainer: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No padding, each prompt and each distinct completion once, nothing behind the last scored token."""
-    batch = batch_of(random.Random(4), [5, 3])
-    flags = batch["completion_mask"] * batch["tool_mask"]
-    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
-    needed = [rows[0] for rows in groups if flags[rows].any()]
-    completions = {
-        (number, *batch["completion_ids"][row, : int(flags[row].nonzero().max())].tolist())
-        for number, rows in enumerate(groups)
-        for row in rows
-        if flags[row].any()
-    }
-    assert len(completions) < int(flags.any(1).sum())  # one row stands there twice
+    """No padding, each distinct prefix once, nothing behind the last scored token, equal ones scored once."""
+    batch = batch_of(random.Random(4), [5, 3, 4])
+    prefixes, scored_prefixes = set(), set()
+    for row in range(len(batch["prompt_ids"])):
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
+        flags = (batch["completion_mask"] * batch["tool_mask"])[row]
+        for last in flags.nonzero()[:, 0].tolist():
+            ids = (*prompt, *batch["completion_ids"][row, : last + 1].tolist())
+            scored_prefixes.add(ids)
+            prefixes |= {ids[:length] for length in range(1, len(ids))}
+    trainer.learn(batch, shared=True)  # the first batch is forwarded in both ways
     forwarded = []
     hook = trainer.model.base_model.register_forward_hook(
         lambda _, inputs, output: forwarded.append(output.last_hidden_state.shape[1])
@@ -257,8 +265,9 @@ def test_tokens_forwarded(trainer: Sharing, monkeypatch: pytest.MonkeyPatch) -> 
     )
     trainer.learn(batch, shared=True)
     hook.remove()
-    assert forwarded == [int(batch["prompt_mask"][needed].sum()) + sum(len(row) - 1 for row in completions)]
-    assert scored == [int(flags.sum())]
+    assert forwarded == [len(prefixes)]
+    assert scored == [len(scored_prefixes)]
+    assert len(scored_prefixes) < int((batch["completion_mask"] * batch["tool_mask"]).sum())
 
 
 def test_bfloat16_errs_no_more_than_the_plain_way(tmp_path: Path) -> None:
@@ -311,7 +320,7 @@ def test_a_generation_batch_is_split_by_groups_or_by_length(trainer: Sharing) ->
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"architecture": "mistral", "sliding_window": 64}, "full attention"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary positions"),
         ({"attention_dropout": 0.1}, "attention dropout"),
         ({"torch_compile": True}, "torch_compile"),
     ],
@@ -326,3 +335,80 @@ def test_what_cannot_share_goes_the_plain_way_and_says_so(
     batch = batch_of(random.Random(9), [2, 2])
     loss = trainer.compute_loss(trainer.model, batch)
     assert loss.isfinite()
+
+
+def _roll(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output + 0.1 * output.roll(1, dims=1)
+
+
+def _count_from_left(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output + 0.01 * torch.arange(output.shape[1])[None, :, None]
+
+
+@pytest.mark.parametrize("mixer", [_roll, _count_from_left])
+def test_the_first_batch_shows_that_a_model_cannot_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mixer: Any
+) -> None:
+    """A layer mixes tokens without attention, or counts the padding: all losses are TRL's."""
+    trainer = Sharing(tmp_path)
+    trainer.model.base_model.layers[0].mlp.register_forward_hook(mixer)
+    batch = batch_of(random.Random(10), [3, 2])
+    assert trainer.update.is_on
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert not trainer.update.is_on
+    assert "log-probs differ by" in caplog.text
+    with set_to(trainer.update, _is_wanted=False):
+        torch.testing.assert_close(loss, trainer.compute_loss(trainer.model, batch))
+
+
+def test_trees_and_their_tiles() -> None:
+    """Each distinct prefix has one place; each token attends to its prefix, in windows too."""
+    draw = np.random.default_rng(0)
+    rows: list[np.ndarray] = []
+    for _ in range(60):
+        start = rows[draw.integers(len(rows))][: draw.integers(300)] if rows else np.empty(0, np.int64)
+        rows.append(np.concatenate([start, draw.integers(0, 3, draw.integers(0, 200))]))
+    tree = TokenTree.of(rows)
+    prefixes = {row[:length].tobytes() for row in rows for length in range(1, len(row) + 1)}
+    assert len(tree.ids) == len(tree.depths) == len(tree.ends) == len(prefixes)
+    assert tree.counts.sum() == sum(map(len, rows))
+    assert all(np.array_equal(tree.ids[path], row) for path, row in zip(tree.places, rows, strict=True))
+    for window in (None, 1, 50, 10_000):
+        tiles = tree.tiles(window)
+        seen = [set[int]() for _ in tree.ids]
+        for tile in tiles:
+            keys = np.concatenate([np.arange(part.start, part.stop) for part in tile.keys])
+            hidden = np.zeros((len(tile.hidden), len(keys)), bool)
+            hidden[:, len(keys) - tile.hidden.shape[1] :] = tile.hidden
+            for query, row in zip(range(tile.queries.start, tile.queries.stop), hidden, strict=True):
+                assert not seen[query]
+                seen[query] = set(keys[~row].tolist())
+        for path in tree.places:
+            for depth, place in enumerate(path.tolist()):
+                assert seen[place] == set(path[max(0, depth + 1 - (window or 10_000)) : depth + 1].tolist())
+        pairs = sum(map(len, seen))
+        if window is None:
+            assert sum(tile.scores for tile in tiles) < pairs + 300 * len(tree.ids)
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
+def test_like_prompts_meet_within_an_optimiser_step(trainer: Sharing, keeps_order: bool) -> None:
+    prompts = [(1, 2, 3), (7, 7, 7), (1, 2, 4), (7, 7, 8)] * 2
+    rows = [prompt for prompt in prompts[:4] for _ in range(2)] + [
+        prompt for prompt in prompts[4:] for _ in range(2)
+    ]
+    batch = {"prompt_ids": torch.tensor(rows), "prompt_mask": torch.ones(16, 3), "label": list(range(16))}
+    steps = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
+    with (
+        set_to(trainer.args, **steps),
+        set_to(trainer.update, _keeps_order=keeps_order),
+        trainer.update.splitting(),
+    ):
+        labels = grpo_trainer.shuffle_sequence_dict(batch)["label"]
+    halves = [labels[:8], labels[8:]]
+    assert sorted(labels) == list(range(16))
+    if keeps_order:
+        assert [sorted(half) for half in halves] == [list(range(8)), list(range(8, 16))]
+    for half in halves:
+        starts = [rows[row][0] for row in half]
+        assert sum(one != other for one, other in itertools.pairwise(starts)) <= 1

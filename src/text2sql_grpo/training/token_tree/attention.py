@@ -1,0 +1,256 @@
+"""Attention over a `TokenTree`, as a transformers attention: each token attends to its ancestors and itself.
+
+Scores are computed tile by tile, and again for the gradient, so that their memory does not grow with the
+batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135).
+
+Shapes: N tokens, H key-value heads, Q query heads of each, D head size.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from text2sql_grpo.errors import ModelError
+from text2sql_grpo.rollout.policy import attention_of, row_obstacle
+from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
+
+_PREFIX = "token_tree_"  # of the attention's name, before the one for other inputs
+_FAR = -1e30  # finite, so that no score is NaN
+
+
+@dataclass(frozen=True)
+class _DeviceTile:
+    """A `Tile` with its mask on the device."""
+
+    queries: slice
+    keys: tuple[slice, ...]
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _TreeMask:
+    """Attention mask of some layers of a model, in place of transformers' tensor."""
+
+    tiles: list[_DeviceTile]
+    counted: Callable[[], None]
+
+
+class TreePass:
+    """One forward pass of a model over a tree."""
+
+    def __init__(self, tree: TokenTree, device: torch.device) -> None:
+        self.tree = tree
+        self._device = device
+        self._masks: dict[int | None, _TreeMask] = {}
+        self._num_attentions = 0
+
+    @contextmanager
+    def running(self, model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+        """Context of the pass: keyword arguments of a model after `attend_to_trees`.
+
+        Raises:
+            ModelError: A layer did not attend by the tree, so tokens of other rows may have reached it.
+        """
+        arrays = {
+            "input_ids": self.tree.ids,
+            "position_ids": self.tree.depths,
+            "attention_mask": self.tree.counts,  # weights in the loss of a router; attention ignores them
+        }
+        token = _RUNNING.set(self)
+        try:
+            yield {name: torch.as_tensor(each, device=self._device)[None] for name, each in arrays.items()}
+        finally:
+            _RUNNING.reset(token)
+        layers = model.config.get_text_config().num_hidden_layers
+        if self._num_attentions < layers:
+            raise ModelError(f"{self._num_attentions} of its {layers} layers use transformers' attention")
+
+    def mask(self, window: int | None) -> _TreeMask:
+        """Mask of layers with a sliding window, or without one."""
+        if window not in self._masks:
+            tiles = [
+                _DeviceTile(tile.queries, tile.keys, torch.from_numpy(tile.hidden).to(self._device))
+                for tile in self._tiles(window)
+            ]
+            self._masks[window] = _TreeMask(tiles, self._count)
+        return self._masks[window]
+
+    def _tiles(self, window: int | None) -> Sequence[Tile]:
+        return self.tree.tiles(window)
+
+    def _count(self) -> None:
+        self._num_attentions += 1
+
+
+_RUNNING: ContextVar[TreePass | None] = ContextVar("token tree of the current forward pass", default=None)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """Attention of scaled queries (H, Q, N, D) to keys and values (H, N, D); sinks have shape (H, Q)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None,
+        tiles: list[_DeviceTile],
+        softcap: float | None,
+    ) -> torch.Tensor:
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        for tile in tiles:
+            weights, *_ = _weights(query, key, sinks, tile, softcap)
+            attended = weights.to(value.dtype) @ _seen(value, tile)
+            output[:, :, tile.queries] = attended.unflatten(1, (query.shape[1], -1))
+        ctx.save_for_backward(query, key, value, sinks, output)
+        ctx.tiles, ctx.softcap = tiles, softcap
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, sinks, output = ctx.saved_tensors
+        gradient = gradient.to(query.dtype)
+        dots = (gradient.float() * output.float()).sum(-1, keepdim=True)
+        to_query = torch.empty_like(query)
+        to_key = torch.zeros_like(key, dtype=torch.float32)
+        to_value = torch.zeros_like(value, dtype=torch.float32)
+        to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
+        for tile in ctx.tiles:
+            weights, slopes, to_sink = _weights(query, key, sinks, tile, ctx.softcap)
+            received = gradient[:, :, tile.queries].flatten(1, 2)
+            _add(to_value, tile, weights.to(value.dtype).mT @ received)
+            to_weights = (received @ _seen(value, tile).mT).float()
+            dot = dots[:, :, tile.queries].flatten(1, 2)
+            to_weights -= dot
+            if to_sinks is not None:
+                to_sinks -= (to_sink * dot).unflatten(1, (query.shape[1], -1)).sum((2, 3))
+            to_scores = weights.mul_(to_weights)
+            if slopes is not None:
+                to_scores *= slopes
+            to_scores = to_scores.to(key.dtype)
+            to_query[:, :, tile.queries] = (to_scores @ _seen(key, tile)).unflatten(1, (query.shape[1], -1))
+            _add(to_key, tile, to_scores.mT @ query[:, :, tile.queries].flatten(1, 2))
+        if to_sinks is not None:
+            to_sinks = to_sinks.to(sinks.dtype)
+        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), to_sinks, None, None
+
+
+def _seen(states: torch.Tensor, tile: _DeviceTile) -> torch.Tensor:
+    """Keys or values that a tile's queries attend to, shape (H, keys, D)."""
+    parts = [states[:, part] for part in tile.keys]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    sinks: torch.Tensor | None,
+    tile: _DeviceTile,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Attention weights of one tile, slopes of the cap and weights of the sinks.
+
+    In float32, shape (H, Q * queries, keys), of sinks (H, Q * queries, 1).
+    """
+    queries, keys = query[:, :, tile.queries].flatten(1, 2), _seen(key, tile)
+    if query.device.type == "cpu":  # sdpa does not round scores to bfloat16 either: a third less error
+        queries, keys = queries.float(), keys.float()
+    scores, slopes = queries @ keys.mT, None
+    if softcap is not None:
+        capped = (scores / softcap).tanh()
+        scores, slopes = capped * softcap, 1 - capped**2
+    last = scores.unflatten(1, (query.shape[1], -1))[..., -tile.hidden.shape[1] :]
+    last.masked_fill_(tile.hidden, _FAR)
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32), slopes, None
+    sink = sinks.to(scores.dtype).repeat_interleave(len(tile.hidden), dim=1)[..., None]
+    weights = torch.cat([scores, sink], dim=-1).softmax(-1, dtype=torch.float32)
+    return weights[..., :-1], slopes, weights[..., -1:]
+
+
+def _add(total: torch.Tensor, tile: _DeviceTile, part: torch.Tensor) -> None:
+    """Add the gradients of a tile's keys or values to those of all tokens."""
+    sizes = [keys.stop - keys.start for keys in tile.keys]
+    for keys, piece in zip(tile.keys, part.split(sizes, dim=1), strict=True):
+        total[:, keys] += piece
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    *,
+    plain: Callable[..., tuple[torch.Tensor, Any]] | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, Any]:
+    """Attention over a tree; for other inputs, that of `plain`, or of the module's own source for None."""
+    if not isinstance(attention_mask, _TreeMask):
+        if _RUNNING.get() is not None:
+            raise ModelError(f"{type(module).__name__} does not use transformers' attention masks")
+        options |= {} if softcap is None else {"softcap": softcap}
+        options |= {} if s_aux is None else {"s_aux": s_aux}
+        plain = plain or sys.modules[type(module).__module__].eager_attention_forward
+        return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
+    attention_mask.counted()
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = (key.shape[1], -1)
+    # Under autocast, rotated queries and keys are float32.
+    scaled = (query[0] * scaling).to(value.dtype).unflatten(0, heads)
+    sinks = None if s_aux is None else s_aux.unflatten(0, heads)
+    with torch.autocast(query.device.type, enabled=False):
+        output = _TreeAttention.apply(  # type: ignore[no-untyped-call]
+            scaled, key[0].to(value.dtype), value[0], sinks, attention_mask.tiles, softcap
+        )
+    return output.flatten(0, 1).transpose(0, 1)[None], None
+
+
+def _mask(*args: Any, plain: Callable[..., Any], local_size: int | None = None, **options: Any) -> Any:
+    """Mask of some layers: of the current tree, or that of `plain`."""
+    running = _RUNNING.get()
+    if running is not None:
+        return running.mask(local_size)
+    return plain(*args, local_size=local_size, **options)
+
+
+for _name, _plain, _plain_mask in (("sdpa", sdpa_attention_forward, sdpa_mask), ("eager", None, eager_mask)):
+    AttentionInterface.register(_PREFIX + _name, partial(_attention, plain=_plain))
+    AttentionMaskInterface.register(_PREFIX + _name, partial(_mask, plain=_plain_mask))
+
+
+def attend_to_trees(model: PreTrainedModel) -> None:
+    """Let a model forward trees too; its attention over other inputs stays.
+
+    Not undone: gradient checkpointing calls attention again in the backward pass.
+    """
+    name = attention_of(model.config.get_text_config())
+    if not name.startswith(_PREFIX):
+        model.set_attn_implementation(_PREFIX + name)
+
+
+def obstacle(model: PreTrainedModel) -> str | None:
+    """Reason why a model cannot forward trees, by its config and adapter; None if they show none."""
+    config = model.config.get_text_config()
+    attention = attention_of(config).removeprefix(_PREFIX)
+    if attention not in ("sdpa", "eager"):
+        return f"the model's attention is {attention}, not sdpa or eager"
+    if any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
+        return "the model has attention dropout"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or getattr(model, "_is_stateful", False):
+        return f"some of its layers are {', '.join(sorted(kinds)) or 'recurrent'}"
+    return row_obstacle(model)
