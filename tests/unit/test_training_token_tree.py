@@ -30,8 +30,29 @@ LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 PAD = 256
 
 
-class Sharing(RolloutGRPOTrainer):
-    """The trainer with its update alone, that may be switched off."""
+class Updating(RolloutGRPOTrainer):
+    """The trainer with its update alone."""
+
+    def __init__(self, model: Any, arguments: SQLGRPOConfig, tokenizer: Any, **options: Any) -> None:
+        super().__init__(
+            model,
+            arguments,
+            num_prompts=1,
+            reward_weights={"reward": 1.0},
+            tools=None,
+            processing_class=tokenizer,
+            **options,
+        )
+        self.update = self._update
+        self.current_gradient_accumulation_steps = 1
+        self.model.train()
+
+    def _play_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+
+class Sharing(Updating):
+    """The update of a tiny model, that may be switched off."""
 
     def __init__(
         self, folder: Path, *, architecture: str = "llama", lora: bool = False, **fields: Any
@@ -42,30 +63,21 @@ class Sharing(RolloutGRPOTrainer):
             if name in fields
         }
         model = write_model(folder / architecture, architecture=architecture, max_positions=512, **of_model)
+        arguments = SQLGRPOConfig(
+            output_dir=str(folder / "run"),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            use_cpu=True,
+            report_to="none",
+            **{"bf16": False, "gradient_checkpointing": False, **fields},
+        )
+        adapter = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None
         super().__init__(
             AutoModelForCausalLM.from_pretrained(model),
-            SQLGRPOConfig(
-                output_dir=str(folder / "run"),
-                per_device_train_batch_size=4,
-                num_generations=4,
-                use_cpu=True,
-                report_to="none",
-                **{"bf16": False, "gradient_checkpointing": False, **fields},
-            ),
-            num_prompts=1,
-            reward_weights={"reward": 1.0},
-            tools=None,
-            processing_class=AutoTokenizer.from_pretrained(model),
-            peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-            if lora
-            else None,
+            arguments,
+            AutoTokenizer.from_pretrained(model),
+            peft_config=adapter,
         )
-        self.update = self._update
-        self.current_gradient_accumulation_steps = 1
-        self.model.train()
-
-    def _play_batch(self, batch: Any) -> Any:
-        raise NotImplementedError
 
     def learn(self, batch: dict[str, Any], *, shared: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient."""

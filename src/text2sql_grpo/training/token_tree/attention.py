@@ -216,7 +216,7 @@ def _attention(
         output = _TreeAttention.apply(  # type: ignore[no-untyped-call]
             scaled, key[0].to(value.dtype), value[0], sinks, attention_mask.tiles, softcap
         )
-    return output.flatten(0, 1).transpose(0, 1)[None], None
+    return output.flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
 def _mask(*args: Any, plain: Callable[..., Any], local_size: int | None = None, **options: Any) -> Any:
@@ -251,6 +251,6 @@ def obstacle(model: PreTrainedModel) -> str | None:
     if any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
         return "the model has attention dropout"
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds or getattr(model, "_is_stateful", False):
-        return f"some of its layers are {', '.join(sorted(kinds)) or 'recurrent'}"
+    if kinds:
+        return f"some of its layers are of other kinds than attention: {', '.join(sorted(kinds))}"
     return row_obstacle(model)

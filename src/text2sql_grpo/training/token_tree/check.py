@@ -9,7 +9,7 @@ from text2sql_grpo.reliability.ranks import gather
 
 _EXACT, _ROUNDED = 1e-3, 0.05  # largest difference in float32; mean difference in other dtypes
 # What the code of a model raises that does not know position ids or this package's masks.
-_FAILURES = (AttributeError, IndexError, ModelError, NotImplementedError, TypeError, ValueError)
+_FAILURES = (AttributeError, IndexError, ModelError, RuntimeError, TypeError, ValueError)
 
 
 def difference(
@@ -34,6 +34,8 @@ def difference(
         error = float(errors.max() if is_float32 else errors.mean())
         if not error <= (_EXACT if is_float32 else _ROUNDED):
             reason = f"its log-probs differ by {error:.1e} where rows share a prefix or lie behind padding"
+    except torch.OutOfMemoryError:
+        raise
     except _FAILURES as failure:
         reason = f"{type(failure).__name__}: {failure}"
     finally:

@@ -44,8 +44,7 @@ class TokenTree:
         depths: Position of each token in its row, shape (N,).
         ends: First place behind the descendants of each token, shape (N,).
         places: Places of the tokens of each row.
-        branches: Of each row with a token of its own: the places of the row, and how many it shares with
-            rows before it.
+        branches: Places of each row with tokens of its own, and the number that earlier rows have too.
     """
 
     ids: np.ndarray
