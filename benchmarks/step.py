@@ -11,7 +11,8 @@ one generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prom
 Timed are whole steps of `train()`: rollout (rewards included) and update (loss, gradient, optimizer). What
 both sides were asked and said, their advantages and the norms of their gradients are compared. Each first
 takes a small step. The last line is JSON; `ratio` is TRL's time over ours, `cpu_ratio` the same of processor
-time (without the processes that run SQL), which other work on the machine changes less.
+time (without the processes that run SQL), which other work on the machine changes less. The same with
+`_shared_database` behind them: as many questions of one database, in one micro-batch.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/step.py --quick       (half of the prompts; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/step.py --steps 2     (4 prompts x 8, the best of two steps)
@@ -74,9 +75,10 @@ STOCK_TOOLS = [tool | {"function": tool["function"] | {"return": {"type": "strin
 
 @dataclass(frozen=True)
 class Case:
-    """Questions of a step, episodes of each, turns, model."""
+    """Questions of a step, databases that they are about (each a micro-batch), episodes, turns, model."""
 
     prompts: int = 4
+    databases: int = 4
     generations: int = 8
     turns: int = 3
     size: str = "2M"
@@ -118,7 +120,7 @@ def read_questions() -> tuple[list[Example], Databases]:
 
 
 def make_script(case: Case) -> Script:
-    """A question about each of some databases, evenly spaced by the length of their schemas."""
+    """Questions about some databases, evenly spaced by the length of their schemas."""
     questions, databases = read_questions()
     by_database = defaultdict(list)
     for example in questions:
@@ -129,7 +131,8 @@ def make_script(case: Case) -> Script:
         environment = SQLEnvironment(databases, executor, settings)
         schemas = {name: environment.schema_text(name) for name in names}
     names.sort(key=lambda name: len(schemas[name]))
-    chosen = [names[(2 * i + 1) * len(names) // (2 * case.prompts)] for i in range(case.prompts)]
+    chosen = [names[(2 * i + 1) * len(names) // (2 * case.databases)] for i in range(case.databases)]
+    chosen = [name for name in chosen for _ in range(case.prompts // case.databases)]
     base = make_tokenizer()
     texts = [str(base.chat_template), json.dumps(TOOLS), *schemas.values()]
     texts += [text for example in questions for text in (example.question, example.gold_sql)]
@@ -286,8 +289,8 @@ def take_steps(name: str, case: Case, script: Script, steps: int) -> Taken:
     with tempfile.TemporaryDirectory() as folder:
         fields = {
             "output_dir": folder,
-            "per_device_train_batch_size": case.generations,
-            "gradient_accumulation_steps": case.prompts,
+            "per_device_train_batch_size": case.generations * case.prompts // case.databases,
+            "gradient_accumulation_steps": case.databases,
             "num_generations": case.generations,
             "max_completion_length": MAX_EPISODE_TOKENS,
             "max_steps": steps,
@@ -337,7 +340,7 @@ def episodes(batch: dict[str, Any]) -> list[tuple[list[int], list[int], list[int
 
 def measure(case: Case, steps: int) -> dict[str, Any]:
     """Times of both sides and how they compare."""
-    small = dataclasses.replace(case, prompts=1, generations=2, turns=2)
+    small = dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
     small_script, script = make_script(small), make_script(case)
     for name in ("trl", "ours"):
         take_steps(name, small, small_script, 1)
@@ -417,10 +420,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         learning(options)
         return
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
-    case = Case(prompts=2) if options.quick else own
-    result = measure(case, 1 if options.quick else options.steps or 1)
-    Console(width=110).print(table_of(result))
-    print(json.dumps({"benchmark": "step", "threads": torch.get_num_threads(), **result}))
+    case = Case(prompts=2, databases=2) if options.quick else own
+    results = []
+    for one in (case, dataclasses.replace(case, databases=1)):
+        results.append(measure(one, 1 if options.quick else options.steps or 1))
+        Console(width=110).print(table_of(results[-1]))
+    ratios = {f"{name}_shared_database": results[1][name] for name in ("ratio", "cpu_ratio")}
+    print(json.dumps({"benchmark": "step", "threads": torch.get_num_threads(), **results[0], **ratios}))
 
 
 if __name__ == "__main__":

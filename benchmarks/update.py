@@ -1,4 +1,4 @@
-"""The update of GRPO: each prompt forwarded once beside stock TRL, in one process, same weights and batch.
+"""The update of GRPO: each distinct prefix forwarded once beside stock TRL, on the same weights and batch.
 
 A batch holds groups of equal size; every prompt and every completion has the same length, so that no padding
 helps us. Timed is what lies between a scored batch and its gradient: `compute_loss` and backward of
@@ -7,8 +7,10 @@ best round of each counts. Loss and gradient of both are compared. Memory is the
 to its peak over one update, gradients included, each side in a forked child of its own, forked before
 anything was run (on CUDA: of allocated memory, in turn).
 
-The last line is JSON: `ratio` is TRL's time over ours, `token_ratio` the tokens that TRL forwards over ours,
-`memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8 completions a prompt.
+The last line is JSON: `ratio` is TRL's time over ours (`cpu_ratio` of processor time), `token_ratio` the
+tokens that TRL forwards over ours, `memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8
+completions a prompt. `ratio_shared_database` and `cpu_ratio_shared_database` are those of 4 such prompts that
+share a schema of 970 tokens.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/update.py --quick      (the goal's point; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/update.py --table      (one dimension at a time; minutes)
@@ -40,18 +42,24 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 VOCAB = 4_000
+SHARED_DATABASE = {"prompts": 4, "schema": 970}
 LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point: prompt and completion tokens, completions of each prompt, model, prompts of a batch."""
+    """One point: prompt and completion tokens, completions of each prompt, model, prompts of a batch.
+
+    Attributes:
+        schema: Tokens that all prompts begin with.
+    """
 
     prompt: int = 1_000
     completion: int = 100
     generations: int = 8
     size: str = "2M"
     prompts: int = 1
+    schema: int = 0
     bf16: bool = False
 
 
@@ -102,6 +110,7 @@ def make_batch(case: Case, device: torch.device) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     rows = case.prompts * case.generations
     prompts = torch.randint(2, VOCAB, (case.prompts, case.prompt), generator=generator)
+    prompts[:, : case.schema] = prompts[0, : case.schema]
     batch = {
         "prompt_ids": prompts.repeat_interleave(case.generations, 0),
         "prompt_mask": torch.ones(rows, case.prompt, dtype=torch.long),
@@ -130,18 +139,18 @@ class Side:
     def _count(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
         self.tokens += output.shape[:-1].numel()
 
-    def update(self) -> tuple[float, float]:
-        """Seconds and the loss; gradients are left in the model."""
+    def update(self) -> tuple[float, float, float]:
+        """Seconds, those of the processor, and the loss; gradients are left in the model."""
         chunked_logprob.TOKEN_CHUNK_SIZE = self._logit_tile
         self.tokens = 0
         self.trainer.model.zero_grad(set_to_none=True)
         gc.collect()
         _wait()
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         loss = self.trainer.compute_loss(self.trainer.model, self.batch)
         self.trainer.accelerator.backward(loss)
         _wait()
-        return time.perf_counter() - started, loss.item()
+        return time.perf_counter() - started, time.process_time() - cpu_started, loss.item()
 
     def gradient(self) -> torch.Tensor:
         return torch.cat([p.grad.flatten() for p in self.trainer.model.parameters()])
@@ -185,29 +194,34 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         sides = {name: Side(case, folder, is_ours=name == "ours") for name in ("trl", "ours")}
         peak = {name: side.peak_bytes() for name, side in sides.items()}
         small = make_batch(
-            dataclasses.replace(case, prompt=50, completion=20), sides["trl"].batch["prompt_ids"].device
+            dataclasses.replace(case, prompt=50, completion=20, schema=0),
+            sides["trl"].batch["prompt_ids"].device,
         )
         for side in sides.values():
             side.batch, whole = small, side.batch
             side.update()
             side.batch = whole
         seconds: dict[str, list[float]] = {name: [] for name in sides}
+        cpu_s: dict[str, list[float]] = {name: [] for name in sides}
         losses = {}
         for _ in range(repeats):
             for name, side in sides.items():
-                taken, losses[name] = side.update()
+                taken, cpu_taken, losses[name] = side.update()
                 seconds[name].append(taken)
+                cpu_s[name].append(cpu_taken)
         expected, found = sides["trl"].gradient(), sides["ours"].gradient()
         error = ((found - expected).norm() / expected.norm()).item()
     assert abs(losses["trl"] - losses["ours"]) < (1e-2 if case.bf16 else 1e-5), losses
     assert error < (0.2 if case.bf16 else 1e-4), error
     best = {name: min(times) for name, times in seconds.items()}
+    best_cpu = {name: min(times) for name, times in cpu_s.items()}
     tokens = {name: side.tokens for name, side in sides.items()}
     return {
         **dataclasses.asdict(case),
         "trl_s": round(best["trl"], 3),
         "ours_s": round(best["ours"], 3),
         "ratio": round(best["trl"] / best["ours"], 2),
+        "cpu_ratio": round(best_cpu["trl"] / best_cpu["ours"], 2),
         "token_ratio": round(tokens["trl"] / tokens["ours"], 2),
         "trl_mb": round(peak["trl"] / 1e6),
         "ours_mb": round(peak["ours"] / 1e6),
@@ -220,6 +234,7 @@ def table_cases(own: Case) -> list[Case]:
     others: list[dict[str, Any]] = [
         *[{"prompt": prompt} for prompt in (300, 3_000)],
         *[{"generations": generations} for generations in (4, 16)],
+        SHARED_DATABASE,
         {"size": "25M"},
     ]
     return [own, *[dataclasses.replace(own, **other) for other in others]]
@@ -237,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
     options = parser.parse_args(arguments)
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
-    cases = [Case()] if options.quick else table_cases(own) if options.table else [own]
+    shared = dataclasses.replace(own, **SHARED_DATABASE)
+    cases = [Case(), shared] if options.quick else table_cases(own) if options.table else [own, shared]
     warnings.filterwarnings("ignore", category=FutureWarning)
     results = []
     table = Table()
@@ -249,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 table.add_column(name)
         table.add_row(*(str(value) for value in results[-1].values()))
     Console(width=160).print(table)
-    print(json.dumps({"benchmark": "update", "threads": torch.get_num_threads(), **results[0]}))
+    of_shared = results[cases.index(shared)]
+    ratios = {f"{name}_shared_database": of_shared[name] for name in ("ratio", "cpu_ratio")}
+    print(json.dumps({"benchmark": "update", "threads": torch.get_num_threads(), **results[0], **ratios}))
 
 
 if __name__ == "__main__":
