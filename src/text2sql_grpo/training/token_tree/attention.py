@@ -109,7 +109,7 @@ class _TreeAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         for tile in tiles:
-            weights, *_ = _weights(query, key, sinks, tile, softcap)
+            weights, *_ = _weights(query, _seen(key, tile), sinks, tile, softcap)
             attended = weights.to(value.dtype) @ _seen(value, tile)
             output[:, :, tile.queries] = attended.unflatten(1, (query.shape[1], -1))
         ctx.save_for_backward(query, key, value, sinks, output)
@@ -126,7 +126,8 @@ class _TreeAttention(torch.autograd.Function):
         to_value = torch.zeros_like(value, dtype=torch.float32)
         to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
         for tile in ctx.tiles:
-            weights, slopes, to_sink = _weights(query, key, sinks, tile, ctx.softcap)
+            keys = _seen(key, tile)
+            weights, slopes, to_sink = _weights(query, keys, sinks, tile, ctx.softcap)
             received = gradient[:, :, tile.queries].flatten(1, 2)
             _add(to_value, tile, weights.to(value.dtype).mT @ received)
             to_weights = (received @ _seen(value, tile).mT).float()
@@ -138,7 +139,7 @@ class _TreeAttention(torch.autograd.Function):
             if slopes is not None:
                 to_scores *= slopes
             to_scores = to_scores.to(key.dtype)
-            to_query[:, :, tile.queries] = (to_scores @ _seen(key, tile)).unflatten(1, (query.shape[1], -1))
+            to_query[:, :, tile.queries] = (to_scores @ keys).unflatten(1, (query.shape[1], -1))
             _add(to_key, tile, to_scores.mT @ query[:, :, tile.queries].flatten(1, 2))
         if to_sinks is not None:
             to_sinks = to_sinks.to(sinks.dtype)
@@ -153,7 +154,7 @@ def _seen(states: torch.Tensor, tile: _DeviceTile) -> torch.Tensor:
 
 def _weights(
     query: torch.Tensor,
-    key: torch.Tensor,
+    keys: torch.Tensor,
     sinks: torch.Tensor | None,
     tile: _DeviceTile,
     softcap: float | None,
@@ -162,7 +163,7 @@ def _weights(
 
     In float32, shape (H, Q * queries, keys), of sinks (H, Q * queries, 1).
     """
-    queries, keys = query[:, :, tile.queries].flatten(1, 2), _seen(key, tile)
+    queries = query[:, :, tile.queries].flatten(1, 2)
     if query.device.type == "cpu":  # sdpa does not round scores to bfloat16 either: a third less error
         queries, keys = queries.float(), keys.float()
     scores, slopes = queries @ keys.mT, None
