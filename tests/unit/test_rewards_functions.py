@@ -193,3 +193,13 @@ def test_results_run_what_the_episode_says(tmp_path: Path) -> None:
         results = Results(executor, tmp_path / "d.sqlite", make_episode(final_sql="SELECT age FROM emp"))
         assert (results.gold.rows, results.predicted and results.predicted.rows) == ((("Ann",),), ((31,),))
         assert Results(executor, tmp_path / "d.sqlite", make_episode()).predicted is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "expected"),
+    [(0, 100, 0), (80, 100, 0), (90, 100, -0.5), (100, 100, -1), (9, None, 0)],
+)
+def test_overlong(tokens: int, limit: int | None, expected: float) -> None:
+    episode = make_episode("submit_sql")
+    episode.completion_ids, episode.max_tokens = [1] * tokens, limit
+    assert score("overlong", episode, RIGHT) == pytest.approx(expected)

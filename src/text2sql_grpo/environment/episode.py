@@ -63,10 +63,12 @@ class Episode(Rollout):
         example: The question.
         actions: One per assistant turn, K in all.
         max_turns: Its turn limit, >= 1; `len(actions)` never exceeds it.
+        max_tokens: Its token limit after the prompt; None for none.
         final_sql: The submitted query; None if nothing was submitted.
     """
 
     example: Example
     actions: list[Action] = field(default_factory=list)
     max_turns: int = 1
+    max_tokens: int | None = None
     final_sql: str | None = None

@@ -62,7 +62,7 @@ class SQLSession:
         engine: str = "SQLite",
     ) -> None:
         self._engine = engine
-        self.episode = Episode(example, max_turns=settings.max_turns)
+        self.episode = Episode(example, max_turns=settings.max_turns, max_tokens=settings.max_episode_tokens)
         self._schema_text = schema_text
         self._backend = backend
         self._settings = settings

@@ -1,5 +1,6 @@
 """Named scores of a finished episode, each with its declared range."""
 
+import math
 from collections.abc import Callable
 
 from text2sql_grpo.environment.episode import Episode
@@ -12,6 +13,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 LONG_EPISODE_TOKENS = 2_048
 LONG_RESPONSE_CHARS = 2_048
+OVERLONG_FROM = 0.8  # of the episode's token limit
 NOISE_S = 0.01  # shorter times count as this
 
 
@@ -75,6 +77,16 @@ def turn_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
 def length_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
     """0 for no tokens, falling linearly to -1 at 2,048 sampled tokens and beyond."""
     return -min(sum(episode.completion_mask) / LONG_EPISODE_TOKENS, 1.0)
+
+
+def overlong(episode: Episode, verdict: Verdict, results: Results) -> float:
+    """0 up to 80% of the episode's token limit, falling linearly to -1 at the limit, observations included.
+
+    DAPO's soft overlong punishment (Yu et al. 2025, arXiv:2503.14476). Episodes cut at the limit are masked,
+    or earn -1 with `on_error: penalty`.
+    """
+    used = len(episode.completion_ids) / (episode.max_tokens or math.inf)
+    return -min(max(used - OVERLONG_FROM, 0.0) / (1 - OVERLONG_FROM), 1.0)
 
 
 def efficiency(episode: Episode, verdict: Verdict, results: Results) -> float:
@@ -202,6 +214,7 @@ REWARD_FUNCTIONS = {
         RewardFunction("ngrams", ngrams, (0, 1), (0, 1), _LIKE_GOLD),
         RewardFunction("turn_cost", turn_cost, (-1, 0), (-1, 0)),
         RewardFunction("length_cost", length_cost, (-1, 0), (-1, 0)),
+        RewardFunction("overlong", overlong, (-1, 0), (-1, 0)),
         RewardFunction("efficiency", efficiency, (0, 0), (0, 1)),
         RewardFunction("skyrl", skyrl, (-1, 1), (-1, 1), _COINCIDENCE),
         RewardFunction("sql_r1_format", sql_r1_format, (-1, 1), (-1, 1), _READABLE),
