@@ -373,3 +373,39 @@ def test_sampled_tokens_follow_the_plain_distribution(
     assert counts.sum() == counts[kept.indices].sum()
     chi_square = ((counts[kept.indices] - expected) ** 2 / expected).sum()
     assert 0.9 < chi_square < 20.3  # 99% of runs, 7 degrees of freedom
+
+
+@pytest.mark.parametrize("max_slots", [None, 2])
+def test_a_fork_shares_the_first_turn_token_by_token_and_then_differs(
+    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, max_slots: int | None
+) -> None:
+    torch.manual_seed(5)
+    policy = SlotPolicy(llama, max_slots=max_slots)
+    over: list[Episode] = []
+
+    episodes = run(
+        sessions(environment, ["Porto?"] * 6 + ["Faro?"] * 3),
+        policy,
+        chat,
+        BUDGETS,
+        fork=3,
+        on_end=over.append,
+    )
+
+    assert sorted(map(id, over)) == sorted(map(id, episodes))
+    first_turns = set()
+    for start in range(0, 9, 3):
+        family = episodes[start : start + 3]
+        length = min(family[0].completion_mask.index(0), *(len(e.completion_ids) for e in family))
+        shared = {tuple(episode.completion_ids[:length]) for episode in family}
+        assert len(shared) == 1
+        assert len({tuple(episode.log_probs[:length]) for episode in family}) == 1
+        assert len({tuple(episode.completion_ids) for episode in family}) == 3
+        first_turns |= shared
+    assert len(first_turns) == 3
+    for episode in episodes:
+        sampled = torch.tensor(episode.completion_mask).bool()
+        expected = plain_log_probs(llama, episode, policy.sampling)
+        torch.testing.assert_close(
+            torch.tensor(episode.log_probs)[sampled], expected[sampled], atol=1e-5, rtol=0
+        )

@@ -95,17 +95,20 @@ def play(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
+    fork: int = 1,
     on_end: Callable[[R], None] = lambda episode: None,
 ) -> None:
     """Play started sessions to their end; see `engine.run`."""
-    given = dict(zip(map(id, sessions), first_turns or [], strict=first_turns is not None))
+    turns = [chat.turn_ids(text) for text in first_turns or []]
+    pairs = zip(sessions, turns, strict=first_turns is not None)
+    given = {id(session): (turn, [0.0] * len(turn)) for session, turn in pairs}
     waiting = [session for session in sessions if session.episode.stop_reason is None]
     if not waiting:
         return
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Scheduler(waiting, policy, chat, budgets, given, tools, on_end).play()
+            _Scheduler(waiting, policy, chat, budgets, given, fork, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
@@ -123,7 +126,8 @@ class _Scheduler:
         policy: SlotPolicy,
         chat: ChatFormat,
         budgets: Budgets,
-        given: dict[int, str],
+        given: dict[int, tuple[list[int], list[float]]],
+        fork: int,
         tools: ThreadPoolExecutor,
         on_end: Callable[[Any], None],
     ) -> None:
@@ -133,7 +137,9 @@ class _Scheduler:
         tokens = min(budgets.max_context, max(prompts) + budgets.max_episode_tokens)
         self._cache = policy.new_cache(len(sessions), tokens)
         self._max_rows, device = len(self._cache.length), self._cache.length.device
-        self._families = deque(_families(sessions))
+        self._families = deque(_families(sessions[::fork]))
+        firsts = range(0, len(sessions), fork)
+        self._forks = {id(sessions[first]): sessions[first + 1 : first + fork] for first in firsts}
         self._numbered: list[_Family] = []
         self._rows: list[_Row] = []
         self._order = {id(session): i for i, session in enumerate(sessions)}
@@ -181,10 +187,17 @@ class _Scheduler:
         self._prompt[row.number] = len(family.prefix)
         self._drawn[row.number] = 0
         if id(session) in self._given:
-            turn = self._chat.turn_ids(self._given[id(session)])
-            row.reply = self._submit(row, turn, [0.0] * len(turn))
+            row.reply = self._submit(row, *self._given[id(session)])
         else:
             self._start_turn(row)
+
+    def _fork(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
+        """Let the sessions that share this first turn wait for rows, with the turn given."""
+        followers = self._forks.pop(id(row.session), [])
+        self._given |= {id(session): (turn, log_probs) for session in followers}
+        if followers and not row.family.waiting:
+            self._families.appendleft(row.family)
+        row.family.waiting += followers
 
     def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> Future[None]:
         return self._tools.submit(
@@ -323,5 +336,6 @@ class _Scheduler:
             # The last token of a turn is prefilled with the reply.
             episode = row.session.episode
             row.stored = len(episode.prompt_ids) + len(episode.completion_ids) + count - 1
+            self._fork(row, turn[:count], probs[:count])
             row.reply = self._submit(row, turn[:count], probs[:count])
         self._decoding = None
