@@ -1,5 +1,6 @@
 """The trainer's rollouts by the engine `slots`: what TRL's own generation would have seen and left behind."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.tiny_model import write_model
 from tests.tiny_run import json_lines
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Budgets
@@ -166,3 +167,70 @@ def test_sampling_is_the_trainer_s(tmp_path: Path) -> None:
     sampling = trl_compat.sampling(trainer)
 
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.8, 0.9, 20, 0.1)
+
+
+def off_policy_batch(folder: Path, shift: float, **fields: Any) -> tuple[SQLGRPOTrainer, dict[str, Any]]:
+    """A batch whose sampling log-probs are lower by `shift` than they were."""
+    trainer = make_trainer(
+        folder, bf16=False, steps_per_generation=2, gradient_accumulation_steps=1, **fields
+    )
+    play = trainer._play
+
+    def shifted(sessions: Any) -> Any:
+        episodes = play(sessions)
+        for i, episode in enumerate(episodes):
+            episode.is_masked, episode.final_sql = False, "SELECT 1" if i else episode.example.gold_sql
+            pairs = zip(episode.log_probs, episode.completion_mask, strict=True)
+            episode.log_probs = [value - shift if is_sampled else 0.0 for value, is_sampled in pairs]
+        return episodes
+
+    trainer._play = shifted  # type: ignore[method-assign]
+    trainer.model.train()
+    torch.manual_seed(0)
+    rows = [dict(trainer.train_dataset[0]) for _ in range(8)]
+    return trainer, trainer._generate_and_score_completions(rows)
+
+
+def gradient(trainer: SQLGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(trainer.model, batch).backward()
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("shift", "ratio"), [(0.0, 1.0), (math.log(2), 2.0), (math.log(9), 3.0)])
+def test_other_probabilities_at_sampling_are_corrected_and_truncated(
+    tmp_path: Path, shift: float, ratio: float
+) -> None:
+    trainer, batch = off_policy_batch(tmp_path, shift)
+    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    found = batch["importance_sampling_ratio"]
+    torch.testing.assert_close(found[trained], torch.full_like(found[trained], ratio), rtol=1e-4, atol=0)
+    logged = trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"]
+    assert logged == pytest.approx([ratio], rel=1e-4)
+    assert not trainer.use_vllm
+    corrected = gradient(trainer, batch)
+    del batch["importance_sampling_ratio"]
+    torch.testing.assert_close(corrected, ratio * gradient(trainer, batch), rtol=1e-3, atol=1e-6)
+    assert corrected.abs().max() > 0
+
+
+def test_sampling_is_corrected_where_it_is_off_policy_or_wanted(tmp_path: Path) -> None:
+    for number, (fields, is_corrected) in enumerate(
+        [
+            ({}, False),
+            ({"steps_per_generation": 2}, True),
+            ({"num_iterations": 2}, True),
+            ({"steps_per_generation": 2, "gradient_accumulation_steps": 2}, False),
+            ({"correct_sampling": True}, True),
+            ({"steps_per_generation": 2, "correct_sampling": False}, False),
+            ({"steps_per_generation": 2, "top_p": 0.9}, False),
+            ({"steps_per_generation": 2, "engine": "generation"}, False),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert make_trainer(folder, **fields)._corrects_sampling == is_corrected, fields
+    (tmp_path / "refused").mkdir()
+    with pytest.raises(ConfigError, match="correct_sampling needs the engine slots"):
+        make_trainer(tmp_path / "refused", correct_sampling=True, top_p=0.9)

@@ -54,6 +54,9 @@ class SQLGRPOConfig(GRPOConfig):
         gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
             the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
             of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.
+        correct_sampling: Weigh tokens by TRL's truncated importance sampling (`vllm_importance_sampling_*`),
+            from the log-probs with which the engine `slots` sampled them. None does so where TRL computes
+            old log-probs anyway: steps that may train on episodes of earlier weights.
     """
 
     max_turn_tokens: int = 512
@@ -61,6 +64,7 @@ class SQLGRPOConfig(GRPOConfig):
     max_slots: int | None = None
     shared_prefix: bool = True
     gradient_noise_every: int | None = None
+    correct_sampling: bool | None = None
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True

@@ -195,6 +195,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             seed=args.seed,
             shuffle=self.shuffle_dataset,
         )
+        self._corrects_sampling = trl_compat.corrects_sampling(self, knows_log_probs=self._plays_by_slots)
         self._noise = GradientNoise(self, every=args.gradient_noise_every)
         self._update = TokenTreeUpdate(
             self,
@@ -261,7 +262,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             with self._times.stages.of(select=1):
                 self.selection.draw(progress=self.state.global_step / max(1, self.state.max_steps))
             step.batch = [self.selection.batch[place] for place in self._places(len(inputs))]
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        with trl_compat.correcting(self, is_on=False):  # `_rollout` begins it
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert step.scored is not None  # set by `_rollout`
         self._credit_turns(step.scored, output)
         self._log_families(step.scored, output["advantages"])
@@ -275,6 +277,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._compare_rewards(scored)
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL fails on an empty completion
+        trl_compat.begin_correcting(self, is_on=self._corrects_sampling)
         step.sampled = [
             [0] * len(episode.completion_ids or filler) if score is None else episode.completion_mask or [0]
             for episode, score in zip(episodes, scores, strict=True)
@@ -282,7 +285,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids or filler for episode in episodes],
-            "logprobs": trl_compat.sampling_log_probs(self, episodes),
+            "logprobs": trl_compat.sampling_log_probs(self, episodes, is_corrected=self._corrects_sampling),
             "env_mask": step.sampled,
             "scores": scores,
             "metrics": list(scored.metrics),
@@ -389,7 +392,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Return TRL's loss of a micro-batch, or the weighted loss of one half of it."""
         step = self._step_state
         inputs, step.loss_tokens = self._update.narrowed(model, inputs)
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        with trl_compat.correcting(self, is_on="importance_sampling_ratio" in inputs):
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
         step.loss_tokens, step.is_forwarded = None, True
         return loss * step.loss_weight
 

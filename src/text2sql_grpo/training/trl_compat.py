@@ -40,6 +40,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 
 from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.models.cpu import plain_adapter_inputs
 from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.rollout.engine import Continuations
@@ -105,19 +106,59 @@ def _generates_together(trainer: GRPOTrainer) -> bool:
     return is_distributed() and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
 
 
-def sampling_log_probs(trainer: GRPOTrainer, episodes: Sequence[Rollout]) -> list[list[float]] | None:
+def sampling_log_probs(
+    trainer: GRPOTrainer, episodes: Sequence[Rollout], *, is_corrected: bool = False
+) -> list[list[float]] | None:
     """`logprobs` for TRL; None if TRL does not need them, or would misread them.
 
     TRL corrects with them for differences between vLLM and the trained model. Without vLLM it reads them for
-    the off-policy mask alone, and compares them with log-probs of the whole vocabulary, which is right unless
-    top-p, top-k or min-p removed tokens.
+    the off-policy mask, and for that correction inside `correcting`. It compares them with log-probs of the
+    whole vocabulary, which is right unless top-p, top-k or min-p removed tokens.
+
+    Args:
+        is_corrected: True if TRL corrects with them without vLLM.
     """
-    is_unfiltered = sampling(trainer) == Sampling(trainer.temperature)
-    is_compared = trainer.off_policy_mask_threshold is not None and is_unfiltered
+    is_compared = trainer.off_policy_mask_threshold is not None and _is_unfiltered(trainer)
     is_known = all(len(episode.log_probs) == len(episode.completion_ids) for episode in episodes)
-    if not is_known or not (trainer.use_vllm or is_compared):
+    if not is_known or not (trainer.use_vllm or is_compared or is_corrected):
         return None
     return [episode.log_probs or [0.0] for episode in episodes]  # TRL fails on an empty completion
+
+
+def _is_unfiltered(trainer: GRPOTrainer) -> bool:
+    return sampling(trainer) == Sampling(trainer.temperature)
+
+
+def corrects_sampling(trainer: GRPOTrainer, *, knows_log_probs: bool) -> bool:
+    """True if TRL's truncated importance sampling is used without vLLM; see `correct_sampling`.
+
+    Args:
+        knows_log_probs: True if the engine records log-probs of sampling.
+
+    Raises:
+        ConfigError: `correct_sampling` is set, but the log-probs are not known or of another distribution.
+    """
+    args = trainer.args
+    if trainer.use_vllm or args.correct_sampling is False or not trainer.vllm_importance_sampling_correction:
+        return False
+    if knows_log_probs and _is_unfiltered(trainer):
+        has_old_log_probs = args.gradient_accumulation_steps % (
+            args.steps_per_generation * trainer.num_iterations
+        )
+        return bool(args.correct_sampling or has_old_log_probs)
+    if args.correct_sampling:
+        raise ConfigError("grpo.correct_sampling needs the engine slots, and no top_p, top_k or min_p")
+    return False
+
+
+def correcting(trainer: GRPOTrainer, *, is_on: bool) -> AbstractContextManager[None]:
+    """Context of TRL's truncated importance sampling, which TRL computes with vLLM alone."""
+    return patched(trainer, use_vllm=trainer.use_vllm or is_on)
+
+
+def begin_correcting(trainer: GRPOTrainer, *, is_on: bool) -> None:
+    """Begin inside a context of `correcting`: before its rollouts, TRL would sync weights with vLLM."""
+    trainer.use_vllm = trainer.use_vllm or is_on
 
 
 def slots_obstacle(trainer: GRPOTrainer) -> str | None:
