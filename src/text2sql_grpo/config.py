@@ -459,8 +459,8 @@ class Config:
     """A whole run.
 
     Attributes:
-        rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`); refused
-            if a wrong answer could out-score a right one.
+        rewards: Weight of each named reward, and `preset`, `clip`, `turns` and `on_error` (see `RewardMix`);
+            refused if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
         sft: Supervised fine-tuning before GRPO; None for none.
         start: None to train without this measurement.
@@ -500,8 +500,23 @@ class Config:
         from text2sql_grpo.rewards import RewardMix  # imports sqlglot, which help can do without
 
         rewards = RewardMix(self.rewards)
+        credit, (highest_wrong, lowest_right) = self.grpo.get("turn_credit"), rewards.bounds()
+        if credit == "rewards":
+            rewards.turns.check(highest_wrong, lowest_right, max_turns=environment.max_turns)
+        elif "turns" in self.rewards:
+            raise ValueError("rewards.turns needs grpo.turn_credit: rewards")
+        if credit == "gae" and (environment.max_turns > _GAE_MAX_TURNS or highest_wrong >= lowest_right):
+            raise ValueError(
+                f"grpo.turn_credit gae needs environment.max_turns <= {_GAE_MAX_TURNS} and rewards by which "
+                "every right answer earns more than any wrong one"
+            )
         if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
             raise ValueError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
+
+
+_GAE_MAX_TURNS = (
+    14  # of more turns, a wrong episode could be credited above a right one: see `advantages.gae`
+)
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

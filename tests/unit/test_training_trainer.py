@@ -63,6 +63,7 @@ class Bench:
         protocol: Any = "tags",
         parts: dict[str, Any] | None = None,
         model: Path | None = None,
+        rewards: RewardMix | None = None,
         engine: str = "generation",  # a script stands in for its `generate`
         **arguments: Any,
     ) -> None:
@@ -94,7 +95,7 @@ class Bench:
             ),
             examples=examples,
             environment=shop_environment(folder, settings),
-            rewards=RewardMix(WEIGHTS),
+            rewards=rewards or RewardMix(WEIGHTS),
             grader=Grader(SQLExecutor()),
             processing_class=tokenizer,
             run_log=RunLog(folder / "run"),
@@ -716,3 +717,64 @@ def test_an_adapter_that_slots_cannot_play_is_trained_by_generation(
     bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
     bench.trainer.train()
     assert bench.trainer.state.log_history[0]["grad_norm"] > 0
+
+
+def test_turns_earn_what_their_results_show_of_the_gold(tmp_path: Path) -> None:
+    rewards = RewardMix({"execution": 1.0, "turns": {"gold_shown": 0.6, "failed_call": 0.1}})
+    bench = Bench(tmp_path, [LISBON], rewards=rewards, turn_credit="rewards", scale_rewards="none")
+    bench.say([LOOK, RIGHT], [FAILS.replace("answer", "sql"), RIGHT], [WRONG], [LOOK, LOOK, RIGHT])
+    batch = bench.batch(0, 0, 0, 0)
+    tokenizer = bench.trainer.processing_class
+    look = 2 / 3 * 0.6  # the column `code` and its value, of these and `staff`
+    to_go = [look, -0.1, 0.0, look]
+    mean, expected = sum(to_go) / 4, [own - sum(to_go) / 4 for own in to_go]
+    firsts = [(1.0 if i != 2 else 0.0) - 0.75 + own for i, own in enumerate(expected)]
+    assert batch["advantages"][:, 0].tolist() == pytest.approx(firsts)
+    assert mean > 0
+    last = [int(row.nonzero()[-1]) for row in batch["completion_mask"] * batch["tool_mask"]]
+    assert tokenizer.decode(batch["completion_ids"][0, last[0]]) == tokenizer.eos_token
+    assert batch["advantages"][0, last[0]] == pytest.approx(0.25)  # nothing is shown from there on
+    assert bench.logged("turn/gold_shown") == pytest.approx(2 / 3 / 2)
+    assert bench.logged("turn/failed_call") == -0.25
+    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert rows[1]["turn_scores"] == {"gold_shown": [0.0, 0.0], "failed_call": [-1.0, 0.0]}
+    assert bench.gradient(batch).abs().max() > 0
+
+
+def test_a_tree_plays_each_first_turn_twice_and_credits_it_with_its_mean(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [LISBON], turn_credit="tree", scale_rewards="none")
+    calls: list[int] = []
+
+    def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+        turns = [LOOK, "<sql>SELECT 1</sql>"] if not calls else [RIGHT, FAILS, WRONG, FAILS]
+        calls.append(len(prompts))
+        return Continuations([bench.trainer._chat.turn_ids(turn) for turn in turns])
+
+    bench.trainer.generate = generate  # type: ignore[method-assign]
+    batch = bench.batch(0, 0, 0, 0)
+    assert calls == [2, 4]
+    # rewards: 1.25 and 0, 0.25 and 0; means .625, .125 and .375
+    trained = batch["completion_mask"] * batch["tool_mask"]
+    last = [
+        float(row[int(mask.nonzero()[-1])]) for row, mask in zip(batch["advantages"], trained, strict=True)
+    ]
+    assert batch["advantages"][:, 0].tolist() == pytest.approx([0.25, 0.25, -0.25, -0.25])
+    assert last == pytest.approx([0.625, -0.625, 0.125, -0.125])
+    assert (batch["advantages"] * (1 - trained)).abs().max() == 0
+    assert bench.gradient(batch).abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"tree_first_turns": 3}, r"a divisor of it \(4\), got 3"),
+        ({"tree_first_turns": 4}, "below num_generations"),
+        ({"num_generations": 5, "per_device_train_batch_size": 5}, r"a divisor of it \(5\), got 1"),
+        ({"turn_credit": "none", "tree_first_turns": 2}, "tree_first_turns needs turn_credit: tree"),
+        ({"turn_credit": "trees"}, "turn_credit"),
+    ],
+)
+def test_trees_that_do_not_divide_a_group_are_refused(fields: dict[str, Any], fault: str) -> None:
+    settings = {"turn_credit": "tree", "num_generations": 4, "per_device_train_batch_size": 4} | fields
+    with pytest.raises(ConfigError, match=fault):
+        training_arguments(settings, output_dir="unused")

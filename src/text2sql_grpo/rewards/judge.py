@@ -1,6 +1,7 @@
 """Judging of finished episodes: the only place that grades, scores, pays, flags and records them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Answer:
         flags: See `episode_flags`.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
+        turn_scores: Named scores of each turn; empty if they have none.
+        turn_rewards: Weighted sums of the scores of each turn; empty without.
     """
 
     episode: Episode
@@ -35,6 +38,8 @@ class Answer:
     flags: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     reward: float | None = None
+    turn_scores: dict[str, list[float]] = field(default_factory=dict)
+    turn_rewards: Sequence[float] = ()
 
     @property
     def example(self) -> Example:
@@ -65,7 +70,7 @@ class Answer:
             "completion_ids": episode.completion_ids,
             "completion_mask": episode.completion_mask,
             "log_probs": _log_probs(episode),
-        }
+        } | ({"turn_scores": self.turn_scores} if self.turn_scores else {})
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,14 @@ class Judge:
         executor: Runs queries.
         rewards: Named scores and their weights; None for no rewards, as in evaluations.
         max_rows_shown: Maximum rows of each result that the model saw.
+        scores_turns: Score single turns too, by `rewards.turns`.
     """
 
     grader: Grader
     executor: SQLExecutor
     rewards: RewardMix | None = None
     max_rows_shown: int = ObservationLimits.max_rows
+    scores_turns: bool = False
 
     def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
         """Judge a finished episode.
@@ -104,9 +111,14 @@ class Judge:
             results = Results(self.executor, database, episode, self.grader.neighbours)
             scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
-        dialect = parse_address(database).dialect
+        dialect, turn_scores = parse_address(database).dialect, dict[str, list[float]]()
+        turn_rewards: Sequence[float] = ()
+        if self.rewards is not None and self.scores_turns:
+            turns = self.rewards.turns
+            turn_scores = turns.score(episode, max_rows_shown=self.max_rows_shown, dialect=dialect)
+            turn_rewards = turns.total(turn_scores)
         flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
-        return Answer(episode, verdict, official, flags, scores, reward)
+        return Answer(episode, verdict, official, flags, scores, reward, turn_scores, turn_rewards)
 
 
 def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:

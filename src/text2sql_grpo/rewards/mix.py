@@ -11,6 +11,7 @@ from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rewards.presets import PRESETS
+from text2sql_grpo.rewards.turns import read_turn_rewards
 
 ADJUSTMENT = "adjustment"
 PENALTY = -1.0
@@ -24,6 +25,7 @@ class RewardMix:
         weights: Weight by name of reward function; a weight of 0 only logs the score. With `clip` or
             `on_error: penalty` also `adjustment`, weight 1: the change of the weighted sum.
         preset: Name of the preset; None for a custom mix.
+        turns: Rewards of single turns, for `grpo.turn_credit: rewards`.
         warning: Wrong answers paid by a preset that reproduces published work; else None.
     """
 
@@ -32,8 +34,8 @@ class RewardMix:
 
         Args:
             settings: Weights by name, and beside them, each optional: `preset`, with default weights;
-                `clip`, the lowest and the highest reward; `on_error`: `mask` leaves out samples whose
-                gold failed or whose episode was cut, `penalty` gives them -1.
+                `clip`, the lowest and the highest reward; `turns`, see `TurnRewards`; `on_error`: `mask`
+                leaves out samples whose gold failed or whose episode was cut, `penalty` gives them -1.
 
         Raises:
             ConfigError: An unknown name, a weight that is not a finite number, or settings with which
@@ -44,6 +46,7 @@ class RewardMix:
         self.preset: str | None = _known("preset", given.pop("preset", None), [None, *PRESETS])
         self._clip = _read_clip(given.pop("clip", None))
         self._penalises = _known("on_error", given.pop("on_error", _MASK), [_MASK, _PENALTY]) == _PENALTY
+        self.turns = read_turn_rewards(given.pop("turns", None))
         for name, weight in given.items():
             if name not in REWARD_FUNCTIONS:
                 raise ConfigError(f"rewards: {_unknown(name, [*REWARD_FUNCTIONS, *_SETTINGS])}")
@@ -90,6 +93,11 @@ class RewardMix:
         """Weighted sum of the scores."""
         return sum(weight * scores[name] for name, weight in self.weights.items())
 
+    def bounds(self) -> tuple[float, float]:
+        """Highest reward of a wrong answer, lowest of a right one."""
+        best_wrong, worst_right = self._bounds()
+        return self._clipped(sum(best_wrong.values())), self._clipped(sum(worst_right.values()))
+
     def _clipped(self, reward: float) -> float:
         low, high = self._clip or (-math.inf, math.inf)
         return min(max(reward, low), high)
@@ -97,8 +105,7 @@ class RewardMix:
     def _fault(self) -> str:
         """Error text if a wrong answer may earn as much as a right one; else empty."""
         best_wrong, worst_right = self._bounds()
-        highest_wrong = self._clipped(sum(best_wrong.values()))
-        lowest_right = self._clipped(sum(worst_right.values()))
+        highest_wrong, lowest_right = self.bounds()
         if highest_wrong < lowest_right:
             return ""
         culprits = [
@@ -135,7 +142,7 @@ class RewardMix:
         )
 
 
-_SETTINGS = ("preset", "clip", "on_error")
+_SETTINGS = ("preset", "clip", "on_error", "turns")
 
 
 def _known(setting: str, value: Any, known: Iterable[Any]) -> Any:

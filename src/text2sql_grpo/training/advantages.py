@@ -1,17 +1,19 @@
-"""Advantages of single turns that have rewards of their own; the reason why a batch has no advantage."""
+"""Advantages of single turns: from their rewards, by subtree, by a value; the reason why a batch has none."""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 
 _EPSILON = 1e-4  # TRL's
+GAE_LAMBDA = 0.95
+
+TurnRow = tuple[float | None, Sequence[float]]  # reward of a rollout (None if masked), rewards of its turns
 
 
-def turn_advantages(
-    rows: Sequence[tuple[float | None, Sequence[float]]], *, group_size: int, scale: str
-) -> list[list[float]]:
+def turn_advantages(rows: Sequence[TurnRow], *, group_size: int, scale: str) -> list[list[float]]:
     """Advantage of each turn of each rollout.
 
     A turn is credited with the reward of its rollout and with its reward-to-go (turn rewards from this turn
@@ -57,7 +59,77 @@ def _rewards_to_go(turns: Sequence[float]) -> list[float]:
     return sums[::-1]
 
 
-def _deviation(rows: Sequence[tuple[float | None, Sequence[float]]]) -> float:
+def tree_advantages(
+    rows: Sequence[TurnRow], *, group_size: int, subtree_size: int, scale: str
+) -> list[list[float]]:
+    """Advantage of each turn of each rollout, where rollouts of a subtree share their first turn.
+
+    The first turn is credited with the mean reward of its subtree less that of the group, later turns with
+    the reward of the rollout less the mean of its subtree (Tree-GRPO, arXiv:2509.21240). Both add up to the
+    advantage of GRPO.
+
+    Args:
+        rows: See `turn_advantages`; rewards of turns do not count. Subtrees are contiguous.
+        subtree_size: Rollouts of one first turn; a divisor of `group_size`.
+        scale: See `turn_advantages`.
+
+    >>> tree_advantages([(r, [0, 0]) for r in (1, 0, 0, 0)], group_size=4, subtree_size=2, scale="none")
+    [[0.25, 0.5], [0.25, -0.5], [-0.25, 0.0], [-0.25, 0.0]]
+    """
+    plain = turn_advantages([(reward, [0.0]) for reward, _ in rows], group_size=group_size, scale=scale)
+    advantages: list[list[float]] = []
+    for start in range(0, len(rows), subtree_size):
+        whole = range(start, start + subtree_size)
+        counted = [plain[i][0] for i in whole if rows[i][0] is not None]
+        first = statistics.fmean(counted) if counted else 0.0
+        for i in whole:
+            reward, turns = rows[i]
+            later = plain[i][0] - first
+            own = [later if turn else first for turn in range(len(turns))]
+            advantages.append([0.0] * len(turns) if reward is None else own)
+    return advantages
+
+
+def gae(reward: float, values: Sequence[float]) -> list[float]:
+    """Generalised advantage estimates of the turns of one rollout, with gamma 1.
+
+    Schulman et al. 2016 (arXiv:1506.02438), over turns in place of time steps. If values are between the
+    highest reward of a wrong rollout and the lowest of a right one, and `GAE_LAMBDA ** (turns - 1)` is above
+    1/2, a turn of a right rollout has a higher advantage than one of a wrong rollout from a state of the same
+    value.
+
+    Args:
+        reward: Reward at the end of the last turn.
+        values: Value of the state in which each turn starts.
+
+    >>> gae(1.0, [0.5])
+    [0.5]
+    """
+    advantages: list[float] = []
+    after, advantage = reward, 0.0
+    for value in reversed(values):
+        advantage = after - value + GAE_LAMBDA * advantage
+        advantages.append(advantage)
+        after = value
+    return advantages[::-1]
+
+
+def whitened(advantages: Sequence[Sequence[float]], *, scale: str) -> list[list[float]]:
+    """Shift the advantages of all turns to mean 0, and to deviation 1 unless `scale` is `none`.
+
+    Args:
+        advantages: Advantages of the turns of each rollout; empty for masked ones.
+    """
+    values = [value for row in advantages for value in row]
+    if not values:
+        return [list(row) for row in advantages]
+    mean, divisor = statistics.fmean(values), 1.0
+    if scale != "none":
+        divisor = statistics.pstdev(values) + _EPSILON
+    return [[(value - mean) / divisor for value in row] for row in advantages]
+
+
+def _deviation(rows: Sequence[TurnRow]) -> float:
     totals = [reward + sum(turns) for reward, turns in rows if reward is not None]
     return statistics.stdev(totals) if len(totals) > 1 else 0.0
 
@@ -68,18 +140,27 @@ def token_advantages(
     """Spread the advantages of turns over their sampled tokens; shape (B, T), 0 for other tokens.
 
     Args:
-        masks: 1 for each sampled token of a rollout; each run of them is a turn.
+        advantages: Advantages of the turns of each rollout; empty for 0 everywhere.
+        masks: See `turn_spans`.
     """
     by_token = torch.zeros(output["completion_ids"].shape)
     for row, (turns, mask) in enumerate(zip(advantages, masks, strict=True)):
-        turn = -1
-        before = 0
-        for column, is_sampled in enumerate(mask):
-            turn += is_sampled and not before
-            before = is_sampled
-            if is_sampled:
-                by_token[row, column] = turns[turn]
+        for turn, (start, end) in enumerate(turn_spans(mask) if turns else []):
+            by_token[row, start:end] = turns[turn]
     return by_token.to(output["advantages"])
+
+
+def turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """First column of each turn and the column after it.
+
+    Args:
+        mask: 1 for each sampled token of a rollout; each run of them is a turn.
+
+    >>> turn_spans([1, 1, 0, 1])
+    [(0, 2), (3, 4)]
+    """
+    ends = [column for column, pair in enumerate(pairwise([0, *mask, 0])) if pair[0] != pair[1]]
+    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def zero_variance_by_prompt(rewards: Iterable[tuple[int, float | None]]) -> dict[int, bool]:

@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
@@ -29,6 +29,7 @@ _DECIDED_ELSEWHERE = {
 # TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
     "engine": ("auto", "slots", "generation"),
+    "turn_credit": ("none", "rewards", "tree", "gae"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
@@ -54,6 +55,11 @@ class SQLGRPOConfig(GRPOConfig):
         gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
             the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
             of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.
+        turn_credit: Advantages of single turns. `none`: each token has the episode's. `rewards`: turns have
+            rewards of their own (`rewards.turns`). `tree`: samples share first turns, and each part is
+            compared with its own siblings. `gae`: a value head on the policy's hidden states.
+        tree_first_turns: Number of first turns of a group with `turn_credit: tree`, each continued equally
+            often; None for the largest proper divisor of `num_generations`.
         correct_sampling: Weigh tokens by TRL's truncated importance sampling (`vllm_importance_sampling_*`),
             from the log-probs with which the engine `slots` sampled them. None does so where TRL computes
             old log-probs anyway: steps that may train on episodes of earlier weights.
@@ -64,6 +70,8 @@ class SQLGRPOConfig(GRPOConfig):
     max_slots: int | None = None
     shared_prefix: bool = True
     gradient_noise_every: int | None = None
+    turn_credit: Literal["none", "rewards", "tree", "gae"] = "none"
+    tree_first_turns: int | None = None
     correct_sampling: bool | None = None
     max_completion_length: int | None = 2_048
     beta: float = 0.0
@@ -89,11 +97,36 @@ class SQLGRPOConfig(GRPOConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        self.subtree_size = _subtree_size(self)
         is_fsdp = _is_fsdp(os.environ)
         stage = self.deepspeed_plugin.zero_stage if self.deepspeed_plugin else 0
         wrong = wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3)
         for reason in [*wrong_launch(os.environ, is_on_cpu=self.use_cpu), *wrong]:
             raise ValueError(reason)
+
+
+def _subtree_size(arguments: SQLGRPOConfig) -> int:
+    """Rollouts of a group that share their first turn; 1 without `turn_credit: tree`."""
+    samples: int = arguments.num_generations
+    first_turns = arguments.tree_first_turns
+    if arguments.turn_credit != "tree":
+        if first_turns is not None:
+            raise ValueError("tree_first_turns needs turn_credit: tree")
+        return 1
+    if first_turns is None:
+        first_turns = next((n for n in range(samples // 2, 1, -1) if samples % n == 0), 1)
+    if not 1 < first_turns < samples or samples % first_turns:
+        raise ValueError(
+            f"tree_first_turns must be above 1, below num_generations and a divisor of it ({samples}), "
+            f"got {first_turns}"
+        )
+    size = samples // first_turns
+    if arguments.per_device_train_batch_size * arguments.steps_per_generation % size:
+        raise ValueError(
+            f"turn_credit tree plays {size} rollouts of a first turn in one process: "
+            f"per_device_train_batch_size x steps_per_generation must be a multiple of {size}"
+        )
+    return size
 
 
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
@@ -114,6 +147,11 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
         reasons.append(
             f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
             "it is the number of processes that share one vLLM"
+        )
+    if arguments.turn_credit == "gae" and is_sharded:
+        reasons.append(
+            "turn_credit gae reads hidden states of the whole model, which no rank holds where weights are "
+            "sharded (FSDP, ZeRO-3): train with DDP or ZeRO-2"
         )
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from text2sql_grpo.environment.episode import Episode, StopReason
@@ -42,12 +43,17 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:
+def episode_metrics(
+    episode: Episode,
+    verdict: Verdict,
+    flags: Sequence[str] = (),
+    turn_scores: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> dict[str, float]:
     """Metrics of one episode, which are averaged over a step and logged.
 
     `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
     a literal copied from an observation is no hack by itself. `grading/uncovered` is the share of answers
-    accepted on fewer neighbours than asked for, see `Verdict`.
+    accepted on fewer neighbours than asked for, see `Verdict`. `turn/NAME` is the sum of a score of turns.
     """
     kinds = [action.kind for action in episode.actions]
     return {
@@ -61,6 +67,7 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "episode/looks": float(kinds.count("run_sql") + kinds.count("call_tool")),
         "episode/malformed": float(kinds.count("malformed")),
         "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
+        **{f"turn/{name}": sum(values) for name, values in turn_scores.items()},
         **{f"stop/{reason}": float(episode.stop_reason == reason) for reason in get_args(StopReason)},
     }
 

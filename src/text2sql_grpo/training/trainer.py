@@ -32,7 +32,9 @@ from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.advantages import (
     no_signal,
     token_advantages,
+    tree_advantages,
     turn_advantages,
+    turn_spans,
     zero_variance_by_prompt,
 )
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -44,6 +46,7 @@ from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metri
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.step_times import StepTimes
 from text2sql_grpo.training.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
+from text2sql_grpo.training.value_head import ValueHead, turn_states
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Scored:
         rewards: Weighted sums of the scores.
         metrics: Figures that are averaged over the batch and logged.
         families: Families of the questions; None where there are no families.
-        turn_rewards: Additional rewards of the sampled turns; None for none.
+        turn_rewards: Additional rewards of the sampled turns, of the first ones if fewer; None for none.
         verdicts: Strict verdicts, None for a rollout that must not be trained on; None where there are none.
     """
 
@@ -196,6 +199,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             shuffle=self.shuffle_dataset,
         )
         self._corrects_sampling = trl_compat.corrects_sampling(self, knows_log_probs=self._plays_by_slots)
+        self._value_head: ValueHead | None = None
         self._noise = GradientNoise(self, every=args.gradient_noise_every)
         self._update = TokenTreeUpdate(
             self,
@@ -228,6 +232,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         if checkpoint is not None:
             trl_compat.draw_orders(self, self._step_state.sampler)
             self._checkpoints.restore(Path(checkpoint))
+            if self._value_head is not None:
+                self._value_head.load(Path(checkpoint))
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Add the gradient of one micro-batch; half by half if it does not fit into memory."""
@@ -325,19 +331,19 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Play these prompts (indices) by `_play`, and judge them."""
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
-        over = count(1)
+        over, fork = count(1), self.args.subtree_size if self.model.training else 1
 
         def on_end(episode: R) -> None:
             self.on_episode(next(over), len(sessions))
 
         if not self._plays_by_slots:
             with trl_compat.generating(self), self._times.stages.of(tools=1):  # `generate` decodes
-                return run(sessions, self, self._chat, self._budgets, on_end=on_end)
+                return run(sessions, self, self._chat, self._budgets, fork=fork, on_end=on_end)
         with trl_compat.unwrapped_model(self) as model, self._times.stages.of(decode=1):
             policy = SlotPolicy(
                 model, trl_compat.sampling(self), max_slots=self.args.max_slots, stages=self._times.stages
             )
-            return run(sessions, policy, self._chat, self._budgets, on_end=on_end)
+            return run(sessions, policy, self._chat, self._budgets, fork=fork, on_end=on_end)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continue token ids with the current policy; makes the trainer a `Policy` of the engine."""
@@ -359,24 +365,34 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         for row, prompt in zip(scored.metrics, batch, strict=True):
             row["group/no_spread"] = float(has_zero_variance[prompt])
         reason = no_signal(rewards, reasons, group_size=self.num_generations)
-        has_turn_rewards = any(map(any, scored.turn_rewards or ()))
+        has_turn_rewards = any(map(any, scored.turn_rewards or ())) or self._value_head is not None
         if reason and self.model.training and not has_turn_rewards and self.accelerator.is_main_process:
             logger.warning(f"step {self.state.global_step + 1} has no gradient: {reason}")
 
     def _credit_turns(self, scored: Scored, output: dict[str, Any]) -> None:
-        """Set advantages per turn, if any turn has a reward."""
-        if scored.turn_rewards is None:
-            return
-        here = list(zip(scored.rewards, scored.turn_rewards, strict=True))
-        all_rows = [row for rows in gather(here) for row in rows]
-        if not any(reward for _, turns in all_rows for reward in turns):
-            return
-        size = self.num_generations if self.model.training else self.num_generations_eval
-        advantages = turn_advantages(all_rows, group_size=size, scale=self.scale_rewards)
-        first = self.accelerator.process_index * len(here)
-        local = advantages[first : first + len(here)]
+        """Set advantages per turn, by `turn_credit` or if any turn has a reward."""
         masks = [rollout.completion_mask for rollout in scored.rollouts]
-        output["advantages"] = token_advantages(local, masks, output)
+        turns = [
+            [*rewards, *[0.0] * (len(turn_spans(mask)) - len(rewards))]  # a cut turn has none
+            for rewards, mask in zip(scored.turn_rewards or [[]] * len(masks), masks, strict=True)
+        ]
+        here = list(zip(scored.rewards, turns, strict=True))
+        all_rows = [row for rows in gather(here) for row in rows]
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        subtree, scale = self.args.subtree_size, self.scale_rewards
+        if self._value_head is not None:
+            states = [row for rows in gather(turn_states(self, output, masks)) for row in rows]
+            is_training = self.model.training
+            advantages = self._value_head.advantages(all_rows, states, scale=scale, is_training=is_training)
+            trl_compat.log_metric(self, "value/loss", self._value_head.loss)
+        elif subtree > 1 and self.model.training:
+            advantages = tree_advantages(all_rows, group_size=size, subtree_size=subtree, scale=scale)
+        elif any(reward for _, rewards in all_rows for reward in rewards):
+            advantages = turn_advantages(all_rows, group_size=size, scale=scale)
+        else:
+            return
+        first = self.accelerator.process_index * len(here)
+        output["advantages"] = token_advantages(advantages[first : first + len(here)], masks, output)
 
     def _log_families(self, scored: Scored, advantages: torch.Tensor) -> None:
         """Log means by family over the generation batch of all ranks."""
@@ -424,6 +440,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Save a checkpoint atomically."""
         with self._checkpoints.writing():
             super()._save_checkpoint(model, trial)
+            if self._value_head is not None and self.args.should_save:
+                folder = Path(self._get_output_dir(trial))
+                self._value_head.save(folder / f"checkpoint-{self.state.global_step}")
 
     def save_whole_steps(self) -> int:
         """Save a checkpoint of the steps before one that failed, unless there is one; return their number.
@@ -490,8 +509,15 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         self.environment = environment
         environment.count_tokens_by(self._chat.count_tokens)
         self._examples = examples
-        max_rows = environment.settings.observation.max_rows
-        self._judge = Judge(grader, environment.executor, rewards, max_rows_shown=max_rows)
+        self._judge = Judge(
+            grader,
+            environment.executor,
+            rewards,
+            max_rows_shown=environment.settings.observation.max_rows,
+            scores_turns=args.turn_credit == "rewards",
+        )
+        if args.turn_credit == "gae":
+            self._value_head = ValueHead(self.model.config.get_text_config().hidden_size, *rewards.bounds())
         self._run_log = run_log
 
     def _play_batch(self, batch: Sequence[int]) -> Scored:
@@ -506,7 +532,11 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             episodes,
             scores=[answer.scores for answer in answers],
             rewards=[answer.reward for answer in answers],
-            metrics=[episode_metrics(answer.episode, answer.verdict, answer.flags) for answer in answers],
+            metrics=[
+                episode_metrics(answer.episode, answer.verdict, answer.flags, answer.turn_scores)
+                for answer in answers
+            ],
+            turn_rewards=[answer.turn_rewards for answer in answers],
             families=[example.family for example in examples],
             verdicts=[None if answer.scores is None else answer.verdict.strict for answer in answers],
         )

@@ -17,7 +17,7 @@ from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-un
 from text2sql_grpo.contrib.verifiers.package import open_package
 from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog
@@ -45,7 +45,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         num_tasks: Only the first n; None for all.
 
     Raises:
-        ConfigError: See `open_package`.
+        ConfigError: See `open_package`; or `turn_credit` is set.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
+        if args.turn_credit != "none":
+            raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
         self._package = package = open_package(taskset, taskset_config, num_tasks=num_tasks)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_serve, args=[self._loop], name="verifiers", daemon=True)
