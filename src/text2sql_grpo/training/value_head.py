@@ -37,7 +37,8 @@ class ValueHead:
     def __init__(self, width: int, low: float, high: float) -> None:
         self._low, self._high, self.loss = low, high, math.nan
         self._head = torch.nn.Sequential(
-            torch.nn.LayerNorm(width, elementwise_affine=False), torch.nn.Linear(width, 1)
+            torch.nn.LayerNorm(width, elementwise_affine=False),
+            torch.nn.utils.skip_init(torch.nn.Linear, width, 1),  # draws nothing, as the run without it
         )
         for parameter in self._head.parameters():
             torch.nn.init.zeros_(parameter)
