@@ -28,7 +28,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.policy import LoadedPolicy
@@ -72,7 +72,7 @@ class Budget(TrainerCallback):
 def write_config(folder: Path, model: str | None, *, is_quick: bool) -> Path:
     """Write task and config, and the random model if none is named."""
     names = ["bank"] if model is None else sorted(path.stem for path in DATA.glob("*.sql"))
-    make_task(folder / "task", names=names, count=40 if is_quick else 100, demonstrations=600)
+    make_task(folder / "task", names=names, count=40 if is_quick else 600, demonstrations=600)
     environment = {name: getattr(SETTINGS, name) for name in ("instructions", "schema_text", "max_turns")}
     if model is None:
         from tests.tiny_model import write_model
@@ -109,7 +109,7 @@ def write_config(folder: Path, model: str | None, *, is_quick: bool) -> Path:
             "per_device_train_batch_size": 16,
             "gradient_accumulation_steps": 2,
             "num_generations": 8,
-            "learning_rate": 5e-4 if model is None else 1e-5,
+            "learning_rate": 1e-4 if model is None else 1e-5,
             "lr_scheduler_type": "constant",
             "scale_rewards": "none",
             "loss_type": "dapo",
@@ -128,13 +128,14 @@ def write_config(folder: Path, model: str | None, *, is_quick: bool) -> Path:
 
 
 def held_out(bench: Workbench, policy: LoadedPolicy) -> tuple[int, int]:
-    """Right and all held-out answers, greedy."""
+    """Right answers to at most 40 held-out questions, greedy, and the number of questions."""
     chat, was_training = bench.chat(policy.tokenizer, policy.model), policy.model.training
     policy.model.eval()
     player = model_policy(policy.model, chat, batch_size=bench.config.evaluation.batch_size)
     with torch.random.fork_rng():
+        questions = evenly_spaced(bench.test["dev"], 40)
         answers = answer_questions(
-            bench.test["dev"], player, chat, bench.environment, bench.grader, bench.budgets(policy.model)
+            questions, player, chat, bench.environment, bench.grader, bench.budgets(policy.model)
         )
     policy.model.train(was_training)
     share = accuracy(answers)
