@@ -75,14 +75,16 @@ def translated(source: Path, target: Path, before: Databases, after: Databases, 
     """Write the questions whose golds return the same on both."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     kept = []
+    golds = [(before.address(row["database"]), row["gold_sql"]) for row in rows]
+    for row in rows:
+        for key in {"gold_sql", "look_sql", "guess_sql"} & set(row):
+            row[key] = sqlglot.transpile(row[key], read="sqlite", write=dialect, identify=True)[0]
+    asked = [(after.address(row["database"]), row["gold_sql"]) for row in rows]
     with SQLExecutor() as executor:
-        golds = [(before.address(row["database"]), row["gold_sql"]) for row in rows]
-        new = [sqlglot.transpile(sql, read="sqlite", write=dialect, identify=True)[0] for _, sql in golds]
-        asked = [(after.address(row["database"]), sql) for row, sql in zip(rows, new, strict=True)]
-        pairs = zip(executor.execute_many(golds), executor.execute_many(asked), strict=True)
-        for row, sql, (expected, found) in zip(rows, new, pairs, strict=True):
+        pairs = zip(rows, executor.execute_many(golds), executor.execute_many(asked), strict=True)
+        for row, expected, found in pairs:
             if found.is_ok and compare_strict(expected, found, ordered=False, ties=lambda: None) == "equal":
-                kept.append(json.dumps(row | {"gold_sql": sql}, ensure_ascii=False) + "\n")
+                kept.append(json.dumps(row, ensure_ascii=False) + "\n")
     target.write_text("".join(kept), encoding="utf-8")
     print(f"{target}: {len(kept)} of {len(rows)} questions")
 
@@ -107,12 +109,13 @@ def main() -> None:
             make = to_duckdb if options.engine == "duckdb" else to_csv
             addresses[name] = make(name, script, options.out)
     files = {}
-    for name in ("train", "dev", "test_databases"):
+    for name in ("train", "dev", "test_databases", "demonstrations"):
         source, files[name] = Path(f"data/questions/{name}.jsonl"), str(options.out / f"{name}.jsonl")
         translated(source, Path(files[name]), before, Databases(addresses), dialect)
     config = yaml.safe_load(Path("config/quickstart.yaml").read_text(encoding="utf-8"))
     config["run"]["output_dir"] = str(options.out / "run")
     config["data"] |= {"databases": addresses, "train": files["train"], "dev": files["dev"]}
+    config["sft"]["questions"] = files["demonstrations"]
     config["data"]["test"] = {"test_databases": files["test_databases"]}
     config["grading"] = {"neighbours": 0}
     (options.out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
