@@ -26,7 +26,7 @@ from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, 
 MAX_CHUNK = 256  # queries in one message
 FIRST_CHUNK = 8  # the same, before the first timing of a query
 CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
-GROW_S = 0.15  # of a batch, before it starts more than one worker: some 0.04 s of processor time each
+GROW_S = 0.15  # of a batch on ready workers, before more start: some 0.04 s of processor time each
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
 MAX_GRANTED = 100_000  # locations remembered as readable
@@ -163,8 +163,8 @@ class WorkerPool:
         batch = _Batch(queries, limits, self._n_workers, self._grant)
         threads = []
         for number in range(1, min(self._n_workers, len(queries))):
-            delay_s = 0.0 if number < len(self._idle) else GROW_S
-            thread = threading.Thread(target=self._serve, args=(batch, delay_s), daemon=True)
+            waits = number >= len(self._idle)
+            thread = threading.Thread(target=self._serve, args=(batch, waits), daemon=True)
             with suppress(RuntimeError):  # no more threads: the others do its work
                 thread.start()
                 threads.append(thread)
@@ -173,16 +173,21 @@ class WorkerPool:
             for thread in threads:
                 thread.join()
         except BaseException:  # Ctrl-C: the others stop after the message they wait for
-            batch.is_over = True
+            batch.stop()
             raise
         if batch.failure is not None:
             raise batch.failure
         return batch.answers, batch.is_plain
 
-    def _serve(self, batch: "_Batch", delay_s: float = 0.0) -> None:
-        """Run messages of a batch until none is pending, on one worker at a time."""
+    def _serve(self, batch: "_Batch", waits: bool = False) -> None:
+        """Run messages of a batch until none is pending, on one worker at a time.
+
+        Args:
+            waits: Begin only if the batch lasts.
+        """
         try:
-            batch.none_pending.wait(delay_s)
+            while waits and not batch.none_pending.wait(GROW_S):
+                waits = not self._has_ready_worker()
             while positions := batch.next_positions():
                 queries = [batch.queries[position] for position in positions]
                 request = _request(_by_location(queries), batch.limits)
@@ -192,6 +197,10 @@ class WorkerPool:
                 batch.take(positions, reply, is_late)
         except Exception as error:
             batch.fail(error)
+
+    def _has_ready_worker(self) -> bool:
+        with self._lock:
+            return any(worker.is_ready for worker in self._workers)
 
     def _ask(
         self, request: bytes, n_queries: int, limits: Limits, cancellation: Cancellation | None = None
@@ -420,7 +429,12 @@ class _Batch:
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
+        self.stop()
+
+    def stop(self) -> None:
+        """Let no thread take a further query."""
         self.is_over = True
+        self.none_pending.set()
 
 
 def _request(segments: list[Segment], limits: Limits) -> bytes:

@@ -63,6 +63,7 @@ class Worker:
 
     Attributes:
         is_late: True if the backstop killed it.
+        is_ready: True once its start-up is over.
         is_dropped: True if its pool does not use it any more.
         is_ended: True if it was waited for.
         due: When the backstop kills it, by `time.perf_counter`; infinite while it is idle.
@@ -101,7 +102,7 @@ class Worker:
         self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
         self._frames = FrameReader(self._process.stdout.fileno())
-        self._is_ready = False
+        self.is_ready = False
         self.is_late = self.is_dropped = self.is_ended = False
         self.due = float("inf")
         path = [] if kind == "sqlite" else [entry for entry in sys.path if entry]
@@ -145,7 +146,7 @@ class Worker:
         Raises:
             RunError: The process ended, or its sandbox lacks a part that is required.
         """
-        if self._is_ready:
+        if self.is_ready:
             return
         self.due = time.perf_counter() + START_S
         try:
@@ -164,7 +165,7 @@ class Worker:
                 f"the sandbox of a SQL worker lacks {', '.join(missing)}: use a Linux kernel that has them"
                 " (Landlock: 5.13 or newer), or require_sandbox=False"
             )
-        self._is_ready = True
+        self.is_ready = True
 
     def kill(self) -> None:
         """Kill the process; a blocked `ask` sees EOF."""
