@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from accelerate.utils.memory import clear_device_cache
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import RunError
@@ -86,9 +86,7 @@ class BadSteps(TrainerCallback):
             raise _too_large(f"{message} (it cannot be halved: {obstacle})")
         return [trl_compat.rows_of(inputs, rows) for rows in (range(size // 2), range(size // 2, size))]
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Remove a bad gradient; optimizers skip weights without one."""
         parameters = [p for p in kwargs["model"].parameters() if p.grad is not None]
         is_bad = self._is_mixed or not _is_finite([parameter.grad for parameter in parameters])
