@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -507,10 +508,47 @@ def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
 
     finish(config, other, *options, "--resume", "auto", way=way, first=only_train)
 
+    assert_same_run(one, other)
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_at_random_ends_as_if_undisturbed(
+    config: Path, tmp_path: Path
+) -> None:
+    """Ten times one of the two is killed once it trains: the other one notices, and a new pair resumes."""
+    one, other = tmp_path / "undisturbed", tmp_path / "killed"
+    options = ("--grpo.max_steps", "24", "--grpo.save_steps", "1")
+    finish(config, one, *options, first=only_train)
+    seconds = (one / "checkpoint-24").stat().st_mtime - (one / "config.yaml").stat().st_mtime
+    moment, n_killed = random.Random(0), 0
+    while n_killed < 10:
+        resume = ("--resume", "auto") if saved_checkpoints(other) else ()
+        before = time.time_ns()
+        pids = start(config, other, *options, *resume, first=only_train)
+        while not (other / "config.yaml").exists() or (other / "config.yaml").stat().st_mtime_ns < before:
+            time.sleep(0.01)
+        time.sleep(moment.uniform(0, 0.3) * seconds)
+        os.kill(pids[n_killed % 2], signal.SIGKILL)
+        codes = ended(pids)
+        assert codes[1 - n_killed % 2] != -signal.SIGKILL, said(other, 1 - n_killed % 2)
+        n_killed += codes[n_killed % 2] == -signal.SIGKILL
+    finish(config, other, *options, "--resume", "auto", first=only_train)
+
+    assert_same_run(one, other)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights bit for bit, and logs without a lost or double line."""
     torch.testing.assert_close(weights(other), weights(one), atol=0, rtol=0)
-    times = ("elapsed_s", "step_time")
     metrics, others = (
-        [{name: value for name, value in row.items() if name not in times} for row in rows]
+        [
+            {
+                name: value
+                for name, value in row.items()
+                if not name.startswith(("elapsed_s", "step_time", "time/"))
+            }
+            for row in rows
+        ]
         for rows in (json_lines(folder / "metrics.jsonl") for folder in (one, other))
     )
     assert others == metrics
