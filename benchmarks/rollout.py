@@ -158,7 +158,7 @@ class ForcedSampling(Sampling):
 
     script: tuple[tuple[int, ...], ...] = ()
 
-    def marks(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
+    def uniforms(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
         assert num_sessions == len(self.script)
         return torch.tensor([[*said, *[0] * (num_tokens - len(said))] for said in self.script])
 
