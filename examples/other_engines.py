@@ -117,7 +117,6 @@ def main() -> None:
     config["data"] |= {"databases": addresses, "train": files["train"], "dev": files["dev"]}
     config["sft"]["questions"] = files["demonstrations"]
     config["data"]["test"] = {"test_databases": files["test_databases"]}
-    config["grading"] = {"neighbours": 0}
     (options.out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
