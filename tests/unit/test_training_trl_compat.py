@@ -172,7 +172,12 @@ def test_sampling_is_the_trainer_s(tmp_path: Path) -> None:
 def off_policy_batch(folder: Path, shift: float, **fields: Any) -> tuple[SQLGRPOTrainer, dict[str, Any]]:
     """A batch whose sampling log-probs are lower by `shift` than they were."""
     trainer = make_trainer(
-        folder, bf16=False, steps_per_generation=2, gradient_accumulation_steps=1, **fields
+        folder,
+        bf16=False,
+        steps_per_generation=2,
+        gradient_accumulation_steps=1,
+        correct_sampling=True,
+        **fields,
     )
     play = trainer._play
 
@@ -215,17 +220,13 @@ def test_other_probabilities_at_sampling_are_corrected_and_truncated(
     assert corrected.abs().max() > 0
 
 
-def test_sampling_is_corrected_where_it_is_off_policy_or_wanted(tmp_path: Path) -> None:
+def test_sampling_is_corrected_where_wanted(tmp_path: Path) -> None:
     for number, (fields, is_corrected) in enumerate(
         [
             ({}, False),
-            ({"steps_per_generation": 2}, True),
-            ({"num_iterations": 2}, True),
-            ({"steps_per_generation": 2, "gradient_accumulation_steps": 2}, False),
+            ({"steps_per_generation": 2}, False),
             ({"correct_sampling": True}, True),
-            ({"steps_per_generation": 2, "correct_sampling": False}, False),
-            ({"steps_per_generation": 2, "top_p": 0.9}, False),
-            ({"steps_per_generation": 2, "engine": "generation"}, False),
+            ({"num_iterations": 2, "correct_sampling": True}, True),
         ]
     ):
         folder = tmp_path / str(number)

@@ -61,8 +61,8 @@ class SQLGRPOConfig(GRPOConfig):
         tree_first_turns: Number of first turns of a group with `turn_credit: tree`, each continued equally
             often; None for the largest proper divisor of `num_generations`.
         correct_sampling: Weigh tokens by TRL's truncated importance sampling (`vllm_importance_sampling_*`),
-            from the log-probs with which the engine `slots` sampled them. None does so where TRL computes
-            old log-probs anyway: steps that may train on episodes of earlier weights.
+            from the log-probs with which the engine `slots` sampled them. Their last digits depend on when
+            replies came, so two runs with one seed are then no longer equal bit for bit.
     """
 
     max_turn_tokens: int = 512
@@ -72,7 +72,7 @@ class SQLGRPOConfig(GRPOConfig):
     gradient_noise_every: int | None = None
     turn_credit: Literal["none", "rewards", "tree", "gae"] = "none"
     tree_first_turns: int | None = None
-    correct_sampling: bool | None = None
+    correct_sampling: bool = False
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True

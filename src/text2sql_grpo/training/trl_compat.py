@@ -138,17 +138,11 @@ def corrects_sampling(trainer: GRPOTrainer, *, knows_log_probs: bool) -> bool:
     Raises:
         ConfigError: `correct_sampling` is set, but the log-probs are not known or of another distribution.
     """
-    args = trainer.args
-    if trainer.use_vllm or args.correct_sampling is False or not trainer.vllm_importance_sampling_correction:
+    if trainer.use_vllm or not trainer.args.correct_sampling:
         return False
-    if knows_log_probs and _is_unfiltered(trainer):
-        has_old_log_probs = args.gradient_accumulation_steps % (
-            args.steps_per_generation * trainer.num_iterations
-        )
-        return bool(args.correct_sampling or has_old_log_probs)
-    if args.correct_sampling:
+    if not (knows_log_probs and _is_unfiltered(trainer)):
         raise ConfigError("grpo.correct_sampling needs the engine slots, and no top_p, top_k or min_p")
-    return False
+    return True
 
 
 def correcting(trainer: GRPOTrainer, *, is_on: bool) -> AbstractContextManager[None]:
