@@ -139,6 +139,7 @@ def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audi
     with psycopg.connect(postgres_server.admin_url(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE mcp_shop")
     with psycopg.connect(postgres_server.admin_url("mcp_shop"), autocommit=True) as connection:
+        connection.execute("CREATE TABLE branch (city text)")
         connection.execute(restricted_role_sql("mcp_reader", "secret", "mcp_shop"))
     url = postgres_server.url("mcp_reader", "secret", "mcp_shop")
     told = answers(url, executor, audit_log, ("run_sql", {"sql": "SELECT 1 AS n"}))
