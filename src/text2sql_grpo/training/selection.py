@@ -87,7 +87,7 @@ class Selection:
         batch_size: Questions of a generation batch of all ranks.
         num_generations: Episodes of a group.
         seed: Random seed; equal on all ranks.
-        shuffle: Whether the shuffled order is random; False for the order of the questions.
+        shuffle: True for random epochs; False for the order of the questions.
 
     Attributes:
         batch: Question of each group of the current batch.
