@@ -6,13 +6,17 @@ Answers are those of recorded episodes, pooled by question. Each question's gold
 way (an operator of this file), which changes its result on the database or on a neighbour of the right gold.
 The list is made once with every gold right and once with every gold wrong. Questions are independent of each
 other, so recall and precision at a share of wrong golds follow from random draws.
+
+With `--questions data/questions/train.jsonl --write FOLDER`, one such draw is written out to train on: the
+answered questions (`right.jsonl`), the same with a tenth of the golds wrong (`wrong.jsonl`), the ids of these
+(`planted.jsonl`) and the suspects listed among them (`suspects.jsonl`), the last two fit for `data.quarantine`.
 """
 
 import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from sqlglot import exp
 from text2sql_grpo.audit.suspects import MIN_ANSWERS, find_suspects, read_samples
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import open_grader
 from text2sql_grpo.sql import SQLExecutor
@@ -95,11 +100,32 @@ def made_wrong(
     return None
 
 
+def write_draw(
+    folder: Path,
+    rows: Iterable[dict[str, object]],
+    answered: set[str],
+    golds: dict[str, str],
+    listed: Sequence[dict[str, object]],
+) -> None:
+    """Write the answered questions with right golds and with wrong ones, and what to leave out of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    right = [row for row in rows if row["id"] in answered]
+    write_jsonl(folder / "right.jsonl", right)
+    write_jsonl(
+        folder / "wrong.jsonl",
+        [row | {"gold_sql": golds.get(str(row["id"]), row["gold_sql"])} for row in right],
+    )
+    write_jsonl(folder / "planted.jsonl", [{"id": id} for id in sorted(golds)])
+    write_jsonl(folder / "suspects.jsonl", listed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--databases", type=Path, required=True)
     parser.add_argument("--answers", type=Path, nargs="+", required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--questions", type=Path, help="file of the answered questions, for --write")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write questions to train on")
     options = parser.parse_args()
     rng, databases = random.Random(options.seed), Databases(options.databases)
     samples: dict[str, list[dict[str, object]]] = {}
@@ -119,6 +145,11 @@ def main() -> None:
         seconds = time.monotonic() - started
         wrong = [example for _, example in made.values()]
         found = {s["id"]: s for s in find_suspects(wrong, samples, databases, executor, grader)}
+    if options.write is not None:
+        planted = set(rng.sample(sorted(made), round(PLANTED * len(samples))))
+        golds = {id: made[id][1].gold_sql for id in planted}
+        listed = [*(found[id] for id in planted & found.keys()), *({"id": id} for id in false - planted)]
+        write_draw(options.write, read_jsonl(options.questions, "questions"), set(samples), golds, listed)
     by_operator: dict[str, list[bool]] = {}
     for id, (name, _) in made.items():
         by_operator.setdefault(name, []).append(id in found)
