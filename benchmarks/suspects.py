@@ -9,7 +9,7 @@ other, so recall and precision at a share of wrong golds follow from random draw
 
 With `--questions data/questions/train.jsonl --write FOLDER`, one such draw is written out to train on: the
 answered questions (`right.jsonl`), the same with a tenth of the golds wrong (`wrong.jsonl`), the ids of these
-(`planted.jsonl`) and the suspects listed among them (`suspects.jsonl`), the last two fit for `data.quarantine`.
+(`planted.jsonl`) and the suspects listed for them (`suspects.jsonl`). `data.quarantine` reads the last two.
 """
 
 import argparse
