@@ -71,7 +71,10 @@ def stored(repo_root: Path) -> dict[str, Any]:
         }
 
     quickstart = json.loads((repo_root / "docs" / "quickstart.json").read_text(encoding="utf-8"))
+    others = [kinds["others"] for kinds in quickstart["sets"].values()]
     return json.loads((repo_root / "benchmarks" / "results.json").read_text(encoding="utf-8")) | {
+        "others": {when: sum(one[when]["correct"] for one in others) for when in ("before", "after")}
+        | {"total": sum(one["after"]["total"] for one in others)},
         "quickstart": quickstart,
         "minutes": sum(quickstart["seconds"].values()) / 60,
         "attacks": lengths(repo_root / "tests" / "hostile"),
