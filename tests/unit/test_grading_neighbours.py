@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlglot
+from sqlglot import exp
 
 from tests.shop_database import make_shop
 from text2sql_grpo.errors import DataError
@@ -51,6 +53,11 @@ WRONG = [
     ("SELECT name FROM city WHERE country = 'Italy'", "SELECT name FROM city WHERE country LIKE 'Ital%'"),
     ("SELECT DISTINCT country FROM city WHERE id < 3", "SELECT country FROM city WHERE id < 3"),
     ("SELECT max(age) FROM person", "SELECT age FROM person ORDER BY code DESC LIMIT 1"),
+    ("SELECT name FROM person ORDER BY age DESC LIMIT 1", "SELECT name FROM person WHERE age > 52"),
+    (
+        "SELECT name FROM person ORDER BY age DESC LIMIT 1",
+        "SELECT name FROM person WHERE age = (SELECT max(age) FROM person WHERE city = 2)",
+    ),
     (
         "SELECT name FROM city WHERE id NOT IN (SELECT city FROM person)",
         "SELECT name FROM city WHERE name = 'Paris'",
@@ -93,6 +100,25 @@ RIGHT = [
     (
         "SELECT code FROM person ORDER BY age DESC LIMIT 3",
         "/* oldest */ SELECT code FROM person ORDER BY age DESC LIMIT 3 -- three",
+    ),
+    # All rows of a tie that the LIMIT of the gold cuts through.
+    (
+        "SELECT name FROM person ORDER BY age DESC LIMIT 1",
+        "SELECT name FROM person WHERE age = (SELECT max(age) FROM person)",
+    ),
+    (
+        "SELECT name, code FROM person ORDER BY rating LIMIT 1",
+        "SELECT code, name FROM (SELECT *, rank() OVER (ORDER BY rating) AS r FROM person) WHERE r = 1",
+    ),
+    (
+        "SELECT name FROM person ORDER BY age DESC LIMIT 3",
+        "SELECT name FROM person AS p WHERE (SELECT count(*) FROM person WHERE age > p.age) < 3 "
+        "ORDER BY age DESC",
+    ),
+    (
+        "SELECT country FROM city GROUP BY country ORDER BY count(*) DESC LIMIT 1",
+        "WITH n AS (SELECT country, count(*) AS c FROM city GROUP BY country) "
+        "SELECT country FROM n WHERE c = (SELECT max(c) FROM n)",
     ),
     ("SELECT count(*) FROM person", "SELECT count(rating) FROM person"),  # never NULL here
     ("SELECT name FROM person WHERE age > 120", "SELECT name FROM person WHERE 0"),  # a CHECK forbids it
@@ -259,3 +285,44 @@ def test_several_processes_share_a_folder(shop: Path, tmp_path: Path) -> None:
 def _make(shop: Path, folder: Path, queue: "multiprocessing.Queue[list[str]]") -> None:
     with SQLExecutor() as executor:
         queue.put([str(path) for path in Neighbours(executor, folder).of(shop, GOLD)])
+
+
+def with_all_that_tie(gold: str) -> str | None:
+    """The gold `ORDER BY x LIMIT 1` as `x = (SELECT max(x) ..)`; None for a gold of another form."""
+    tree = sqlglot.parse_one(gold, dialect="sqlite")
+    order, limit = tree.args.get("order"), tree.args.get("limit")
+    is_read = isinstance(tree, exp.Select) and order and limit and limit.expression.name == "1"
+    if not is_read or len(order.expressions) > 1 or tree.args.get("distinct") or tree.args.get("having"):
+        return None
+    key, is_grouped = order.expressions[0].this, tree.args.get("group") is not None
+    if not isinstance(key, exp.Count if is_grouped else exp.Column):
+        return None
+    best = "MAX" if order.expressions[0].args.get("desc") else "MIN"
+    for part in ("order", "limit"):
+        tree.set(part, None)
+    if is_grouped:
+        inner = tree.copy().select(exp.alias_(key.copy(), "c"), append=False).sql("sqlite")
+        condition = f"{key.sql('sqlite')} = (SELECT {best}(c) FROM ({inner}))"
+        return tree.having(condition, dialect="sqlite").sql("sqlite")
+    inner = tree.copy().select(exp.func(best, key.copy()), append=False).sql("sqlite")
+    return tree.where(f"{key.sql('sqlite')} = ({inner})", dialect="sqlite").sql("sqlite")
+
+
+@pytest.mark.slow
+def test_no_neighbour_refuses_all_rows_of_a_tie(
+    shared_data: Path, executor: SQLExecutor, grader: Grader
+) -> None:
+    spider = shared_data / "spider"
+    golds = {
+        (row["db_id"], row["query"]): with_all_that_tie(row["query"])
+        for row in json.loads((spider / "dev.json").read_text("utf-8"))
+    }
+    judged = {
+        gold: grader.grade(spider / "database" / database / f"{database}.sqlite", gold, rewritten).reason
+        for (database, gold), rewritten in golds.items()
+        if rewritten is not None
+    }
+    assert len(judged) > 80
+    assert sum(reason == "equal" for reason in judged.values()) > 60  # some tie on their database
+    refused = [gold for gold, reason in judged.items() if reason == "neighbour"]
+    assert [gold for gold in refused if "LifeExpectancy" not in gold] == []  # a NULL comes before the minimum

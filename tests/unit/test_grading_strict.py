@@ -1,4 +1,5 @@
 import random
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -246,6 +247,27 @@ def test_a_large_ambiguous_result_is_paired_exactly(n_low: int, expected: str) -
     gold = days_with([low] * 500 + [middle] + [high] * 499)
     predicted = days_with([low] * n_low + [high] * (1000 - n_low))
     assert unordered(gold, predicted) == expected
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [
+        ([(9,), (7,), (8,)], "equal"),  # the whole tie, in any order
+        ([(9,), (7,)], "equal"),  # as many as the gold took
+        ([(7,), (9,), (8,)], "row_count"),  # not in the order of the groups
+        ([(9,), (7,), (6,)], "row_count"),
+        ([(9,)], "row_count"),
+        ([], "row_count"),
+    ],
+)
+def test_all_rows_of_a_tie_at_the_limit(predicted: list[tuple[int]], expected: str) -> None:
+    groups = [TieGroup(((9,),), 1), TieGroup(((7,), (8,)), 1)]
+    compare = partial(compare_strict, ok([(9,), (7,)], width=1), ok(predicted, width=1))
+    assert compare(ordered=True, ties=lambda: groups) == expected
+    exactly = expected if len(predicted) == 2 else "row_count"
+    assert compare(ordered=True, ties=lambda: groups, is_cut_loosely=False) == exactly
+    assert compare(ordered=True) == exactly
+    assert compare(ordered=False, ties=lambda: groups) == exactly
 
 
 @pytest.mark.parametrize(

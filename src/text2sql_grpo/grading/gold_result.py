@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 from text2sql_grpo.grading.large import compare_large
 from text2sql_grpo.grading.rows import TieGroup
@@ -39,7 +39,9 @@ class GoldResult:
         if self.outcome.is_truncated:
             self.is_usable = self.difference(self.outcome, sql) == "equal"
 
-    def difference(self, predicted: ExecutionOutcome, predicted_sql: str) -> Difference:
+    def difference(
+        self, predicted: ExecutionOutcome, predicted_sql: str, *, is_cut_loosely: bool = False
+    ) -> Difference:
         """Compare a prediction that ran by `compare_strict`, or by `compare_large` if both were cut."""
         if self.outcome.is_truncated and predicted.is_truncated:
             return compare_large(
@@ -50,14 +52,15 @@ class GoldResult:
                 ordered=self._is_ordered,
                 limits=self._limits,
             )
-        found = compare_strict(self.outcome, predicted, ordered=self._is_ordered, ties=lambda: self._ties)
+        compare = partial(compare_strict, ordered=self._is_ordered, is_cut_loosely=is_cut_loosely)
+        found = compare(self.outcome, predicted, ties=lambda: self._ties)
         if found not in ("values", "order") or self._dialect == "sqlite":
             return found
         # Dates and moments are values there, not texts: other types and forms of one moment are equal.
         known, shown = (o._replace(rows=_with_moments(o.rows)) for o in (self.outcome, predicted))
         if (known.rows, shown.rows) == (self.outcome.rows, predicted.rows):
             return found
-        return compare_strict(known, shown, ordered=self._is_ordered, ties=lambda: self._tied_moments)
+        return compare(known, shown, ties=lambda: self._tied_moments)
 
     @cached_property
     def _ties(self) -> tuple[TieGroup, ...] | None:

@@ -11,7 +11,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.grading.rows import TieGroup, rows_agree
-from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
 _QUALIFIER = re.compile(r"""["`\[]?\b[a-z_]\w*["`\]]?\.(?=[a-z_"`\[*])""", re.I)
 Difference = Literal["equal", "row_count", "columns", "order", "values", "truncated"]
@@ -54,6 +54,7 @@ def compare_strict(
     *,
     ordered: bool,
     ties: Callable[[], Sequence[TieGroup] | None] | None = None,
+    is_cut_loosely: bool = True,
 ) -> Difference:
     """`equal`, or the first difference between the results of two successful executions.
 
@@ -69,6 +70,8 @@ def compare_strict(
         ordered: True if the gold's order counts.
         ties: Returns the rows that the gold may return, in groups that tie, or None if unknown. Called
             only if the rows differ from the gold's. Without it the order must be exactly the gold's.
+        is_cut_loosely: True to accept all rows of a tie through which the gold's LIMIT cuts, too, as
+            `WHERE age = (SELECT max(age) ..)` returns them for `ORDER BY age DESC LIMIT 1`.
 
     Returns:
         `truncated` if rows of either were cut; `columns` if there are more or fewer; `row_count`;
@@ -83,14 +86,16 @@ def compare_strict(
         return "truncated"
     if len(gold.columns) != len(predicted.columns):
         return "columns"
-    if len(gold.rows) != len(predicted.rows):
-        return "row_count"
     if gold.rows == predicted.rows:
         return "equal"
     candidates = [predicted.rows]
     order = column_order(gold, predicted)
     if order is not None:
         candidates.append(tuple(tuple(row[index] for index in order) for row in predicted.rows))
+    if len(gold.rows) != len(predicted.rows):
+        may_be_whole = is_cut_loosely and ordered and len(gold.rows) < len(predicted.rows)
+        groups = ties() if may_be_whole and ties is not None else None
+        return "equal" if any(_are_whole(groups or (), rows) for rows in candidates) else "row_count"
     same_bags = [rows for rows in candidates if rows_agree([TieGroup(gold.rows, len(gold.rows))], rows)]
     if same_bags and not ordered:
         return "equal"
@@ -101,6 +106,13 @@ def compare_strict(
     if groups is not None and any(rows_agree(groups, rows) for rows in candidates):
         return "equal"
     return "order" if same_bags else "values"
+
+
+def _are_whole(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
+    """True if the rows are all those of each group."""
+    whole = [TieGroup(group.rows, len(group.rows)) for group in groups]
+    n_rows = sum(group.n_taken for group in whole)
+    return 0 < n_rows == len(rows) and rows_agree(whole, rows)
 
 
 def column_order(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> tuple[int, ...] | None:

@@ -155,7 +155,10 @@ class Grader:
             gold = self.gold_result(neighbour, gold_sql)
             if not gold.is_usable:  # it was when the neighbour was made: skip
                 continue
-            if not outcome.is_ok or gold.difference(outcome, predicted_sql) != "equal":
+            if not outcome.is_ok:
+                return "neighbour"
+            # Rows that tie at the gold's LIMIT are a chance of the neighbour: all of them are right too.
+            if gold.difference(outcome, predicted_sql, is_cut_loosely=True) != "equal":
                 return "neighbour"
         if neighbours and self.neighbours.refutes(self.refuter, database, gold_sql, predicted_sql):
             return "neighbour"
