@@ -10,10 +10,10 @@ import json
 import math
 import re
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -24,6 +24,35 @@ from text2sql_grpo.errors import ConfigError
 
 if TYPE_CHECKING:  # slow to import, and help does not read a config
     from pydantic import TypeAdapter
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Bound of a number, with its text for errors."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+Positive = Annotated[int, _Bound(">= 1", lambda number: number >= 1)]
+NotNegative = Annotated[int, _Bound(">= 0", lambda number: number >= 0)]
+AboveZero = Annotated[float, _Bound("> 0", lambda number: number > 0)]
+FiniteAboveZero = Annotated[float, _Bound("a number > 0", lambda number: 0 < number < math.inf)]
+Temperature = Annotated[float, _Bound("a number >= 0", lambda number: 0 <= number < math.inf)]
+Share = Annotated[float, _Bound("in [0, 1]", lambda number: 0 <= number <= 1)]
+AboveZeroShare = Annotated[float, _Bound("in (0, 1]", lambda number: 0 < number <= 1)]
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """Section whose numbers are checked against the bounds of their types; None passes."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            parts, value = (kind, *get_args(kind)), getattr(self, name)
+            for bound in [bound for part in parts for bound in getattr(part, "__metadata__", ())]:
+                if value is not None and not bound.holds(value):
+                    raise ValueError(f"{name} must be {bound.text}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +69,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class LoraSettings:
+class LoraSettings(_Bounded):
     """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
 
     Attributes:
@@ -49,13 +78,9 @@ class LoraSettings:
         target_modules: Names of the linear layers, or `all-linear`.
     """
 
-    r: int | None = None
-    lora_alpha: int | None = None
+    r: Positive | None = None
+    lora_alpha: Positive | None = None
     target_modules: str | list[str] | None = None
-
-    def __post_init__(self) -> None:
-        _at_least("r", self.r, 1)
-        _at_least("lora_alpha", self.lora_alpha, 1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +110,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(_Bounded):
     """Questions and databases.
 
     Attributes:
@@ -110,18 +135,17 @@ class DataConfig:
     dev: Path | None = None
     dev_databases: list[str] = field(default_factory=list)
     quarantine: Path | None = None
-    train_samples: int | None = None
-    test_samples: int | None = None
+    train_samples: Positive | None = None
+    test_samples: Positive | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train_samples", "test_samples"):
-            _at_least(name, getattr(self, name), 1)
+        super().__post_init__()
         if self.dev is not None and self.dev_databases:
             raise ValueError("dev and dev_databases exclude each other: set one of them")
 
 
 @dataclass(frozen=True)
-class SFTStop:
+class SFTStop(_Bounded):
     """Targets at which supervised fine-tuning ends early, checked at each scheduled evaluation.
 
     Attributes:
@@ -129,16 +153,12 @@ class SFTStop:
         pass_gap: pass@k minus pass@1, in [0, 1]: room for GRPO to gain; None for no target.
     """
 
-    accuracy: float | None = None
-    pass_gap: float | None = None
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            _share(f.name, getattr(self, f.name))
+    accuracy: Share | None = None
+    pass_gap: Share | None = None
 
 
 @dataclass(frozen=True)
-class SFTSettings:
+class SFTSettings(_Bounded):
     """Supervised fine-tuning (SFT) before GRPO or alone: from gold SQL, from collected chats, or from both.
 
     A gold is demonstrated in the environment itself: an exploratory query first, where the question has one,
@@ -170,35 +190,25 @@ class SFTSettings:
 
     questions: Path | None = None
     chats: Path | None = None
-    look_share: float = 1.0
-    check_share: float = 0.0
-    choice_weight: float = 1.0
-    epochs: float = 1.0
-    max_steps: int | None = None
-    batch_size: int = 16
-    group_size: int = 8
-    max_tokens: int = 4096
-    learning_rate: float | None = None
-    min_learning_rate_ratio: float = 0.1
-    warmup_ratio: float = 0.05
-    save_steps: int = 100
-    evaluate_every: int | None = None
+    look_share: Share = 1.0
+    check_share: Share = 0.0
+    choice_weight: FiniteAboveZero = 1.0
+    epochs: FiniteAboveZero = 1.0
+    max_steps: Positive | None = None
+    batch_size: Positive = 16
+    group_size: Positive = 8
+    max_tokens: Positive = 4096
+    learning_rate: FiniteAboveZero | None = None
+    min_learning_rate_ratio: Share = 0.1
+    warmup_ratio: Share = 0.05
+    save_steps: Positive = 100
+    evaluate_every: Positive | None = None
     stop: SFTStop | None = None
     adapter: Path | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "group_size", "max_tokens", "save_steps", "evaluate_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("look_share", "check_share", "min_learning_rate_ratio", "warmup_ratio"):
-            _share(name, getattr(self, name))
-        for name in ("choice_weight", "epochs", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a number > 0, got {value}")
-
 
 @dataclass(frozen=True)
-class GradingConfig:
+class GradingConfig(_Bounded):
     """Grading of answers, in training and evaluation.
 
     Attributes:
@@ -210,18 +220,18 @@ class GradingConfig:
             password: use PGPASSWORD or ~/.pgpass.
     """
 
-    neighbours: int = 4
+    neighbours: NotNegative = 4
     neighbour_url: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least("neighbours", self.neighbours, 0)
+        super().__post_init__()
         host = (self.neighbour_url or "").partition("://")[2].rpartition("@")[0]
         if ":" in host or "password=" in (self.neighbour_url or ""):
             raise ValueError("neighbour_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
 
 
 @dataclass(frozen=True)
-class MCPConfig:
+class MCPConfig(_Bounded):
     """MCP server that provides the model's tools; set one of `command` and `url`.
 
     `{name}` stands for the name of the question's database and `{database}` for its path; in a command, for
@@ -241,16 +251,14 @@ class MCPConfig:
     command: str | None = None
     url: str | None = None
     token_variable: str | None = None
-    timeout_s: float = 30.0
-    connections: int = 4
+    timeout_s: FiniteAboveZero = 30.0
+    connections: Positive = 4
     tools: list[str | dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.command is None) == (self.url is None):
             raise ValueError(f"set exactly one of command and url, got command={self.command} url={self.url}")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s must be a number > 0, got {self.timeout_s}")
-        _at_least("connections", self.connections, 1)
 
 
 @dataclass(frozen=True)
@@ -270,7 +278,7 @@ class EnvironmentConfig(EnvironmentSettings):
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(_Bounded):
     """Rollout of episodes, in training and evaluation.
 
     Attributes:
@@ -280,14 +288,11 @@ class RolloutConfig:
     """
 
     engine: Literal["auto", "slots", "generation"] = "auto"
-    max_slots: int | None = None
-
-    def __post_init__(self) -> None:
-        _at_least("max_slots", self.max_slots, 1)
+    max_slots: Positive | None = None
 
 
 @dataclass(frozen=True)
-class SelectionConfig:
+class SelectionConfig(_Bounded):
     """Selection of the training questions of a GRPO step (docs/selection.md).
 
     Attributes:
@@ -316,26 +321,19 @@ class SelectionConfig:
     level: list[Literal["family", "template", "database", "difficulty"]] = field(
         default_factory=lambda: ["family", "template", "database"]
     )
-    prior: float = 4.0
-    explore: float = 0.2
-    half_life: float | None = 8.0
+    prior: AboveZero = 4.0
+    explore: Share = 0.2
+    half_life: AboveZero | None = 8.0
     easy_by: Literal["measured", "difficulty"] = "measured"
-    all_after: float = 0.5
-    resample_flat: int = 0
-    max_share: float = 1.0
-    databases_per_batch: int | None = None
+    all_after: AboveZeroShare = 0.5
+    resample_flat: NotNegative = 0
+    max_share: AboveZeroShare = 1.0
+    databases_per_batch: Positive | None = None
     quarantine_suspects: bool = False
     strata: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("prior", "half_life", "all_after", "max_share"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-        for name in ("explore", "all_after", "max_share"):
-            _share(name, getattr(self, name))
-        _at_least("resample_flat", self.resample_flat, 0)
-        _at_least("databases_per_batch", self.databases_per_batch, 1)
+        super().__post_init__()
         if self.databases_per_batch is not None and self.databases_per_batch * self.max_share < 1 - 1e-9:
             raise ValueError(
                 f"max_share {self.max_share:g} needs more than {self.databases_per_batch} databases: raise "
@@ -349,7 +347,7 @@ class SelectionConfig:
 
 
 @dataclass(frozen=True)
-class StartConfig:
+class StartConfig(_Bounded):
     """Measurement of the policy before GRPO: sampled episodes on training questions.
 
     Attributes:
@@ -364,25 +362,22 @@ class StartConfig:
     """
 
     look_share: tuple[float, float] | None = None
-    margin: float = 0.05
-    rounds: int = 3
-    round_steps: int = 20
-    questions: int = 32
-    samples: int = 4
+    margin: Share = 0.05
+    rounds: NotNegative = 3
+    round_steps: Positive = 20
+    questions: Positive = 32
+    samples: Positive = 4
 
     def __post_init__(self) -> None:
-        for name, low in (("rounds", 0), ("round_steps", 1), ("questions", 1), ("samples", 1)):
-            _at_least(name, getattr(self, name), low)
+        super().__post_init__()
         if self.look_share is not None and not 0 <= self.look_share[0] < self.look_share[1] <= 1:
             raise ValueError(
                 f"look_share must be two shares, the lower one first, got {list(self.look_share)}"
             )
-        if not 0 <= self.margin <= 1:
-            raise ValueError(f"margin must be in [0, 1], got {self.margin}")
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(_Bounded):
     """Evaluation on held-out sets.
 
     Attributes:
@@ -398,28 +393,23 @@ class EvaluationConfig:
         keep: Weights to merge: those of the `last` step, or of the `best` scheduled one.
     """
 
-    temperature: float = 0.0
-    batch_size: int = 64
+    temperature: Temperature = 0.0
+    batch_size: Positive = 64
     before_training: bool = True
     bf16: bool | None = None
-    merge_samples: int = 16
-    every: int | None = None
-    schedule_samples: int = 40
+    merge_samples: NotNegative = 16
+    every: Positive | None = None
+    schedule_samples: Positive = 40
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        _at_least("every", self.every, 1)
-        _at_least("schedule_samples", self.schedule_samples, 1)
+        super().__post_init__()
         if self.keep == "best" and self.every is None:
             raise ValueError("keep best needs every: set the number of steps between evaluations")
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("merge_samples", self.merge_samples, 0)
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be a number >= 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)
-class AlertsConfig:
+class AlertsConfig(_Bounded):
     """When to alert on a failing run; the means are over the last `window` logged steps.
 
     Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None is no limit.
@@ -438,20 +428,13 @@ class AlertsConfig:
     """
 
     webhook: str | None = None
-    window: int = 10
+    window: Positive = 10
     min_reward: float | None = None
     min_entropy: float | None = 0.01
     max_kl: float | None = 10.0
-    max_dead_groups: float | None = 0.95
-    max_hack_rate: float | None = 0.2
-    stalled_s: float | None = 1800.0
-
-    def __post_init__(self) -> None:
-        _at_least("window", self.window, 1)
-        for name in ("max_dead_groups", "max_hack_rate"):
-            _share(name, getattr(self, name))
-        if self.stalled_s is not None and not self.stalled_s > 0:
-            raise ValueError(f"stalled_s must be > 0, got {self.stalled_s}")
+    max_dead_groups: Share | None = 0.95
+    max_hack_rate: Share | None = 0.2
+    stalled_s: AboveZero | None = 1800.0
 
 
 @dataclass(frozen=True)
@@ -484,7 +467,9 @@ class Config:
     def __post_init__(self) -> None:
         environment = self.environment
         for name in ("max_turns", "max_turn_tokens", "max_episode_tokens", "max_schema_tokens"):
-            _at_least(f"environment.{name}", getattr(environment, name), 1)
+            number = getattr(environment, name)
+            if number is not None and number < 1:
+                raise ValueError(f"environment.{name} must be >= 1, got {number}")
         for name, section in (("observation", environment.observation), ("limits", environment.limits)):
             for f in dataclasses.fields(section):
                 if not getattr(section, f.name) > 0:
@@ -517,16 +502,6 @@ class Config:
 _GAE_MAX_TURNS = (
     14  # of more turns, a wrong episode could be credited above a right one: see `advantages.gae`
 )
-
-
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise ValueError(f"{name} must be >= {low}, got {value}")
-
-
-def _share(name: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
 
 
 @dataclass(frozen=True)
