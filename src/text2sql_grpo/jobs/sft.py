@@ -90,7 +90,7 @@ def sft(
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
             console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
             return INTERRUPTED
-    trained = _save(trainer, policy, out)
+    trained = save_trained(trainer, policy, out)
     if ranks.is_main():
         base = None if config.model.lora is None else policy.folder
         console.print(str(merge_adapter(trained, out / "merged", base=base)), soft_wrap=True)
@@ -282,7 +282,7 @@ def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console
     policy = base_policy(bench.config)
     trainer = stage_trainer(bench, policy, work, arguments, console)
     _train(trainer, work, checkpoint, console)
-    _save(trainer, policy, work)
+    save_trained(trainer, policy, work)
     if ranks.is_main():
         for path in saved_checkpoints(work):
             shutil.rmtree(path)
@@ -358,7 +358,8 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
             console.print(f"SFT met its target: {callback.reached}", soft_wrap=True)
 
 
-def _save(trainer: SFTStageTrainer, policy: LoadedPolicy, folder: Path) -> Path:
+def save_trained(trainer: Trainer, policy: LoadedPolicy, folder: Path) -> Path:
+    """Save the trained `adapter` or `model` into a folder, with the tokenizer; returns its path."""
     trained = folder / ("adapter" if isinstance(trainer.model, PeftModel) else "model")
     trainer.save_model(str(trained))
     if ranks.is_main():

@@ -31,7 +31,7 @@ from text2sql_grpo.jobs.run_folder import (
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
-from text2sql_grpo.jobs.sft import INTERRUPTED, stage_folder, started_policy, train_on
+from text2sql_grpo.jobs.sft import INTERRUPTED, save_trained, stage_folder, started_policy, train_on
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
@@ -97,9 +97,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
-    check_fills_a_batch(questions, arguments)
-    check_selection(questions, config)
-    check_neighbours(questions, bench)
+    check_questions(questions, bench, arguments)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
@@ -224,8 +222,14 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     )
 
 
-def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) -> None:
-    """Fail if the questions do not fill one generation batch: TRL drops a batch that is not full."""
+def check_questions(questions: Sequence[Example], bench: Workbench, arguments: SQLGRPOConfig) -> None:
+    """Fail if the questions do not suit the sections `grpo`, `selection` and `grading`.
+
+    Raises:
+        DataError: They do not fill one generation batch, and TRL drops a batch that is not full; or see
+            `training.selection.Selection`.
+        ConfigError: Neighbours are asked for, and none of a question's database can be made on this machine.
+    """
     needed = arguments.generation_batch_size // arguments.num_generations
     if len(questions) < needed:
         raise DataError(
@@ -233,14 +237,8 @@ def check_fills_a_batch(questions: Sequence[Example], arguments: SQLGRPOConfig) 
             f"{arguments.num_generations} of each), got {len(questions)} (data.train): "
             "lower grpo.per_device_train_batch_size"
         )
-
-
-def check_neighbours(questions: Sequence[Example], bench: Workbench) -> None:
-    """Fail if `grading.neighbours` asks for neighbours that cannot be made.
-
-    Raises:
-        ConfigError: None of a question's database can be made on this machine.
-    """
+    if bench.config.selection != SelectionConfig():
+        Selection(questions, bench.config.selection, batch_size=1, num_generations=1, seed=0)
     neighbours = bench.grader.neighbours
     if neighbours is None:
         return
@@ -254,16 +252,6 @@ def check_neighbours(questions: Sequence[Example], bench: Workbench) -> None:
                     "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
                     "answer that is right by accident is then paid like a right one"
                 ) from error
-
-
-def check_selection(questions: Sequence[Example], config: Config) -> None:
-    """Fail if the section `selection` does not suit the questions.
-
-    Raises:
-        DataError: See `training.selection.Selection`.
-    """
-    if config.selection != SelectionConfig():
-        Selection(questions, config.selection, batch_size=1, num_generations=1, seed=0)
 
 
 def grpo_trainer(
@@ -307,14 +295,12 @@ def grpo_trainer(
 
 def _save_and_merge(run: Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> Path:
     """Save the trained adapter or model, and merge it."""
-    config = run.config
-    trained = run.folder / ("model" if config.model.lora is None else "adapter")
-    trainer.save_model(str(trained))
+    trained = save_trained(trainer, policy, run.folder)
     unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
     merged = run.folder / "merged"
     if ranks.is_main():
-        policy.tokenizer.save_pretrained(trained)
-        report = merge_adapter(trained, merged, base=None if config.model.lora is None else policy.folder)
+        base = None if run.config.model.lora is None else policy.folder
+        report = merge_adapter(trained, merged, base=base)
         run.console.print(str(report), soft_wrap=True)
     ranks.barrier()
     return merged
