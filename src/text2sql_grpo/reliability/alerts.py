@@ -6,7 +6,6 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from dataclasses import dataclass
 from http.client import HTTPException
 from queue import SimpleQueue
 from typing import Any
@@ -22,24 +21,13 @@ from text2sql_grpo.errors import ConfigError
 _PATIENCE_S = 10.0  # for the receiver of an alert
 
 
-@dataclass(frozen=True)
-class _Limit:
-    """Limit of the mean of a metric; a minimum or a maximum by the prefix of its field."""
-
-    field: str
-    metric: str
-    what: str
-
-    def is_passed(self, mean: float, limit: float) -> bool:
-        return mean < limit if self.field.startswith("min_") else mean > limit
-
-
+# Field of `AlertsConfig` that limits a metric's mean, the metric, and the alert.
 _LIMITS = (
-    _Limit("min_reward", "reward", "the reward has collapsed"),
-    _Limit("min_entropy", "entropy", "the policy has become certain of every token"),
-    _Limit("max_kl", "kl", "the policy has left its reference"),
-    _Limit("max_dead_groups", "group/no_spread", "nearly all groups have zero variance"),
-    _Limit("max_hack_rate", "hack/rate", "answers win the reward by other means than being right"),
+    ("min_reward", "reward", "the reward has collapsed"),
+    ("min_entropy", "entropy", "the policy has become certain of every token"),
+    ("max_kl", "kl", "the policy has left its reference"),
+    ("max_dead_groups", "group/no_spread", "nearly all groups have zero variance"),
+    ("max_hack_rate", "hack/rate", "answers win the reward by other means than being right"),
 )
 
 
@@ -86,18 +74,19 @@ class Alerts(TrainerCallback):
         """Compare each metric with its limit."""
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
-        for limit in _LIMITS:
-            value, bound = logs.get(limit.metric), getattr(self._settings, limit.field)
+        for field, metric, what in _LIMITS:
+            value, bound = logs.get(metric), getattr(self._settings, field)
             if bound is None or value is None or value != value:
                 continue
-            recent = self._recent.setdefault(limit.field, deque(maxlen=self._settings.window))
+            recent = self._recent.setdefault(field, deque(maxlen=self._settings.window))
             recent.append(value)
             mean = sum(recent) / len(recent)
-            if not limit.is_passed(mean, bound):
-                self._active.discard(limit.field)
+            is_passed = mean < bound if field.startswith("min_") else mean > bound
+            if not is_passed:
+                self._active.discard(field)
             elif len(recent) == recent.maxlen:
-                facts = f"mean {limit.metric} of the last {len(recent)} logged steps is {mean:.4g}"
-                self._alert(limit.field, f"{limit.what}: {facts}, alerts.{limit.field} is {bound:g}")
+                facts = f"mean {metric} of the last {len(recent)} logged steps is {mean:.4g}"
+                self._alert(field, f"{what}: {facts}, alerts.{field} is {bound:g}")
 
     def close(self) -> None:
         """Stop the clock, and wait a few seconds for alerts that are being sent."""
