@@ -1,15 +1,14 @@
 """Sessions played by a model behind an OpenAI-compatible endpoint: vLLM, llama.cpp, MLX's server."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import openai
 
 from text2sql_grpo.contrib.tool_calls import reply_messages, turn_text
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import RunError
 
 # Errors that a retry cannot fix.
@@ -24,49 +23,43 @@ class RequestRefused(EndpointFailure):
     """The endpoint refused this request, such as a chat longer than its context; others may succeed."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters of a request; not every server supports `seed`."""
-
-    model: str
-    temperature: float
-    seed: int
-
-
 def play(
-    session: SQLSession,
+    example: Example,
+    environment: SQLEnvironment,
     client: openai.OpenAI,
-    sampling: Sampling,
-    settings: EnvironmentSettings,
-    tools: Sequence[dict[str, Any]],
+    *,
+    model: str,
+    temperature: float,
+    seed: int,
 ) -> Episode:
-    """Play a session to its end; token limits hold as far as the endpoint counts tokens.
+    """Play a question to its end; token limits hold as far as the endpoint counts tokens.
 
     Args:
         client: Client with its own retries after failures of connections and servers.
-        tools: JSON schemas, sent with the native protocol.
+        seed: Random seed of sampling; not every server supports it.
 
     Raises:
         EndpointFailure: The endpoint failed for good; there is no episode.
         RunError: The endpoint refused the key, the model or the address.
     """
+    session, settings = environment.session(example), environment.settings
     episode = session.episode
     messages: list[Any] = list(session.start())
-    offered: Any = list(tools) if settings.protocol == "native" else openai.omit
+    offered: Any = environment.tools if settings.protocol == "native" else openai.omit
     prompt_tokens, written = None, 0
     while True:
         left = settings.max_episode_tokens - written
         try:
             completion = client.chat.completions.create(
-                model=sampling.model,
+                model=model,
                 messages=messages,
-                temperature=sampling.temperature,
-                seed=sampling.seed,
+                temperature=temperature,
+                seed=seed,
                 max_tokens=max(1, min(settings.max_turn_tokens, left)),
                 tools=offered,
             )
         except _REFUSALS as error:
-            raise RunError(f"the endpoint refused {sampling.model}: {error}") from error
+            raise RunError(f"the endpoint refused {model}: {error}") from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise RequestRefused(f"{type(error).__name__}: {error}") from error
         except (openai.OpenAIError, json.JSONDecodeError) as error:

@@ -190,7 +190,6 @@ def _play_served(
         import openai
 
         from text2sql_grpo.contrib import chat_endpoint
-    environment = bench.environment
     client = openai.OpenAI(
         base_url=source.base_url,
         api_key=os.environ.get(source.key_variable) or "none",
@@ -199,9 +198,14 @@ def _play_served(
     )
 
     def play(sample: _Sample) -> Episode:
-        asked = chat_endpoint.Sampling(source.model, temperature, seed=seed + sample.number)
-        session = environment.session(sample.example)
-        episode = chat_endpoint.play(session, client, asked, environment.settings, environment.tools)
+        episode = chat_endpoint.play(
+            sample.example,
+            bench.environment,
+            client,
+            model=source.model,
+            temperature=temperature,
+            seed=seed + sample.number,
+        )
         if episode.stop_reason == "error":
             raise chat_endpoint.EndpointFailure(f"the MCP server died (question {episode.example.id})")
         return episode
