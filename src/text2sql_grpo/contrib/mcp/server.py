@@ -112,9 +112,10 @@ def make_server(
     async def list_tables() -> Annotated[CallToolResult, TableList]:
         """List the tables and views of the database."""
         try:
-            names = _table_names(await asyncio.to_thread(read_schema, database))
+            schema = await asyncio.to_thread(read_schema, database)
         except DataError as error:
             return _failure(error, TableList)
+        names = [relation_sql(relation, schema.dialect) for relation in schema.relations]
         return _answer("\n".join(names) or "(no tables)", TableList(tables=names))
 
     @server.tool(annotations=_READ_ONLY)
@@ -333,10 +334,6 @@ def _json_cell(cell: Any) -> Any:
     if isinstance(cell, str):
         return cell.encode("utf-8", "replace").decode()
     return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
-
-
-def _table_names(schema: Schema) -> list[str]:
-    return [relation_sql(relation, schema.dialect) for relation in schema.relations]
 
 
 def _described(schema: Schema, table: str) -> str:
