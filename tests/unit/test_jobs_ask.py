@@ -13,11 +13,11 @@ from rich.console import Console
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_model, write_tokenizer
 from text2sql_grpo.commands import main
-from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.jobs.ask import Asked, answer_question, show
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.sql.schema import read_schema
 
 QUESTION = "How many staff has [bold]Lisbon[/bold]?"
 LOOK, FINAL = "SELECT code, city FROM branch", "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -34,16 +34,9 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def asked(database: Path, turns: list[str], **settings: Any) -> Asked:
     chat = ChatFormat(write_tokenizer(database.parent / "tokenizer"))
     with SQLExecutor() as executor:
-        return answer_question(
-            QUESTION,
-            database,
-            schema=read_schema(database),
-            policy=ScriptedPolicy(chat, {QUESTION: turns}),
-            chat=chat,
-            settings=EnvironmentSettings(**settings),
-            executor=executor,
-            context_tokens=20_000,
-        )
+        environment = SQLEnvironment(Databases(database), executor, EnvironmentSettings(**settings))
+        policy = ScriptedPolicy(chat, {QUESTION: turns})
+        return answer_question(QUESTION, environment, policy, chat, context_tokens=20_000)
 
 
 def printed(answer: Asked) -> str:

@@ -1,7 +1,7 @@
 """Answer of a model to one question over one database, in the environment of its training."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -11,24 +11,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.config import Config, EnvironmentConfig, RolloutConfig, load_config
-from text2sql_grpo.data.databases import open_address
+from text2sql_grpo.data.databases import Databases, open_address
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.observation import cell_text
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
-from text2sql_grpo.environment.tools import ExecutorBackend
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs.evaluate import formatted
 from text2sql_grpo.jobs.setup import chat_format
-from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy
 from text2sql_grpo.run_folder import find_config
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
-from text2sql_grpo.sql.address import Database
-from text2sql_grpo.sql.schema import Schema, read_schema, schema_text
 
 _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 
@@ -88,30 +84,20 @@ def ask(
     if not question.strip():
         raise DataError("the question is empty: put it in quotes after `ask`")
     name, address = open_address(database)
-    schema = replace(read_schema(address), name=name)  # before the model is loaded, which takes longer
     found = find_config(model)
     config = config or (load_config(found) if found else None)
-    environment = config.environment if config else EnvironmentConfig()
-    rollout = config.rollout if config else RolloutConfig()
-    settings = environment.settings()
-
-    policy = load_policy(model)
-    if not getattr(policy.model, "is_quantized", False):  # a quantised model is on its device already
-        policy.model.to(device_type())
-    policy.model.eval()
+    settings = (config.environment if config else EnvironmentConfig()).settings()
+    engine = (config.rollout if config else RolloutConfig()).engine
     options = config.grpo.get("chat_template_kwargs") if config else None
-    chat = chat_format(policy.tokenizer, policy.model, settings, template_options=options)
     with SQLExecutor(settings.limits) as executor:
-        asked = answer_question(
-            question,
-            address,
-            schema=schema,
-            policy=model_policy(policy.model, chat, engine=rollout.engine),
-            chat=chat,
-            settings=settings,
-            executor=executor,
-            context_tokens=context_length(policy.model),
-        )
+        environment = SQLEnvironment(Databases({name: address}), executor, settings)
+        environment.schema_text(name)  # may fail, before the model is loaded, which takes longer
+        policy = load_policy(model)
+        chat = chat_format(policy.tokenizer, policy.ready(), settings, template_options=options)
+        environment.count_tokens_by(chat.count_tokens)
+        sampler = model_policy(policy.model, chat, engine=engine)
+        limit = context_length(policy.model)
+        asked = answer_question(question, environment, sampler, chat, context_tokens=limit)
     if as_json:
         print(json.dumps({"model": model, "database": str(address), **asked.record()}))
     else:
@@ -121,33 +107,21 @@ def ask(
 
 def answer_question(
     question: str,
-    database: Database,
-    *,
-    schema: Schema,
+    environment: SQLEnvironment,
     policy: Policy | SlotPolicy,
     chat: ChatFormat,
-    settings: EnvironmentSettings,
-    executor: SQLExecutor,
+    *,
     context_tokens: int,
 ) -> Asked:
-    """Play one session as in training, and execute its final query."""
-    text = schema_text(
-        schema,
-        settings.schema_text,
-        max_tokens=settings.max_schema_tokens,
-        count_tokens=chat.count_tokens,
-    )
-    session = SQLSession(
-        Example(id="question", database=schema.name, question=question, gold_sql=""),
-        schema_text=text,
-        backend=ExecutorBackend(executor, database, settings.limits, settings.observation),
-        settings=settings,
-    )
+    """Play one session on an environment's only database as in training, and execute its final query."""
+    (name,), settings = environment.databases.names(), environment.settings
+    session = environment.session(Example(id="question", database=name, question=question, gold_sql=""))
     budgets = Budgets(settings.max_turn_tokens, settings.max_episode_tokens, context_tokens)
     (episode,) = run([session], policy, chat, budgets)
     if episode.final_sql is None:
         return Asked(episode, None)
-    return Asked(episode, executor.execute(database, episode.final_sql))
+    result = environment.executor.execute(environment.databases.address(name), episode.final_sql)
+    return Asked(episode, result)
 
 
 def show(asked: Asked, console: Console) -> None:

@@ -20,7 +20,7 @@ from text2sql_grpo.errors import RunError, needs_extra
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.hardware import choose_threads
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
@@ -144,7 +144,7 @@ def _play_local(
 ) -> list[str]:
     choose_threads(console)
     loaded = load_policy(source)
-    model = loaded.model.to(device_type()).eval()
+    model = loaded.ready()
     chat = bench.chat(loaded.tokenizer, model)
     policy = bench.policy(model, chat, temperature=temperature)
     # A resumed call must not sample with the seed of the first one.

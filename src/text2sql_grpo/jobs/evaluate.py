@@ -27,7 +27,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.hardware import choose_threads
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.training.demonstrations import action_text
@@ -215,10 +215,7 @@ def answer_all(
         seed: Random seed of sampling.
         force_look: Give the first turn of each episode: the exploratory query of a demonstration.
     """
-    model = policy.model
-    if not getattr(model, "is_quantized", False):  # a quantised model is on its device already
-        model.to(device_type())
-    model.eval()
+    model = policy.ready()
     chat = bench.chat(policy.tokenizer, model)
     sampler = bench.policy(model, chat, temperature=temperature)
     set_seed(seed)

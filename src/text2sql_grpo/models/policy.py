@@ -44,6 +44,12 @@ class LoadedPolicy:
     tokenizer: PreTrainedTokenizerBase
     folder: str
 
+    def ready(self) -> PreTrainedModel:
+        """The model on the device of the run, in evaluation mode."""
+        if not getattr(self.model, "is_quantized", False):  # a quantised model is on its device already
+            self.model.to(device_type())
+        return self.model.eval()
+
 
 def load_policy(
     path: str,
