@@ -72,3 +72,8 @@ class Episode(Rollout):
     max_turns: int = 1
     max_tokens: int | None = None
     final_sql: str | None = None
+
+    @property
+    def looks(self) -> int:
+        """Number of exploratory tool calls."""
+        return sum(action.kind in ("run_sql", "call_tool") for action in self.actions)

@@ -93,7 +93,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
-        "looks_per_question": round(_looks(answers) / max(1, len(answers)), 4),
+        "looks_per_question": round(sum(a.episode.looks for a in answers) / max(1, len(answers)), 4),
         "reasons": _counted(answer.verdict.reason for answer in answers),
         "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
     }
@@ -119,10 +119,6 @@ def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[st
     for answer in answers:
         groups[key(answer)].append(answer)
     return {name: _both(groups[name]) for name in sorted(groups)}
-
-
-def _looks(answers: Sequence[Answer]) -> int:
-    return sum(action.kind == "run_sql" for answer in answers for action in answer.episode.actions)
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:

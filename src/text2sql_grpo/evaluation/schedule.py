@@ -92,10 +92,7 @@ def schedule_record(answers: Sequence[Answer], step: int) -> dict[str, Any]:
 
 
 def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
-    looked = sum(
-        any(action.kind in ("run_sql", "call_tool") for action in answer.episode.actions)
-        for answer in answers
-    )
+    looked = sum(answer.episode.looks > 0 for answer in answers)
     return {"accuracy": accuracy(answers).record(), "look_share": round(looked / max(1, len(answers)), 6)}
 
 

@@ -87,8 +87,7 @@ def start_figures(answers: Mapping[str, Sequence[Answer]]) -> dict[str, StartFig
 def _figures(answers: Sequence[Answer]) -> StartFigures:
     looked, right = defaultdict(list), defaultdict(list)
     for answer in answers:
-        kinds = {action.kind for action in answer.episode.actions}
-        looked[answer.example.id].append(bool(kinds & {"run_sql", "call_tool"}))
+        looked[answer.example.id].append(answer.episode.looks > 0)
         right[answer.example.id].append(answer.verdict.strict)
     samples = len(answers) // len(looked)
     shares = [mean(each) for each in looked.values()]

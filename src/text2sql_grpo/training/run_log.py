@@ -64,7 +64,7 @@ def episode_metrics(
         **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
         "grading/uncovered": float(bool(verdict.uncovered)),
         "episode/turns": float(len(kinds)),
-        "episode/looks": float(kinds.count("run_sql") + kinds.count("call_tool")),
+        "episode/looks": float(episode.looks),
         "episode/malformed": float(kinds.count("malformed")),
         "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
         **{f"turn/{name}": sum(values) for name, values in turn_scores.items()},

@@ -112,9 +112,8 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
         """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
         answer = await asyncio.to_thread(self._judged, trace, runs_published=True)
-        looks = sum(action.kind == "run_sql" for action in answer.episode.actions)
-        own = {"strict": answer.verdict.strict, "official": answer.verdict.official, "looks": looks}
-        return own | vars(answer.official)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
+        return own | {"looks": answer.episode.looks} | vars(answer.official)
 
     def _check_golds(self) -> None:
         example, bench = self.data.example, self.config.bench()
