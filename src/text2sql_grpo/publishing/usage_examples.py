@@ -1,20 +1,21 @@
 """Usage examples for a model card: the prompt of its run, in transformers, vLLM and clients."""
 
 import dataclasses
-import sqlite3
-import tempfile
 from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
 from pprint import pformat
 from typing import Any
 
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.sql.schema import read_schema, schema_text
+from text2sql_grpo.sql.schema import Column, Schema, Table, schema_text
 
 _QUESTION = "How many cities are there?"
+_COLUMNS = (
+    Column("name", "TEXT", is_nullable=True, is_primary_key=False),
+    Column("people", "INTEGER", is_nullable=True, is_primary_key=False),
+)
+_WORLD = Schema((Table("city", _COLUMNS, foreign_keys=(), n_rows=0),), name="world")
 
 _TRANSFORMERS = """\
 ```python
@@ -55,7 +56,6 @@ def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | Non
         settings: Section `environment` of the run's config; missing fields have their defaults.
         repo_id: Hub id, or a folder.
         base: Hub id or folder of the adapter's base.
-        is_adapter: whether `repo_id` is a LoRA adapter instead of a whole model.
     """
     names = {field.name for field in dataclasses.fields(EnvironmentSettings)} - {"observation", "limits"}
     known = EnvironmentSettings(**{name: settings[name] for name in names if name in settings})
@@ -97,13 +97,8 @@ def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | Non
 
 def _messages(settings: EnvironmentSettings) -> list[dict[str, str]]:
     """Prompt of a small question in the run's format."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "world.sqlite"
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("CREATE TABLE city (name TEXT, people INTEGER)")
-            connection.commit()
-        schema = schema_text(dataclasses.replace(read_schema(path), name="world"), settings.schema_text)
-    messages = [{"role": "user", "content": user_text(_QUESTION, schema)}]
+    prompt = user_text(_QUESTION, schema_text(_WORLD, settings.schema_text))
+    messages = [{"role": "user", "content": prompt}]
     if settings.instructions:
         system = system_text(settings.protocol, settings.max_turns)
         messages.insert(0, {"role": "system", "content": system})
