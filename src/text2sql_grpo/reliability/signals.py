@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -15,22 +15,27 @@ from text2sql_grpo.reliability.ranks import any_rank, is_distributed
 _ECHO_S = 3.0  # a launcher forwards Ctrl-C to its processes, which the terminal has sent to them too
 
 
-@contextmanager
-def stop_on_sigterm() -> Iterator[None]:
+def stop_on_sigterm() -> AbstractContextManager[None]:
     """Treat SIGTERM, by which schedulers end a program, as Ctrl-C. No effect outside the main thread."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    return _handling(interrupt, signal.SIGTERM)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals inside the context. No effect outside the main thread."""
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:
-        yield
-        return
+        before = {}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class StopOnInterrupt(TrainerCallback):
@@ -45,18 +50,9 @@ class StopOnInterrupt(TrainerCallback):
         self._noted = 0.0
         self._console = console
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Handle SIGINT and SIGTERM inside the context. No effect outside the main thread."""
-        try:
-            before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return _handling(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.is_stopping:
