@@ -269,7 +269,7 @@ def test_the_settings_of_every_config_go_together(path: Path, monkeypatch: pytes
     monkeypatch.chdir(ROOT)
     comment = path.read_text("utf-8")
     launch = next((one for one in LAUNCHES if one.name in comment), None)
-    sharding = read_launch(launch).sharding
+    sharding = read_launch(launch)
 
     arguments = run_arguments(load_config(path))
 
@@ -280,7 +280,7 @@ def test_every_accelerate_config_is_read_by_accelerate_and_by_us(tmp_path: Path)
     sharding = {}
     for path in LAUNCHES:
         accelerate = load_config_from_file(str(path))
-        sharding[path.stem] = read_launch(path).sharding
+        sharding[path.stem] = read_launch(path)
         assert accelerate.num_processes == sharding[path.stem].processes
     assert sharding == {
         "single": Sharding(1),

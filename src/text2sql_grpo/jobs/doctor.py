@@ -13,7 +13,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.jobs import doctor_checks, doctor_model
-from text2sql_grpo.jobs.doctor_checks import Finding, Launch, guarded
+from text2sql_grpo.jobs.doctor_checks import Finding, guarded
 from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import base_policy
@@ -22,7 +22,7 @@ from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.policy import resolved
 from text2sql_grpo.models.sources import readable_folder
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.memory import MemoryEstimate
+from text2sql_grpo.training.memory import MemoryEstimate, Sharding
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 
@@ -64,15 +64,15 @@ def _show(finding: Finding, console: Console) -> None:
 
 def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterator[Finding]:
     yield doctor_checks.versions()
-    yield from guarded("device", iter([doctor_checks.device()]))
+    yield from guarded("device", doctor_checks.device())
     try:
-        launch = doctor_checks.read_launch(launch_file)
+        sharding = doctor_checks.read_launch(launch_file)
         config = dataclasses.replace(config, model=resolved(config.model, device_type()))
         arguments = run_arguments(config)
     except RunError as error:
         yield Finding("settings", "problem", str(error))
         return
-    yield doctor_checks.settings(config, arguments, launch)
+    yield doctor_checks.settings(config, arguments, sharding)
     yield doctor_checks.tokens(arguments)
     yield doctor_checks.trackers(config)
     yield from guarded("databases", doctor_checks.databases(config))
@@ -90,14 +90,14 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         return
     sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
     yield Finding("data", "ok", f"{len(questions)} questions for training; held out: {sets or 'none'}")
-    yield from guarded("model", _with_model(bench, arguments, questions, launch, dry_run))
+    yield from guarded("model", _with_model(bench, arguments, questions, sharding, dry_run))
 
 
 def _with_model(
     bench: Workbench,
     arguments: SQLGRPOConfig,
     questions: Sequence[Example],
-    launch: Launch,
+    sharding: Sharding,
     dry_run: bool,
 ) -> Iterator[Finding]:
     path = bench.config.model.path
@@ -121,21 +121,21 @@ def _with_model(
         yield Finding("chat template", "problem", str(error))
         return
     yield doctor_model.chat_template(bench, chat, questions)
-    steps, episodes_per_step = _size_of_run(arguments, questions, launch)
+    steps, episodes_per_step = _size_of_run(arguments, len(questions), sharding.processes)
     context = doctor_model.context(bench, chat, questions, model)
     yield context
     longest = context.facts["longest_prompt"]
     estimate = doctor_model.memory_of(
-        config, arguments, model, launch, prompt_tokens=longest, episodes_per_step=episodes_per_step
+        config, arguments, model, sharding, prompt_tokens=longest, episodes_per_step=episodes_per_step
     )
-    fits = doctor_model.memory(estimate, launch)
+    fits = doctor_model.memory(estimate, sharding.processes)
     yield fits
     yield doctor_checks.disk(config, _disk_needed(estimate, arguments))
     reasons = {
         "--no-dry-run was given": not dry_run,
         "the model would not fit": fits.status == "problem",
         "vLLM needs the whole run around it": arguments.use_vllm,
-        "its weights are sharded": launch.sharding.stage == 3,
+        "its weights are sharded": sharding.stage == 3,
     }
     holding = [reason for reason, holds in reasons.items() if holds]
     if holding:
@@ -151,16 +151,12 @@ def _with_model(
     )
 
 
-def _size_of_run(arguments: SQLGRPOConfig, questions: Sequence[Example], launch: Launch) -> tuple[int, int]:
+def _size_of_run(arguments: SQLGRPOConfig, n_questions: int, processes: int) -> tuple[int, int]:
     """Number of optimiser steps, and of episodes per step."""
-    episodes = (
-        arguments.per_device_train_batch_size
-        * arguments.gradient_accumulation_steps
-        * launch.sharding.processes
-    )
+    episodes = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * processes
     if arguments.max_steps > 0:
         return arguments.max_steps, episodes
-    all_episodes = len(questions) * arguments.num_generations * arguments.num_iterations
+    all_episodes = n_questions * arguments.num_generations * arguments.num_iterations
     return max(1, round(all_episodes * arguments.num_train_epochs / episodes)), episodes
 
 

@@ -53,26 +53,14 @@ class Finding:
     shown: Text | None = None
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Launch of a run by accelerate.
-
-    Attributes:
-        file: Accelerate config; None for one process.
-    """
-
-    file: Path | None = None
-    sharding: Sharding = field(default_factory=Sharding)
-
-
-def read_launch(file: Path | None) -> Launch:
-    """Read an accelerate config.
+def read_launch(file: Path | None) -> Sharding:
+    """Processes and sharding of a launch by an accelerate config; of one process for None.
 
     Raises:
         ConfigError: The file does not exist, or is not accelerate's.
     """
     if file is None:
-        return Launch()
+        return Sharding()
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         processes = int(tree["num_processes"])
@@ -81,14 +69,11 @@ def read_launch(file: Path | None) -> Launch:
         raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
     deepspeed = tree.get("deepspeed_config") or {}
     stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
-    return Launch(
-        file,
-        Sharding(
-            processes,
-            stage,
-            offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
-            offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
-        ),
+    return Sharding(
+        processes,
+        stage,
+        offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
+        offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
     )
 
 
@@ -111,7 +96,7 @@ def versions() -> Finding:
     return Finding("versions", "problem" if wrong else "ok", text, facts)
 
 
-def device() -> Finding:
+def device() -> Iterator[Finding]:
     """Describe the accelerator of the run and its memory."""
     facts = hardware()
     text = f"{facts['type']}, {facts['memory_bytes'] / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
@@ -120,12 +105,11 @@ def device() -> Finding:
     obstacle = four_bit_obstacle(facts["type"])
     facts["four_bit"] = obstacle is None
     text += "; 4-bit weights: " + ("yes" if obstacle is None else f"no, {obstacle}")
-    return Finding("device", "ok", text, facts)
+    yield Finding("device", "ok", text, facts)
 
 
-def settings(config: Config, arguments: SQLGRPOConfig, launch: Launch) -> Finding:
+def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Finding:
     """Find settings that contradict each other or the launch."""
-    sharding = launch.sharding
     reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
     if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
         reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")

@@ -19,7 +19,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.jobs.doctor_checks import Finding, Launch
+from text2sql_grpo.jobs.doctor_checks import Finding
 from text2sql_grpo.jobs.setup import Run, Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import grpo_trainer, run_arguments
 from text2sql_grpo.models.hardware import GIB, device_memory, device_type
@@ -28,7 +28,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.demonstrations import action_text, play
-from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, estimate_memory
+from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.training.progress import duration
 from text2sql_grpo.training.update_memory import Update
 
@@ -119,7 +119,7 @@ def memory_of(
     config: Config,
     arguments: SQLGRPOConfig,
     model: PreTrainedConfig,
-    launch: Launch,
+    sharding: Sharding,
     *,
     prompt_tokens: int,
     episodes_per_step: int,
@@ -128,7 +128,7 @@ def memory_of(
     settings, kind = config.model, device_type()
     length = config.environment.max_episode_tokens
     autocast = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
-    sessions = episodes_per_step // launch.sharding.processes
+    sessions = episodes_per_step // sharding.processes
     plays = 0 if arguments.use_vllm else min(arguments.max_slots or sessions, sessions)
     is_colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
     total = device_memory(kind)
@@ -141,7 +141,7 @@ def memory_of(
             prompt_tokens=prompt_tokens,
             completion_tokens=length,
             sampled_tokens=min(length, config.environment.max_turns * config.environment.max_turn_tokens),
-            shares_prompts=arguments.shared_prefix and launch.sharding.stage < 2,
+            shares_prompts=arguments.shared_prefix and sharding.stage < 2,
             gradient_checkpointing=arguments.gradient_checkpointing,
             autocast=autocast,
         ),
@@ -155,13 +155,13 @@ def memory_of(
         device=kind,
         optimizer=str(arguments.optim),
         has_reference=arguments.beta != 0,
-        sharding=launch.sharding,
+        sharding=sharding,
         engine_bytes=round(arguments.vllm_gpu_memory_utilization * total) if is_colocated else 0,
     )
 
 
-def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
-    """Check that the estimate fits into this machine."""
+def memory(estimate: MemoryEstimate, processes: int) -> Finding:
+    """Check that the estimate fits into this machine, for each process of the run."""
     kind = device_type()
     total, host = device_memory(kind), device_memory("cpu")
     parts = {
@@ -172,7 +172,6 @@ def memory(estimate: MemoryEstimate, launch: Launch) -> Finding:
     sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     text = f"peak {estimate.peak / GIB:.1f} GiB a process, longest episodes assumed (GiB: {sizes})"
     facts = dataclasses.asdict(estimate) | {"peak": estimate.peak, "device_bytes": total}
-    processes = launch.sharding.processes
     on_host = estimate.host * processes + (estimate.peak * processes if kind == "cpu" else 0)
     if kind != "cpu" and estimate.peak > _TOO_FULL * total:
         return Finding("memory", "problem", f"{text}, but the device has {total / GIB:.0f}: {_LESS}", facts)
