@@ -1,15 +1,26 @@
 """Queue of the queries of many sessions, served in rotation."""
 
 import asyncio
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
 
 class TooManyQueries(Exception):
     """A session has as many waiting queries as it may have; the text is shown to the client."""
+
+
+@dataclass
+class _Session:
+    """Places of one session, and its turn: only one of its queries at a time is in the common queue."""
+
+    places: asyncio.Semaphore
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
 
 
 class FairQueue:
@@ -21,11 +32,10 @@ class FairQueue:
     """
 
     def __init__(self, running: int, *, waiting_each: int) -> None:
-        self._free = running
-        self._running_each = max(1, running // 2)  # the other half is free for the next session
+        self._places = asyncio.Semaphore(running)
+        self._places_each = max(1, running // 2)  # the other half is free for the next session
         self._waiting_each = waiting_each
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the session whose turn it is comes first
+        self._sessions: WeakValueDictionary[str, _Session] = WeakValueDictionary()  # while they have queries
 
     async def run(self, session: str, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query in its session's turn.
@@ -35,48 +45,17 @@ class FairQueue:
         Raises:
             TooManyQueries: Too many of the session's queries wait.
         """
-        waiting = self._waiting.setdefault(session, deque())
-        if len(waiting) >= self._waiting_each:
+        own = self._sessions.setdefault(session, _Session(asyncio.Semaphore(self._places_each)))
+        if own.waiting >= self._waiting_each:
             raise TooManyQueries(
-                f"{len(waiting)} queries of this session wait already: send more when they are answered"
+                f"{own.waiting} queries of this session wait already: send more when they are answered"
             )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.append(turn)
-        self._deal()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn came at the same time
-                self._end(session)
-            elif turn in waiting:
-                waiting.remove(turn)
-            raise
-        try:
+        async with AsyncExitStack() as places:
+            own.waiting += 1
+            try:
+                async with own.turn:
+                    await places.enter_async_context(own.places)
+                    await places.enter_async_context(self._places)
+            finally:
+                own.waiting -= 1
             return await query()
-        finally:
-            self._end(session)
-
-    def _end(self, session: str) -> None:
-        self._free += 1
-        self._running[session] -= 1
-        self._deal()
-
-    def _deal(self) -> None:
-        for session in list(self._waiting):
-            waiting = self._waiting[session]
-            while waiting and waiting[0].cancelled():
-                waiting.popleft()
-            if waiting and self._free and self._running[session] < self._running_each:
-                waiting.popleft().set_result(None)
-                self._free -= 1
-                self._running[session] += 1
-                self._waiting[session] = self._waiting.pop(session)  # to the end
-            if not waiting:
-                self._waiting.pop(session)
-        self._running += Counter()  # drops zeros
-        if self._free and any(self._can_run(session) for session in self._waiting):
-            self._deal()
-
-    def _can_run(self, session: str) -> bool:
-        waiting = self._waiting[session]
-        return bool(waiting) and self._running[session] < self._running_each
