@@ -597,11 +597,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse_config(tree: dict[str, Any], *, source: str) -> Config:
-    """The config of a tree of plain values.
-
-    Raises:
-        ConfigError: See `load_config`.
-    """
+    """The config of a tree of plain values."""
     from pydantic import ValidationError
 
     try:

@@ -38,11 +38,6 @@ def open_results(
     `time_dependent`: it reads the clock. `non_deterministic`: it calls random(), or returns other rows on a
     copy without keys in reversed order (a bare column in a GROUP BY, group_concat; tried on SQLite files of
     at most 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and differ.
-
-    Args:
-        golds: Database and query.
-        outcomes: Outcome of each gold.
-        executor: Runs variations of the golds.
     """
     found: list[tuple[OpenResult, str] | None] = [_by_its_text(sql) for _, sql in golds]
     usable = [

@@ -99,13 +99,8 @@ def audit_questions(
     """Run every gold and compare every question; a broken question never stops the audit.
 
     Args:
-        questions: Questions of the audited file.
-        databases: Their databases.
-        executor: Runs the golds, also the other accepted ones.
-        environment: Writes their prompts.
         others: Questions of other splits, by the name of their file, which should share none.
         neighbours: Makes the neighbours of each gold; None leaves out the reason `uncovered`.
-        suspects: Golds that answers contradict; see `find_suspects`.
         slow_s: A gold that takes longer is `slow`.
         max_prompt_tokens: A prompt with more, estimated at four characters each, is `too_long`.
     """
@@ -135,11 +130,7 @@ def audit_questions(
 
 
 def write_quarantine(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write the rows of `QuestionAudit.quarantine`, for `data.quarantine` of a config.
-
-    Raises:
-        DataError: The file cannot be written.
-    """
+    """Write the rows of `QuestionAudit.quarantine`, for `data.quarantine` of a config."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

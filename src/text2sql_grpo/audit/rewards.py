@@ -97,9 +97,7 @@ class RewardAudit:
 
         Args:
             examples: Questions with the golds; those that fail, or cannot be parsed, are skipped.
-            databases: Their databases.
             seed: Random seed of the choice of mutants and variants.
-            on_gold: Called after each gold.
         """
         answers: list[Answer] = []
         for example in examples:

@@ -92,8 +92,6 @@ def find_suspects(
         examples: Questions with the golds to check.
         samples: Answers by the id of the question.
         databases: Their databases; questions on others than SQLite are left out.
-        executor: Runs queries on the small databases.
-        grader: Compares results.
         budget_s: Seconds after which further questions are left out, with a warning.
 
     Returns:
@@ -123,11 +121,7 @@ def find_suspects(
 
 
 def write_suspects(path: Path, suspects: Sequence[Record]) -> None:
-    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by.
-
-    Raises:
-        RunError: A file cannot be written.
-    """
+    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by."""
     write_jsonl(path, suspects)
     pages = [_HOW_TO.format(name=path.name), *map(_page, suspects)]
     write_text(path.with_suffix(".md"), "\n".join(pages))

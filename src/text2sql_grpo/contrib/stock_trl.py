@@ -49,7 +49,6 @@ def stock_trl(
         examples: Questions; golds should have been checked by `load_examples`.
         environment: Makes their sessions; its protocol must be `native`.
         rewards: Named scores and their weights; `length_cost` needs tokens, which TRL does not provide.
-        grader: Grades submitted queries.
 
     Raises:
         ConfigError: Another protocol, other tools (of an MCP server), or `length_cost`.

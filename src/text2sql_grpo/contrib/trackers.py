@@ -80,12 +80,7 @@ class Tracking:
         self._arguments = arguments
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
-        """Log accuracy and looks of held-out sets.
-
-        Args:
-            sets: `sets` of `evaluation.json`.
-            step: Number of finished training steps.
-        """
+        """Log accuracy and looks of held-out sets."""
         figures: dict[str, float] = {}
         for name, scores in sets.items():
             for grading, record in scores["overall"].items():

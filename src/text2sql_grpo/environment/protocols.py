@@ -122,9 +122,6 @@ def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAc
     Forms: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
     `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3).
 
-    Args:
-        tools: JSON schemas of the tools.
-
     Raises:
         MalformedTurn: No call, several calls, an unknown tool, or not the arguments that the tool requires.
 

@@ -50,11 +50,7 @@ def judged(sets: Mapping[str, Sequence[Answer]]) -> list[Judged]:
 
 
 def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
-    """Write whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
+    """Write whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards."""
     write_jsonl(path, _records(sets))
 
 

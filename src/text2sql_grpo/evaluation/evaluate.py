@@ -37,7 +37,6 @@ def answer_questions(
 
     Args:
         first_turns: One given first assistant turn per example; None to sample all turns.
-        on_answer: Called when a question is answered.
     """
     sessions = [environment.session(example) for example in examples]
     max_rows = environment.settings.observation.max_rows
@@ -65,7 +64,6 @@ def r_ves(
 
     Args:
         limits: Bounds of each of the 100 runs of a query.
-        on_answer: Called when an answer is timed.
     """
     rewards = []
     with SQLExecutor(limits, workers=1, cache_entries=0) as executor:

@@ -23,8 +23,6 @@ def judge_start(lookups: float, others: float | None, *, band: tuple[float, floa
     Args:
         lookups: Share of sampled episodes on look-up questions with a tool call, in [0, 1].
         others: The same on other questions; None without such questions.
-        band: Lowest and highest share on look-ups.
-        margin: Minimum by which the share on others must be lower.
 
     >>> judge_start(0.25, 0.1, band=(0.15, 0.4), margin=0.05)
     'ok'

@@ -123,14 +123,10 @@ class Accuracy:
 
 
 def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Interval) -> Interval:
-    """95% interval of `sum(sums) / sum(sizes)`: a cluster bootstrap of 4,000 draws with a fixed seed.
+    """95% interval of `sum(sums) / sum(sizes)`, one of each a database, by 4,000 draws with a fixed seed.
 
-    Never narrower than the naive interval: a bootstrap of few databases is too narrow, and of databases that
-    are all alike it has no width. With fewer than two databases, it is the naive one.
-
-    Args:
-        sums: Sum of each database.
-        sizes: Number of questions of each database.
+    A cluster bootstrap, never narrower than the naive interval: a bootstrap of few databases is too narrow,
+    and of databases that are all alike it has no width. With fewer than two databases, it is the naive one.
     """
     n = len(sums)
     if n < 2:
@@ -170,11 +166,7 @@ def remark(databases: int) -> str:
 
 
 def remarks(sets: Mapping[str, Any]) -> dict[str, str]:
-    """Warnings about sets of few databases, by the name of the set.
-
-    Args:
-        sets: `sets` of `evaluation.json`.
-    """
+    """Warnings about the `sets` of an `evaluation.json` that have few databases, by name."""
     found = {
         name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
     }

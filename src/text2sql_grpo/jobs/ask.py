@@ -77,9 +77,6 @@ def ask(
 
     Args:
         config: Config of environment and engine; None for that of the model's run, or the defaults.
-
-    Raises:
-        RunError: The question is empty, or the model, the database or the config cannot be read.
     """
     if not question.strip():
         raise DataError("the question is empty: put it in quotes after `ask`")

@@ -144,11 +144,7 @@ INTERVALS = "accuracy (95% interval in %: by database, below it by question)"
 
 
 def few_databases(sets: Mapping[str, Any]) -> Text | None:
-    """Remark about sets of few databases; None if each has enough.
-
-    Args:
-        sets: `sets` of `evaluation.json`.
-    """
+    """Remark about the `sets` of an `evaluation.json` with few databases; None if each has enough."""
     lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
     return Text("\n".join(lines)) if lines else None
 
@@ -164,11 +160,7 @@ def stacked_intervals(accuracy: Accuracy) -> str:
 
 
 def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
-    """Held-out sets of these names; all of the config for None.
-
-    Raises:
-        ConfigError: A name is unknown, or the config has no set.
-    """
+    """Held-out sets of these names; all of the config for None."""
     known = ", ".join(bench.test) or "none"
     for name in sets or ():
         if name not in bench.test:
@@ -179,11 +171,7 @@ def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, lis
 
 
 def check_place(out: Path) -> None:
-    """Fail early if `out` cannot be written; an existing file stays.
-
-    Raises:
-        ConfigError: It cannot be written, or does not end in `.json`.
-    """
+    """Fail early if `out` cannot be written; an existing file stays."""
     if out.suffix != ".json":
         raise ConfigError(f"--out must name a .json file, got {out}")
     try:
@@ -210,9 +198,6 @@ def answer_all(
     """Answer each question of each set with a model on the device of the run.
 
     Args:
-        title: Title of the progress bar.
-        temperature: 0 is greedy.
-        seed: Random seed of sampling.
         force_look: Give the first turn of each episode: the exploratory query of a demonstration.
     """
     model = policy.ready()

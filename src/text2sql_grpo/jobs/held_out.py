@@ -25,11 +25,7 @@ def answer_on_all_ranks(
     force_look: bool = False,
     temperature: float | None = None,
 ) -> dict[str, list[Answer]]:
-    """Answer all questions, split among the ranks that hold the whole model; returned on every rank.
-
-    Args:
-        temperature: Sampling temperature; None for that of evaluation.
-    """
+    """Answer all questions, split among the ranks that hold the whole model; returned on every rank."""
     holds = [holds for (holds,) in ranks.gather([ranks.holds_all_weights(policy.model)])]
     holders = [rank for rank, has_all in enumerate(holds) if has_all]
     if not holders:

@@ -67,12 +67,7 @@ def check_merge(
 
     Args:
         num_samples: Number of questions, evenly spaced over all held-out sets.
-        base: Folder or Hub id.
-        dtype: dtype of the base in training.
-        quantization: Quantization of the base in training: `none` or `4bit`.
-
-    Raises:
-        RunError: A model cannot be read, or there is no held-out question.
+        dtype: Type of the base in training, as `quantization`.
     """
     pairs = [(name, one) for name, examples in held_out_sets(bench, None).items() for one in examples]
     if not pairs:

@@ -28,9 +28,6 @@ def schedule_evaluations(
 
     Args:
         trainer: Any trainer of TRL or transformers, before training.
-        folder: Folder of `evaluation_schedule.jsonl`.
-        console: Console for one line per evaluation.
-        every: Steps from one evaluation to the next; None for none.
     """
     if every is None:
         return
@@ -53,11 +50,7 @@ def schedule_evaluations(
 
 
 def pass_gap(bench: Workbench, trainer: Trainer, *, samples: int = 8) -> float:
-    """Measure pass@k minus pass@1 on `data.dev`, sampled as in GRPO: the room for GRPO to gain.
-
-    Args:
-        samples: k, the number of episodes of each question.
-    """
+    """Measure pass@`samples` minus pass@1 on `data.dev`, sampled as in GRPO: the room for GRPO to gain."""
     questions = [question for question in bench.dev for _ in range(samples)]
     temperature = float(bench.config.grpo.get("temperature", 1.0))
     answers = _answer_now(bench, trainer, questions, temperature=temperature)
@@ -93,11 +86,7 @@ def _answer_now(
 
 
 def keep_best(bench: Workbench, trainer: Trainer, folder: Path, console: Console) -> int:
-    """Load the weights that `evaluation.keep` selects; return their step.
-
-    Args:
-        folder: Folder of the checkpoints and of `evaluation_schedule.jsonl`.
-    """
+    """Load the weights that `evaluation.keep` selects; return their step."""
     # The state counts 0 if the run resumed from a checkpoint that had done all steps.
     last = int(trainer.state.global_step or trainer.args.max_steps)
     best = best_checkpoint(folder) if bench.config.evaluation.keep == "best" else None

@@ -59,13 +59,9 @@ def sft(
     Args:
         out: Folder to write: `model` or `adapter`, `merged`, checkpoints, `metrics.jsonl` and `config.yaml`.
         arguments: Arguments of GRPO, for precision and optimiser.
-        resume: A checkpoint folder, or `auto` for the newest of `out`; None to start afresh.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
-
-    Raises:
-        RunError: Anything wrong with model, config, data or folder.
     """
     ranks.create_group()
     if not ranks.is_main():
@@ -150,11 +146,7 @@ def stage_trainer(
     arguments: SQLGRPOConfig,
     console: Console,
 ) -> SFTStageTrainer:
-    """Make the SFT trainer; add an adapter if the config has one and the policy has none.
-
-    Raises:
-        RunError: Anything wrong with questions, chats or batch size.
-    """
+    """Make the SFT trainer; add an adapter if the config has one and the policy has none."""
     config, settings = bench.config, bench.config.sft
     assert settings is not None
     if settings.batch_size % arguments.world_size:

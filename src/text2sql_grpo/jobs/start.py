@@ -40,7 +40,6 @@ def measure_start(
 
     Args:
         questions: Training questions; evenly spaced look-ups and others are played.
-        temperature: Sampling temperature of training.
 
     Returns:
         Figures of look-ups, of others and of each of their families; and the advice, None without a band or

@@ -28,9 +28,6 @@ def inference_autocast(model: Any, *, bf16: bool | None = None) -> Iterator[None
     """Autocast to bfloat16 for passes of a model with float32 weights on a CPU; elsewhere a no-op.
 
     On one core with AMX, SmolLM2-135M decodes 64 rows in 0.195 s instead of 0.374 s.
-
-    Args:
-        bf16: None for `has_fast_bf16`.
     """
     is_wanted = has_fast_bf16() if bf16 is None else bf16
     if model.device.type == "cpu" and is_wanted and any(p.dtype == torch.float32 for p in model.parameters()):

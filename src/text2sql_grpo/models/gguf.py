@@ -40,9 +40,6 @@ def converted(gguf: Path) -> Path:
     It is cached under a hash of the file. A folder with a missing or changed file is made again. Several
     processes may call this at once: one converts, the others wait.
 
-    Args:
-        gguf: Any GGUF file of a Llama-like model that transformers can read.
-
     Raises:
         ModelError: The file cannot be read or converted, or memory or disk space is too small.
     """
@@ -112,11 +109,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _check_header(gguf: Path, folder: Path) -> str:
-    """Check that memory and disk can hold the weights in float32; return the pre-tokenizer's name.
-
-    Raises:
-        ModelError: They cannot, or the file is no complete GGUF file.
-    """
+    """Check that memory and disk can hold the weights in float32; return the pre-tokenizer's name."""
     try:
         reader = library.GGUFReader(str(gguf))
         field = reader.get_field("tokenizer.ggml.pre")
@@ -168,11 +161,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
 
 
 def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
-    """Restore the splitting of numbers into digits, which transformers drops.
-
-    Args:
-        pre_tokenizer: Its name in the file.
-    """
+    """Restore the splitting of numbers into digits, which transformers drops."""
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
         return
@@ -187,11 +176,7 @@ def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
 
 
 def _check_written(folder: Path, model: Any, tokenizer: Any, gguf: Path) -> None:
-    """Refuse a folder whose weights, token ids or chat template differ from the GGUF file's.
-
-    Raises:
-        ModelError: They differ.
-    """
+    """Refuse a folder whose weights, token ids or chat template differ from the GGUF file's."""
     expected = model.state_dict()
     names = set()
     for path in sorted(folder.glob("*.safetensors")):

@@ -12,7 +12,6 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
     """Refuse weights that are larger than the free memory of a run on the CPU, before they are read.
 
     Args:
-        path: Path of the model, for the error.
         dtype: Type of the loaded weights; `auto` for the stored one.
         device: Kind of device; an accelerator's memory is not checked here.
         copies: Number of tensors as large as the weights: 4 if AdamW trains all of them.

@@ -171,9 +171,6 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
     (Dettmers et al. 2023, arXiv:2305.14314, sec. 4; Schulman et al. 2025, "LoRA Without Regret"), and of
     mixtures of experts the attention layers, since a router must not be adapted and experts are no linear
     layers in transformers. Rank 16, for RL learns little per episode (ibid.), 32 for narrow models.
-
-    Args:
-        model: The config of the model that the adapter is for.
     """
     if settings.lora is None:
         return None

@@ -97,7 +97,6 @@ def push_run_folder(
     Checkpoints, models, adapters and the files of trackers are sent only by `include`.
 
     Args:
-        run: A run folder.
         repo_id: See `push_to_hub`, also for `private`, `token` and `allow`.
         include: Names or patterns of more folders and files in it, such as `adapter` or `checkpoint-*`.
 

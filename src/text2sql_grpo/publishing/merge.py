@@ -86,7 +86,6 @@ def merge_adapter(
     An earlier merged model at `out` is replaced once the new one is complete.
 
     Args:
-        adapter: Folder with `adapter_config.json`, or with the `config.json` of a full model.
         out: Folder to write; missing parents are made.
         base: Folder or Hub id of the base; None takes the one named by the adapter.
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the stored type of the base.

@@ -78,8 +78,6 @@ def write_model_card(
     card names missing ones.
 
     Args:
-        run: The run folder.
-        folder: The folder of the merged model, or of the adapter.
         repo_id: Name on the Hub for the examples; None uses the folder's path.
         audits: More files of `audit data --json`.
 

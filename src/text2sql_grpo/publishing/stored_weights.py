@@ -85,7 +85,6 @@ def write_weights(
     """Write and read back safetensors, in several files with an index if one would be over 2 GiB.
 
     Args:
-        folder: Folder of the files.
         outlines: Tensors by name, on `meta`: their shapes and the type to write.
         weight: Returns the tensor of a name; one file's worth of them is in memory.
 

@@ -15,10 +15,6 @@ def episode_flags(
     `official_only`: right by the official verdict, wrong by the strict one. `no_table`: the submitted
     query reads no table, and the gold does. `copied_literal`: it holds a value that was seen in an
     observation and not in the question; looking up a spelling is sound and flagged as well.
-
-    Args:
-        max_rows_shown: Maximum rows of each result that the model saw.
-        dialect: Name of the SQL in sqlglot.
     """
     sql = episode.final_sql
     if sql is None:

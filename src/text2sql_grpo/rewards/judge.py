@@ -94,10 +94,6 @@ class Judge:
     def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
         """Judge a finished episode.
 
-        Args:
-            database: Database of the episode's question.
-            runs_published: Run the published evaluators too.
-
         Raises:
             RunError: An internal failure: a missing database, or a score out of its range.
         """
@@ -122,13 +118,7 @@ class Judge:
 
 
 def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:
-    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder.
-
-    Args:
-        executor: Runs queries.
-        neighbours: Number of neighbours; 0 for none.
-        neighbour_url: See `config.GradingConfig`.
-    """
+    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder."""
     if not neighbours:
         return Grader(executor)
     folder = cache_folder("neighbours")

@@ -60,12 +60,7 @@ class TurnRewards:
             )
 
     def score(self, episode: Episode, *, max_rows_shown: int, dialect: str) -> dict[str, list[float]]:
-        """Scores of each turn by name, 0 in masked episodes.
-
-        Args:
-            max_rows_shown: Maximum rows of each result that the model saw.
-            dialect: Name of the SQL in sqlglot.
-        """
+        """Scores of each turn by name, 0 in masked episodes."""
         if episode.is_masked:
             return {name: [0.0] * len(episode.actions) for name in self.weights}
         return {name: _SCORES[name](episode, max_rows_shown, dialect) for name in self.weights}

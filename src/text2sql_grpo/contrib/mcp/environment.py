@@ -175,11 +175,7 @@ def _token(variable: str | None) -> str:
 
 
 def _check_protocol(tools: list[MappedTool], protocol: Protocol) -> None:
-    """Check that the model can call the tools.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that the model can call the tools."""
     by_name = {tool.name: tool for tool in tools}
     if "submit_sql" in by_name:
         raise ConfigError(

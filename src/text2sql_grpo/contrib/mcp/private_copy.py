@@ -70,11 +70,7 @@ class Originals:
         self._known[database] = state, digest
 
     def check_all(self) -> None:
-        """Check every known database by its hash.
-
-        Raises:
-            DataError: One has changed.
-        """
+        """Check every known database by its hash."""
         for database in list(self._known):
             self.check(database, by_hash=True)
 
@@ -99,11 +95,7 @@ def _state(database: Path) -> _State:
 
 
 def _digest(database: Path) -> str:
-    """SHA-256 of the files.
-
-    Raises:
-        DataError: The database is gone.
-    """
+    """SHA-256 of the files."""
     digest = hashlib.sha256()
     try:
         for path in _files(database):

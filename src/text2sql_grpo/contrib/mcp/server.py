@@ -171,7 +171,6 @@ def listen(host: str, port: int, *, token: str | None) -> socket.socket:
     """Open the listening socket of an HTTP server.
 
     Args:
-        port: 0 for any free one.
         token: Required bearer token; None for none.
 
     Raises:
@@ -281,11 +280,7 @@ def _client(context: Context) -> str:
 
 
 async def _unless_hung_up(request: Request | None, query: Awaitable[T]) -> T:
-    """Wait for a query, and cancel it when the client closes its connection.
-
-    Raises:
-        _HungUp: It did.
-    """
+    """Wait for a query, and cancel it when the client closes its connection."""
     work = asyncio.ensure_future(query)
     hang_up = asyncio.ensure_future(_disconnected(request)) if request is not None else None
     try:
@@ -337,11 +332,7 @@ def _json_cell(cell: Any) -> Any:
 
 
 def _described(schema: Schema, table: str) -> str:
-    """DDL of the tables and views with this name, in any case, quoted as in a query or bare.
-
-    Raises:
-        DataError: There is none.
-    """
+    """DDL of the tables and views with this name, in any case, quoted as in a query or bare."""
     wanted = table.strip().lower()
     found = [
         relation

@@ -45,9 +45,7 @@ async def open_transport(
     """Open the transport for the SDK's client.
 
     Args:
-        copy: Private copy of `server.database`.
         stack: Closes resources that the transport itself does not.
-        stderr: Receives the stderr of a command.
     """
     if server.url:
         client = httpx2.AsyncClient(

@@ -35,11 +35,7 @@ def read_settings(settings: str) -> Config:
 
 @lru_cache(maxsize=8)
 def open_bench(settings: str) -> Bench:
-    """Open the bench of these settings; see `read_settings`.
-
-    Raises:
-        DataError: The folder of databases is missing.
-    """
+    """Open the bench of these settings; see `read_settings`."""
     config = read_settings(settings)
     databases, executor = Databases(config.data.databases), SQLExecutor(config.environment.limits)
     environment = SQLEnvironment(databases, executor, config.environment.settings())

@@ -23,9 +23,6 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
     A trace is right (`strict`) if its reward is 1 or more. It is masked if it is not ok, was truncated, has
     several branches, or more than one reply to a turn.
 
-    Args:
-        folder: Folder with `traces.jsonl`.
-
     Raises:
         DataError: No such file, or it holds something else.
     """

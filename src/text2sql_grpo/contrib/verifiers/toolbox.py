@@ -78,11 +78,7 @@ class Toolbox:
 
 
 async def open_toolbox(toolsets: Sequence[vf.Toolset], task: vf.Task) -> Toolbox:
-    """Open the tools of a rollout: the shared ones, already set up, and the task's.
-
-    Raises:
-        ConfigError: See `Toolbox.add`.
-    """
+    """Open the tools of a rollout: the shared ones, already set up, and the task's."""
     toolbox = Toolbox()
     for toolset in toolsets:
         await toolbox.add(toolset)
