@@ -152,6 +152,21 @@ def cut_lines(path: Path, *, last_step: int | None = None) -> None:
         os.truncate(path, end)
 
 
+def fingerprint(values: Any, files: Iterable[Path]) -> str:
+    """Sixteen hexadecimal digits of a hash of plain values and of the contents of files.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps(values, default=str).encode())
+    try:
+        for file in files:
+            digest.update(bytes.fromhex(sha256(file)))
+    except OSError as error:
+        raise DataError(f"cannot read a file that a cached result depends on: {error}") from error
+    return digest.hexdigest()[:16]
+
+
 def sha256(path: Path) -> str:
     """Hash of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:

@@ -1,14 +1,12 @@
 """Figures of the policy before GRPO, kept in the cache for the next run that begins with the same policy."""
 
 import dataclasses
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.shards import shard_files
-from text2sql_grpo.files import draft, sha256
+from text2sql_grpo.files import draft, fingerprint
 from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.jobs.sft import stage_folder
 from text2sql_grpo.reliability import ranks
@@ -28,12 +26,9 @@ def figures_folder(run: Run, arguments: SQLGRPOConfig) -> Path | None:
         return None
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _ABOUT_GRPO}
     what = [stage_folder(run.bench, arguments).name, settings, config.run.seed, arguments.temperature]
-    digest = hashlib.sha256(json.dumps(what, default=str).encode())
-    package = Path(__file__).parents[1]
-    code = sorted(package.rglob("*.py"))
-    for file in [*code, *shard_files(config.data.train), *config.data.test.values()]:
-        digest.update(bytes.fromhex(sha256(file)))
-    return cache_folder("before") / digest.hexdigest()[:16]
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))
+    files = [*code, *shard_files(config.data.train), *config.data.test.values()]
+    return cache_folder("before") / fingerprint(what, files)
 
 
 def recall_figures(run: Run, folder: Path | None) -> bool:

@@ -1,8 +1,6 @@
 """Supervised fine-tuning (SFT): as a stage before GRPO, with its result in the cache, or alone."""
 
 import dataclasses
-import hashlib
-import json
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -10,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
@@ -23,7 +20,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.files import draft, read_jsonl, sha256
+from text2sql_grpo.files import draft, fingerprint, read_jsonl
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
@@ -193,12 +190,13 @@ def stage_trainer(
 
 def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
     """Folder of SFT's result in the cache, by a hash of settings, data, databases, model and code."""
-    config, digest = bench.config, hashlib.sha256()
-    settings = config.sft
+    config, settings = bench.config, bench.config.sft
     assert settings is not None
+    model = Path(config.model.path)
+    addresses = [bench.databases.address(name) for name in bench.databases.names()]
     what = {
         "sft": dataclasses.asdict(settings),
-        "model": dataclasses.asdict(config.model) | {"path": None},
+        "model": dataclasses.asdict(config.model) | ({"path": None} if model.is_dir() else {}),
         "environment": dataclasses.asdict(config.environment),
         "seed": config.run.seed,
         "data": [config.data.train_samples, config.data.dev_databases],
@@ -206,35 +204,18 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
         "template": arguments.chat_template_kwargs,
         "stop": settings.stop and [dataclasses.asdict(config.evaluation), config.data.dev],
         "versions": torch.__version__,
+        # A database built of SQL text holds a hash of the text in its name.
+        "databases": [(a.name, a.stat().st_size) if isinstance(a, Path) else a for a in addresses],
     }
-    digest.update(json.dumps(what, default=str).encode())
+    files: list[Path] = []
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
-        for file in shard_files(path) if path is not None else []:
-            _add_file(digest, file)
-    for name in bench.databases.names():
-        address = bench.databases.address(name)
-        if isinstance(address, Path):  # of SQL text, its name holds a hash of its content
-            digest.update(f"{address.name} {address.stat().st_size}".encode())
-        else:
-            digest.update(f"{name} {address}".encode())
-    for folder in (Path(config.model.path), settings.adapter):
-        for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []:
-            if file.is_file():
-                _add_file(digest, file)
-    if not Path(config.model.path).is_dir():
-        digest.update(config.model.path.encode())
-    package = Path(__file__).parents[1]
+        files += shard_files(path) if path is not None else []
+    for folder in (model, settings.adapter):
+        if folder is not None and folder.is_dir():
+            files += sorted(path for path in folder.iterdir() if path.is_file())
     for pattern in ("training/sft.py", "training/demonstrations.py", "training/token_tree/*.py"):
-        for file in sorted(package.glob(pattern)):
-            _add_file(digest, file)
-    return cache_folder("sft") / digest.hexdigest()[:16]
-
-
-def _add_file(digest: Any, path: Path) -> None:
-    try:
-        digest.update(bytes.fromhex(sha256(path)))
-    except OSError as error:
-        raise DataError(f"cannot read a file of the SFT stage: {error}") from error
+        files += sorted(Path(__file__).parents[1].glob(pattern))
+    return cache_folder("sft") / fingerprint(what, files)
 
 
 def base_policy(config: Config) -> LoadedPolicy:
