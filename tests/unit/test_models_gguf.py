@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from tests.tiny_model import write_model
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models import gguf as conversion
-from text2sql_grpo.models import memory, sources
+from text2sql_grpo.models import hardware, sources
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID, model_folder, packaged_gguf
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -274,11 +274,11 @@ def test_too_little_memory_or_disk_is_found_before_loading(
         patch.setattr(conversion.shutil, "disk_usage", lambda _: Full)
         with pytest.raises(ModelError, match="too little disk space of the cache to convert"):
             model_folder(str(tiny_gguf))
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Full)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: Full)
     with pytest.raises(ModelError, match="too little memory to convert the GGUF file"):
         model_folder(str(tiny_gguf))
     with pytest.raises(ModelError, match=r"too little memory for the model: its float32 weights take .* GiB"):
         load_policy(str(tiny_gguf.parent / "model"))
     with pytest.raises(ModelError, match="with gradients and optimiser states take"):
         load_policy(str(tiny_gguf.parent / "model"), copies=4)
-    memory.check_fits("x", LlamaConfig(), dtype="float32", device="cuda")
+    hardware.check_fits("x", LlamaConfig(), dtype="float32", device="cuda")

@@ -23,8 +23,7 @@ from transformers.utils import is_flash_attn_2_available
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.errors import ModelError, install_command
 from text2sql_grpo.models.cpu import has_fast_bf16
-from text2sql_grpo.models.hardware import device_type
-from text2sql_grpo.models.memory import check_fits
+from text2sql_grpo.models.hardware import check_fits, device_type
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import obstacle

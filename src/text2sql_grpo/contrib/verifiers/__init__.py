@@ -3,9 +3,8 @@
 from text2sql_grpo.errors import needs_extra
 
 with needs_extra("verifiers", "this environment in verifiers"):
-    from text2sql_grpo.contrib.verifiers.environment import SQLEnv
     from text2sql_grpo.contrib.verifiers.harness import SQLHarness
     from text2sql_grpo.contrib.verifiers.task import SQLTask
-    from text2sql_grpo.contrib.verifiers.taskset import SQLTaskset
+    from text2sql_grpo.contrib.verifiers.taskset import SQLEnv, SQLTaskset
 
 __all__ = ["SQLEnv", "SQLHarness", "SQLTask", "SQLTaskset"]

@@ -1,4 +1,4 @@
-"""`SQLTaskset`: a file of questions over a folder of databases."""
+"""`SQLTaskset`: a file of questions over a folder of databases; `SQLEnv`: its environment."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,3 +40,13 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
                 ),
                 self.config.task,
             )
+
+
+class SQLEnvConfig(vf.SingleAgentEnvConfig):
+    """Config of `SingleAgentEnv` without a sandbox: the model's SQL runs only in the executor's workers."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class SQLEnv(vf.SingleAgentEnv, vf.Env[SQLEnvConfig]):
+    """`SingleAgentEnv` whose runtime is not a cloud sandbox by default."""
