@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -17,13 +18,14 @@ from text2sql_grpo.training.run_log import RunLog
 Record = Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class EvaluationSchedule(TrainerCallback):
     """Callback that evaluates a policy at step 0, every few optimiser steps, and at the last step.
 
     Each evaluation is one line of `evaluation_schedule.jsonl`; a resumed run repeats none. A step that is
     better than all before it gets a checkpoint. Every rank takes part.
 
-    Args:
+    Attributes:
         answer: Answers questions greedily with the current weights; returns all answers on every rank.
         questions: Held-out questions, the same each time.
         every: Optimiser steps between two evaluations.
@@ -32,28 +34,19 @@ class EvaluationSchedule(TrainerCallback):
         show: Prints a record, as written.
     """
 
-    def __init__(
-        self,
-        answer: Callable[[Sequence[Example]], Sequence[Answer]],
-        questions: Sequence[Example],
-        *,
-        every: int,
-        run_log: RunLog,
-        log: Callable[[dict[str, float]], None],
-        show: Callable[[Record], None] = lambda record: None,
-    ) -> None:
-        self._answer = answer
-        self._questions = questions
-        self._every = every
-        self._run_log = run_log
-        self._log = log
-        self._show = show
-        self._done: dict[int, float] = {}
+    answer: Callable[[Sequence[Example]], Sequence[Answer]]
+    questions: Sequence[Example]
+    _: KW_ONLY
+    every: int
+    run_log: RunLog
+    log: Callable[[dict[str, float]], None]
+    show: Callable[[Record], None] = lambda record: None
+    _done: dict[int, float] = field(default_factory=dict, init=False)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Read earlier evaluations from rank 0's folder; evaluate step 0."""
         known = [
-            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self._run_log.folder)
+            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self.run_log.folder)
         ]
         self._done = dict(gather(known)[0])
         if state.global_step == 0 and 0 not in self._done:
@@ -62,7 +55,7 @@ class EvaluationSchedule(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluate if this step is due; request a checkpoint of a new best."""
         step = state.global_step
-        is_due = step % self._every == 0 or step == state.max_steps
+        is_due = step % self.every == 0 or step == state.max_steps
         if not is_due or step in self._done:
             return
         best = max((value for done, value in self._done.items() if done > 0), default=-1.0)
@@ -71,14 +64,14 @@ class EvaluationSchedule(TrainerCallback):
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> float:
         started = time.monotonic()
-        record = schedule_record(self._answer(self._questions), state.global_step)
+        record = schedule_record(self.answer(self.questions), state.global_step)
         record["seconds"] = round(time.monotonic() - started, 1)
         if state.is_world_process_zero:
-            self._run_log.write(SCHEDULE, [record])
+            self.run_log.write(SCHEDULE, [record])
         should_log = control.should_log  # `log` would mark the step's metrics as logged
-        self._log(figures(record))
+        self.log(figures(record))
         control.should_log = should_log
-        self._show(record)
+        self.show(record)
         self._done[state.global_step] = record["accuracy"]["accuracy"]
         return self._done[state.global_step]
 

@@ -13,6 +13,7 @@ from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 
+@dataclass(eq=False)
 class Results:
     """Outcomes of a question's gold and of the submitted query, run on first access.
 
@@ -20,42 +21,39 @@ class Results:
 
     Attributes:
         database: Database of the question.
-        neighbours_asked: Number of neighbours that grading asks for; 0 if it grades without.
+        neighbours: Neighbours that grading asks for; None if it grades without.
     """
 
-    def __init__(
-        self,
-        executor: SQLExecutor,
-        database: Database,
-        episode: Episode,
-        neighbours: EngineNeighbours | Neighbours | None = None,
-    ) -> None:
-        self.neighbours_asked = neighbours.max_neighbours if neighbours else 0
-        self._executor = executor
-        self.database = database
-        self._episode = episode
-        self._neighbours = neighbours
+    executor: SQLExecutor
+    database: Database
+    episode: Episode
+    neighbours: EngineNeighbours | Neighbours | None = None
+
+    @property
+    def neighbours_asked(self) -> int:
+        """Number of neighbours that grading asks for."""
+        return self.neighbours.max_neighbours if self.neighbours else 0
 
     @cached_property
     def gold(self) -> ExecutionOutcome:
         """Outcome of the first gold."""
-        return self._executor.execute(self.database, self._episode.example.gold_sql)
+        return self.executor.execute(self.database, self.episode.example.gold_sql)
 
     @cached_property
     def predicted(self) -> ExecutionOutcome | None:
         """Outcome of the submitted query; None if nothing was submitted."""
-        if self._episode.final_sql is None:
+        if self.episode.final_sql is None:
             return None
-        return self._executor.execute(self.database, self._episode.final_sql)
+        return self.executor.execute(self.database, self.episode.final_sql)
 
     @cached_property
     def on_neighbours(self) -> tuple[tuple[ExecutionOutcome, ExecutionOutcome], ...]:
         """Outcomes of the first gold and of the submitted query on each neighbour; empty without either."""
-        gold_sql, sql = self._episode.example.gold_sql, self._episode.final_sql
-        if self._neighbours is None or sql is None:
+        gold_sql, sql = self.episode.example.gold_sql, self.episode.final_sql
+        if self.neighbours is None or sql is None:
             return ()
-        paths = self._neighbours.of(self.database, gold_sql)
-        outcomes = self._executor.execute_many([(path, query) for path in paths for query in (gold_sql, sql)])
+        paths = self.neighbours.of(self.database, gold_sql)
+        outcomes = self.executor.execute_many([(path, query) for path in paths for query in (gold_sql, sql)])
         return tuple(zip(outcomes[::2], outcomes[1::2], strict=True))
 
 
