@@ -30,9 +30,10 @@ class StoredWeights:
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
-        files = [self._file(name) for name in self._file_names()]
+        index = self._file(SAFETENSORS_INDEX_FILE, is_needed=False)
+        names = sorted(set(read_json(index)["weight_map"].values())) if index else [SAFETENSORS_SINGLE_FILE]
         self._file_of: dict[str, Path] = {}
-        for file in files:
+        for file in map(self._file, names):
             with safe_open(file, framework="pt") as tensors:
                 self._file_of |= dict.fromkeys(tensors.keys(), file)
 
@@ -55,12 +56,6 @@ class StoredWeights:
         with safe_open(self._file_of[name], framework="pt") as tensors:
             tensor: torch.Tensor = tensors.get_tensor(name)
         return tensor
-
-    def _file_names(self) -> list[str]:
-        index = self._file(SAFETENSORS_INDEX_FILE, is_needed=False)
-        if index is None:
-            return [SAFETENSORS_SINGLE_FILE]
-        return sorted(set(read_json(index)["weight_map"].values()))
 
     def _file(self, name: str, *, is_needed: bool = True) -> Any:
         found = cached_file(self._path, name, _raise_exceptions_for_missing_entries=False)

@@ -4,7 +4,7 @@ It computes logits of a model that does not fit into memory: only the largest la
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -43,24 +43,15 @@ def _hollow_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]
 @contextmanager
 def filled(module: torch.nn.Module, name: str, fetch: Fetch) -> Iterator[None]:
     """Give a layer its float32 weights while the block runs."""
-    hollow = _fill(module, name, fetch)
+    hollow = _hollow_parameters(module)
     try:
+        for own in hollow:
+            weight = fetch(f"{name}.{own}").float()
+            module.register_parameter(own, torch.nn.Parameter(weight, requires_grad=False))
         yield
     finally:
-        _put_back(module, hollow)
-
-
-def _fill(module: torch.nn.Module, name: str, fetch: Fetch) -> dict[str, torch.nn.Parameter]:
-    hollow = _hollow_parameters(module)
-    for own in hollow:
-        weight = fetch(f"{name}.{own}").float()
-        module.register_parameter(own, torch.nn.Parameter(weight, requires_grad=False))
-    return hollow
-
-
-def _put_back(module: torch.nn.Module, hollow: dict[str, torch.nn.Parameter]) -> None:
-    for own, parameter in hollow.items():
-        module.register_parameter(own, parameter)
+        for own, parameter in hollow.items():
+            module.register_parameter(own, parameter)
 
 
 @torch.no_grad()
@@ -84,12 +75,12 @@ def base_name(name: str) -> str:
 
 
 def _filling_hooks(module: torch.nn.Module, name: str, fetch: Fetch) -> list[Any]:
-    hollow: dict[str, torch.nn.Parameter] = {}
+    weights = ExitStack()
 
     def before(*_: Any) -> None:
-        hollow.update(_fill(module, name, fetch))
+        weights.enter_context(filled(module, name, fetch))
 
     def after(*_: Any) -> None:
-        _put_back(module, hollow)
+        weights.close()
 
     return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
