@@ -11,7 +11,7 @@ import sqlparse
 from rich import box
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from sqlparse.exceptions import SQLParseError
 from transformers import set_seed
@@ -120,16 +120,8 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
     """
     shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
     has_ves = any("r_ves" in scores for scores in sets.values())
-    table = Table(
-        "held-out set",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"{' and '.join(shown).capitalize()} {INTERVALS}",
-        caption=few_databases(sets),
-        caption_justify="left",
-    )
-    for column in [*shown, "R-VES"] if has_ves else shown:
-        table.add_column(column, justify="right")
+    title = " and ".join(shown).capitalize()
+    table = empty_accuracy_table(title, [*shown, "R-VES"] if has_ves else shown, sets)
     for name, scores in sets.items():
         ves = [f"{scores['r_ves']:.1f}"] if has_ves else []
         table.add_row(Text(name, style="bold"), *_cells(scores["overall"], shown), *ves)
@@ -140,13 +132,20 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
     return table
 
 
-INTERVALS = "accuracy (95% interval in %: by database, below it by question)"
-
-
-def few_databases(sets: Mapping[str, Any]) -> Text | None:
-    """Remark about the `sets` of an `evaluation.json` with few databases; None if each has enough."""
+def empty_accuracy_table(title: str, columns: Sequence[str], sets: Mapping[str, Any]) -> Table:
+    """Table without rows, with a remark below about the `sets` of an `evaluation.json` with few databases."""
     lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
-    return Text("\n".join(lines)) if lines else None
+    table = Table(
+        Column("held-out set", no_wrap=True),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"{title} accuracy (95% interval in %: by database, below it by question)",
+        caption=Text("\n".join(lines)) if lines else None,
+        caption_justify="left",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
 
 
 def _cells(both: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
@@ -205,6 +204,7 @@ def answer_all(
     sampler = bench.policy(model, chat, temperature=temperature)
     set_seed(seed)
     examples = [example for named in chosen.values() for example in named]
+    looks = [action_text("run_sql", example.look_sql or example.gold_sql, "tags") for example in examples]
     bf16 = bench.config.evaluation.bf16
     with progress_bar(console) as bar, inference_autocast(model, bf16=bf16):
         task = bar.add_task(title, total=len(examples))
@@ -216,15 +216,11 @@ def answer_all(
                 bench.environment,
                 bench.grader,
                 bench.budgets(model),
-                first_turns=_looks(examples) if force_look else None,
+                first_turns=looks if force_look else None,
                 on_answer=lambda: bar.advance(task),
             )
         )
     return {name: list(islice(answers, len(named))) for name, named in chosen.items()}
-
-
-def _looks(examples: Sequence[Example]) -> list[str]:
-    return [action_text("run_sql", example.look_sql or example.gold_sql, "tags") for example in examples]
 
 
 def show(answer: Answer, set_name: str, console: Console) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
@@ -17,7 +16,7 @@ from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.compare import comparison_table
-from text2sql_grpo.jobs.evaluate import INTERVALS, few_databases, stacked_intervals
+from text2sql_grpo.jobs.evaluate import empty_accuracy_table, stacked_intervals
 from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.policy import LoadedPolicy
@@ -121,16 +120,8 @@ def _change(folder: Path) -> Comparison | None:
 
 def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> Table:
     """Table of accuracy by held-out set, of at most 80 columns; counts are in `evaluation.json`."""
-    table = Table(
-        Column("held-out set", no_wrap=True),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"Strict {INTERVALS}",
-        caption=few_databases(after),
-        caption_justify="left",
-    )
-    for column in ("before GRPO", "after GRPO", "look forced before", "blind cap"):
-        table.add_column(column, justify="right")
+    columns = ("before GRPO", "after GRPO", "look forced before", "blind cap")
+    table = empty_accuracy_table("Strict", columns, after)
     for name, entry in after.items():
         earlier = before.get("before", {}).get("sets", {}).get(name)
         marks = before.get("lookup", {}).get(name, {})
