@@ -46,18 +46,13 @@ class Accuracy:
         for database, is_right in answers:
             correct, total = counts.get(database, (0, 0))
             counts[database] = correct + is_right, total + 1
-        return cls._summed(counts)
+        return cls(sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()), counts)
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
         """Read the fields of `record`; those of earlier versions have no databases."""
         counts = {name: (right, asked) for name, (right, asked) in record.get("by_database", {}).items()}
         return cls(record["correct"], record["total"], counts)
-
-    @classmethod
-    def _summed(cls, counts: dict[str, tuple[int, int]]) -> Self:
-        correct, total = (sum(column[i] for column in counts.values()) for i in (0, 1))
-        return cls(correct, total, counts)
 
     def without(self, part: "Accuracy") -> "Accuracy":
         """Accuracy on the questions that are not in `part`."""

@@ -33,15 +33,7 @@ _PATIENCE = 4  # failures of an endpoint in a row; at least `Endpoint.parallel`
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Endpoint of a served model.
-
-    Attributes:
-        model: Name of the model at the endpoint.
-        key_variable: Environment variable of the API key; local servers accept any.
-        parallel: Number of concurrent episodes.
-        retries: Retries of one request, with back-off, after failures of the connection or the server.
-        timeout_s: Time limit of one request.
-    """
+    """Endpoint of a served model; see the options of `commands.collect`."""
 
     base_url: str
     model: str

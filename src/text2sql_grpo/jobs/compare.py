@@ -136,17 +136,13 @@ def _odds(p: float) -> str:
 def _rows(comparison: Comparison) -> Iterator[tuple[Text, Paired]]:
     sets = comparison.sets()
     if len(sets) > 1:
-        yield _row("all sets", comparison.paired(), "bold")
+        yield Text("all sets", style="bold"), comparison.paired()
     for name in sets:
-        yield _row(name, comparison.paired(set=name), "bold")
-        yield _row("  official", comparison.paired("official", set=name))
+        yield Text(name, style="bold"), comparison.paired(set=name)
+        yield Text("  official"), comparison.paired("official", set=name)
         for kind in ("family", "difficulty"):
             for value in comparison.values(name, kind):
-                yield _row(f"  {value}", comparison.paired("strict", set=name, **{kind: value}))
-
-
-def _row(title: str, paired: Paired, style: str = "") -> tuple[Text, Paired]:
-    return Text(title, style=style), paired
+                yield Text(f"  {value}"), comparison.paired("strict", set=name, **{kind: value})
 
 
 def _one_line(sql: str | None) -> str:
