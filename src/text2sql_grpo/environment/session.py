@@ -1,7 +1,7 @@
 """`SQLSession`: the only place that decides what the model may see and do."""
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -45,37 +45,38 @@ class EnvironmentSettings:
     limits: Limits = field(default_factory=Limits)
 
 
-@dataclass(eq=False)
 class SQLSession:
     """Session on one question. Drive it with `start`, then `step` until it returns None.
 
-    Attributes:
+    Args:
         backend: Runs every call but the submission.
-        episode: What was played so far.
     """
 
-    example: InitVar[Example]
-    _: KW_ONLY
-    schema_text: str
-    backend: ToolBackend
-    settings: EnvironmentSettings
-    engine: str = "SQLite"
-    episode: Episode = field(init=False)
-
-    def __post_init__(self, example: Example) -> None:
-        settings = self.settings
+    def __init__(
+        self,
+        example: Example,
+        *,
+        schema_text: str,
+        backend: ToolBackend,
+        settings: EnvironmentSettings,
+        engine: str = "SQLite",
+    ) -> None:
+        self._engine = engine
         self.episode = Episode(example, max_turns=settings.max_turns, max_tokens=settings.max_episode_tokens)
+        self._schema_text = schema_text
+        self._backend = backend
+        self._settings = settings
 
     def start(self) -> list[Message]:
         """Build the prompt: instructions if set, then schema text and question."""
-        settings = self.settings
+        settings = self._settings
         messages: list[Message] = []
         if settings.instructions:
             system = system_text(
-                settings.protocol, settings.max_turns, tools=self.backend.tools, engine=self.engine
+                settings.protocol, settings.max_turns, tools=self._backend.tools, engine=self._engine
             )
             messages.append({"role": "system", "content": system})
-        question = user_text(self.episode.example.question, self.schema_text)
+        question = user_text(self.episode.example.question, self._schema_text)
         messages.append({"role": "user", "content": question})
         self.episode.messages = list(messages)
         return messages
@@ -89,7 +90,7 @@ class SQLSession:
         episode = self.episode
         episode.messages.append({"role": "assistant", "content": assistant_text})
         try:
-            parsed = parse_action(assistant_text, self.settings.protocol, self.backend.tools)
+            parsed = parse_action(assistant_text, self._settings.protocol, self._backend.tools)
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
             return self._reply(f"Error: {malformed}")
@@ -98,7 +99,7 @@ class SQLSession:
             episode.final_sql = parsed.sql
             episode.stop_reason = "submitted"
             return None
-        result = self.backend.call(parsed.name, parsed.arguments)
+        result = self._backend.call(parsed.name, parsed.arguments)
         episode.actions.append(Action(parsed.kind, parsed.sql, result.outcome))
         if result.text is None:  # the backend died: not the model's failure
             episode.stop_reason, episode.is_masked = "error", True
@@ -106,13 +107,13 @@ class SQLSession:
         return self._reply(result.text)
 
     def _reply(self, text: str) -> Message | None:
-        turns_left = self.settings.max_turns - len(self.episode.actions)
+        turns_left = self._settings.max_turns - len(self.episode.actions)
         if turns_left <= 0:
             self.episode.stop_reason = "max_turns"
             return None
         if turns_left == 1:
             text += "\n(1 turn left: submit your answer)"
-        role = "tool" if self.settings.protocol == "native" else "user"
+        role = "tool" if self._settings.protocol == "native" else "user"
         message = {"role": role, "content": text}
         self.episode.messages.append(message)
         return message
