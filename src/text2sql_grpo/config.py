@@ -282,8 +282,9 @@ class RolloutConfig(_Bounded):
     """Rollout of episodes, in training and evaluation.
 
     Attributes:
-        engine: `slots` keeps keys and values across turns, for transformers models with full attention;
-            `generation` calls TRL's generation (vLLM too) for each turn; `auto` prefers `slots`.
+        engine: `slots` keeps keys and values across turns, for transformers models whose layers are all
+            attention; `generation` calls TRL's generation (vLLM too) for each turn; `auto` is `slots` if it
+            finds the model's own log-probs on a few rows.
         max_slots: Concurrent training episodes in the engine `slots`; None for as many as memory allows.
     """
 

@@ -1,5 +1,6 @@
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,19 +18,19 @@ from transformers import (
     AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.scripted_policy import ask, shop_environment
-from tests.tiny_model import write_model
+from tests.tiny_model import write_model, write_tokenizer
+from tests.unit.test_training_families import tiny
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -38,10 +39,12 @@ from text2sql_grpo.rollout.policy import (
     ModelPolicy,
     SlotPolicy,
     _warn_once,
+    attention_of,
     context_length,
     model_policy,
     obstacle,
     plays_by_slots,
+    trial_obstacle,
 )
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [1, 2], [20] * 11, [3], [40, 41, 42]]
@@ -158,15 +161,47 @@ SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embe
 
 
 def test_models_that_slots_cannot_play() -> None:
-    window = obstacle(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=16)))
-    assert window == "not all its layers have full attention (sliding window: 16)"
-    assert obstacle(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=64))) is None
-    hybrid = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=16, max_window_layers=1)
-    assert "sliding window: 16" in str(obstacle(Qwen2ForCausalLM(hybrid)))
-    assert obstacle(Qwen2ForCausalLM(Qwen2Config(**SMALL, use_sliding_window=False))) is None
-    assert "architecture, gemma2," in str(obstacle(Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=4))))
+    for window in (16, 64, None):
+        assert reasons(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=window))) == (None, None)
+    layers = ["full_attention", "linear_attention"]
+    hybrid = Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL, head_dim=4, layer_types=layers))
+    assert obstacle(hybrid) == "some of its layers are of other kinds than attention: linear_attention"
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     assert "dynamic" in str(obstacle(LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=rope))))
+    without_interface = BloomForCausalLM(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=1))
+    assert "use transformers' attention" in str(reasons(without_interface)[1])
+
+
+def reasons(model: PreTrainedModel) -> tuple[str | None, str | None]:
+    return obstacle(model), trial_obstacle(model)
+
+
+@pytest.mark.parametrize("wrong", ["softcap", "sliding_window", "s_aux"])
+def test_a_model_whose_attention_is_computed_otherwise_falls_back(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As if the engine did not know one option that layers pass to their attention."""
+    attention = ALL_ATTENTION_FUNCTIONS["slots"]
+
+    def ignoring(*args: Any, **options: Any) -> Any:
+        return attention(*args, **options | {wrong: None})
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "slots", ignoring)
+    model = tiny("gpt_oss" if wrong == "s_aux" else "gemma2").train()
+    if wrong == "softcap":
+        for layer in model.model.layers:
+            layer.self_attn.attn_logit_softcapping = 0.1
+    chat = ChatFormat(write_tokenizer(tmp_path))
+    before, state = attention_of(model.config), torch.get_rng_state()
+
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(model_policy(model, chat), ModelPolicy)
+    assert "log-probs differ by" in caplog.text
+    with pytest.raises(ModelError, match=r"the engine slots cannot play this model: its log-probs differ"):
+        model_policy(model, chat, engine="slots")
+    assert model.training
+    assert attention_of(model.config) == before != "slots"
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +232,8 @@ def test_adapters_that_need_the_rows_of_a_batch_apart(adapter: PeftConfig, reaso
 
 def test_auto_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     _warn_once.cache_clear()
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=16))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=rope))
     reason = obstacle(model)
 
     with caplog.at_level(logging.WARNING):
@@ -213,9 +249,9 @@ def test_auto_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> N
     assert plays_by_slots("auto", None)
     assert plays_by_slots("slots", None)
     assert caplog.records == []
-    with pytest.raises(ModelError, match=r"the engine slots cannot play this model: .*sliding window: 16"):
+    with pytest.raises(ModelError, match=r"the engine slots cannot play this model: .*dynamic"):
         plays_by_slots("slots", reason)
-    with pytest.raises(ModelError, match="sliding window: 16"):
+    with pytest.raises(ModelError, match="dynamic"):
         SlotPolicy(model)
 
 

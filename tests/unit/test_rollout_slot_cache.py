@@ -6,14 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from tests.unit.test_training_families import tiny
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, SlotCache, StepPass
 
 VOCABULARY = 40
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids="{}_kv_heads".format)
+@pytest.fixture(scope="module", params=[1, 2, 4, "gemma2", "gpt_oss"], ids=str)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """Llama by its number of key-value heads; windows of 16 with softcaps, and with sinks."""
+    if isinstance(request.param, str):
+        return tiny(request.param).eval()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -56,6 +56,11 @@ def any_rank(flag: bool) -> bool:
     return any(flag for (flag,) in gather([flag]))
 
 
+def any_reason(reason: str | None) -> str | None:
+    """Return, on every rank, the reason of the first rank that has one; None if none has."""
+    return next((found for (found,) in gather([reason]) if found is not None), None)
+
+
 def barrier() -> None:
     """Block until every rank is here."""
     gather([None])

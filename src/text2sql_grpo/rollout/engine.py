@@ -1,8 +1,8 @@
 """Rollout of many sessions at once against one policy: tokens in, tokens out, observations masked.
 
 One `run`, two engines. `generation` is the loop in it, for anything that continues token ids, such as TRL's
-generation, and vLLM through it. `slots` is for a `SlotPolicy`, a transformers model with full attention: it
-keeps keys and values across turns and computes nothing twice.
+generation, and vLLM through it. `slots` is for a `SlotPolicy`, a transformers model whose layers are all
+attention: it keeps keys and values across turns and computes nothing twice.
 """
 
 from collections.abc import Callable, Sequence

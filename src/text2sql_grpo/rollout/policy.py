@@ -1,11 +1,12 @@
 """Policies of a transformers model for the engines, and the choice of the engine."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -13,32 +14,36 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, SlotCache
+from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, PrefillPass, SlotCache, StepPass, running
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import Continuations
 
 logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "slots", "generation"]
-MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma", "mistral")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others depend on the length of the whole batch
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
 _CPU_CACHE_BYTES = 2 << 30
+_TRIAL_STEPS = torch.tensor([[3, 3, 3], [1, 2, 1], [2, 1, 2]])  # new tokens of each row in each pass
+_TRIAL_WINDOW = 256  # windows up to this are filled
+_TRIALS: MutableMapping[PreTrainedModel, str | None] = WeakKeyDictionary()
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
-    """Reason why the engine `slots` cannot run this model; None if it can."""
-    if (reason := row_obstacle(model)) is not None:
-        return reason
-    config = model.config.get_text_config()
-    if config.model_type not in MODEL_TYPES:
-        return f"its architecture, {config.model_type}, is none of {', '.join(MODEL_TYPES)}"
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None)
-    slides = any(layer != "full_attention" for layer in layers) if layers else window is not None
-    if slides and (window is None or window < config.max_position_embeddings):
-        return f"not all its layers have full attention (sliding window: {window})"
+    """Reason against the engine `slots` by a model's config and adapter; None if they show none.
+
+    `SlotPolicy.obstacle` finds others by trying.
+    """
+    return layer_obstacle(model) or row_obstacle(model)
+
+
+def layer_obstacle(model: PreTrainedModel) -> str | None:
+    """Reason why a model's layers are not all attention, full or by a window; None if they are."""
+    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if kinds := set(layers) - {"full_attention", "sliding_attention"}:
+        return f"some of its layers are of other kinds than attention: {', '.join(sorted(kinds))}"
     return None
 
 
@@ -109,7 +114,7 @@ def model_policy(
         batch_size: Concurrent episodes.
         engine: See `plays_by_slots`.
     """
-    if plays_by_slots(engine, obstacle(model)):
+    if engine != "generation" and plays_by_slots(engine, obstacle(model) or trial_obstacle(model)):
         return SlotPolicy(model, Sampling(temperature), max_slots=batch_size)
     return ModelPolicy(model, chat, temperature=temperature, batch_size=batch_size)
 
@@ -150,7 +155,7 @@ class SlotPolicy:
         dtype = self.model.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        heads = config.num_key_value_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_CACHE_BYTES
         # Twice: keys and values. Twice again: the cache is copied when it grows.
@@ -168,15 +173,68 @@ class SlotPolicy:
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
     ) -> torch.Tensor:
         """Logits after the tokens `keep` of a flat list, shape (len(keep), vocabulary)."""
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            logits_to_keep=keep,
-            use_cache=False,
-            slot_pass=slot_pass,
-        )
+        with running(slot_pass):
+            output = self.model(
+                input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False
+            )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def trial_obstacle(model: PreTrainedModel) -> str | None:
+    """Reason against the engine `slots` found by trying, once for each model; None if there is none.
+
+    Random tokens of three rows, two of them with a common prefix, go through a cache in prefill and decode
+    passes. The log-probs after them are compared with those of each row forwarded whole.
+    """
+    if model not in _TRIALS:
+        _TRIALS[model] = _trial(SlotPolicy(model))
+    return _TRIALS[model]
+
+
+def _trial(policy: SlotPolicy) -> str | None:
+    model, device = policy.model, policy.model.device
+    config = model.config.get_text_config()
+    count, draw = int(_TRIAL_STEPS[:, 0].sum()), torch.Generator().manual_seed(0)
+    window = getattr(config, "sliding_window", None) or 0
+    length = min(context_length(model) - count, 8 + (window if window <= _TRIAL_WINDOW else 0))
+
+    def tokens(*shape: int) -> torch.Tensor:
+        return torch.randint(config.vocab_size, shape, generator=draw).to(device)
+
+    prefixes, own = [tokens(length), tokens(max(1, length - 2))], tokens(3, count)
+
+    def plain() -> torch.Tensor:
+        rows = [torch.cat([prefixes[max(0, row - 1)], own[row]])[None] for row in range(3)]
+        logits = [model(input_ids=row, use_cache=False).logits[0, -count:] for row in rows]
+        return torch.stack(logits).float().log_softmax(-1)
+
+    def by_cache() -> torch.Tensor:
+        found = []
+        with policy.attending():
+            cache = policy.new_cache(3, length + count)
+            numbers = cache.add_prefixes([len(prefix) for prefix in prefixes])
+            positions = torch.cat([torch.arange(len(prefix), device=device) for prefix in prefixes])
+            policy.logits(torch.cat(prefixes), positions, positions[:1], PrefillPass(cache, numbers))
+            if not cache.prefixes.flatten(2).any(-1).all():
+                raise ModelError("not all of its layers use transformers' attention")
+            for number in (0, 0, 1):
+                cache.add_row(number)
+            starts = torch.tensor(cache.prefix_lengths, device=device)[cache.prefix]
+            for sizes in _TRIAL_STEPS:
+                several = (sizes > 1).nonzero()[:, 0].tolist()
+                singles = (sizes == 1).nonzero()[:, 0].to(device)
+                step = StepPass(cache, singles, several, sizes[several].tolist())
+                ids, positions = own[step.rows, step.positions], starts[step.rows] + step.positions
+                logits = policy.logits(ids, positions, torch.arange(len(ids), device=device), step)
+                found.append((step.rows * count + step.positions, logits))
+                cache.length += sizes.to(device)
+        places, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
+        logits = logits[places.argsort()]
+        return logits.unflatten(0, (3, count)).float().log_softmax(-1)
+
+    is_float32 = model.dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
+    return disagreement(model, plain, by_cache, is_float32=is_float32)
 
 
 class ModelPolicy:

@@ -4,11 +4,15 @@ A forward pass takes a flat list of tokens, without padding: new tokens of any n
 many of each. Attention over the prefix is one matrix product for all its sequences together, so that its
 keys and values are stored once and read once (as in Hydragen, Juravsky et al. 2024, arXiv:2402.05099).
 
+Windows, softcaps and sinks are those that a layer passes to its attention, as to FlashAttention.
+
 Shapes: N tokens of a pass, R rows (sequences), F prefixes, H key-value heads, Q query heads of each,
 S suffix and P prefix capacity, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,15 +23,48 @@ from transformers import AttentionInterface
 ATTENTION = "slots"
 _FAR = -1e30  # finite, so that a row without any key gives no NaN
 _STEP = 32  # tokens by which the capacity grows
+_QUERIES = 256  # per block of scores, where torch's attention has no such layer
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Attention of one layer.
+
+    Attributes:
+        layer: Index of the layer.
+        scaling: Factor of the scores.
+        window: Number of tokens that a query attends to, its own included; None for all before it.
+        softcap: Bound of the scores; None for none.
+        sinks: Score of a key without a value, of each query head; None for none.
+    """
+
+    layer: int
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Pass(Protocol):
     """One forward pass: the place of its keys and values, and the keys of its queries."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
+
+
+_RUNNING: ContextVar[Pass] = ContextVar("pass of the current forward call")
+
+
+@contextmanager
+def running(slot_pass: Pass) -> Iterator[None]:
+    """Context of a forward call whose layers attend by a pass."""
+    token = _RUNNING.set(slot_pass)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 def _attention(
@@ -37,11 +74,15 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    scaling: float,
-    slot_pass: Pass,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    return slot_pass.attend(module.layer_idx, query[0], key[0], value[0], scaling)[None], None  # type: ignore[arg-type]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kind = LayerKind(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
+    return _RUNNING.get().attend(kind, query[0], key[0], value[0])[None], None
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -166,12 +207,14 @@ class _Line:
         places: Place of each row.
         rows: Row of each place; any row if the place is free.
         mask: Mask added to the scores of the prefixes' tokens; shape (F, 1, 1, P).
+        lengths: Tokens of each prefix; shape (F,).
     """
 
     per_prefix: int
     places: torch.Tensor
     rows: torch.Tensor
     mask: torch.Tensor
+    lengths: torch.Tensor
 
 
 def _line(cache: SlotCache) -> _Line:
@@ -185,7 +228,7 @@ def _line(cache: SlotCache) -> _Line:
     is_token = torch.arange(cache.prefixes.shape[4], device=prefix.device) < lengths[:, None]
     mask = torch.where(is_token, 0.0, _FAR)[:, None, None]
     places = prefix * per_prefix + rank
-    return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask)
+    return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask, lengths)
 
 
 def _inverse(places: torch.Tensor, size: int) -> torch.Tensor:
@@ -212,36 +255,49 @@ class PrefillPass:
             start = end
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         dtype = self._cache.prefixes.dtype
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         outputs = []
         for number, start, end in self._spans:
             for which, states in enumerate((key, value)):
-                self._cache.prefixes[which, layer, number, :, : end - start] = states[:, start:end]
-            keys, values = key[:, start:end], value[:, start:end]
-            outputs.append(_causal(query[:, start:end], keys, values, scaling))
+                self._cache.prefixes[which, kind.layer, number, :, : end - start] = states[:, start:end]
+            outputs.append(_causal(query[:, start:end], key[:, start:end], value[:, start:end], kind))
         return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-def _causal(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    mask: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention of one sequence, shape (H * Q, tokens, D); `mask` None for as many queries as keys."""
-    return functional.scaled_dot_product_attention(
-        query[None],
-        keys[None],
-        values[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=len(query) != len(keys),
-    )[0]
+def _causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: LayerKind) -> torch.Tensor:
+    """Attention of one sequence's last tokens to all of it, shape (H * Q, tokens, D) as the queries."""
+    count, before = query.shape[1], keys.shape[1] - query.shape[1]
+    mask = None
+    if before or (kind.window is not None and kind.window < count):
+        mask = torch.ones(count, before + count, dtype=torch.bool, device=query.device).tril(before)
+        if kind.window is not None:
+            mask = mask.triu(before - kind.window + 1)
+    if kind.softcap is None and kind.sinks is None:
+        return functional.scaled_dot_product_attention(
+            query[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=kind.scaling,
+            enable_gqa=len(query) != len(keys),
+        )[0]
+    if mask is None:
+        mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()
+    heads = (len(keys), -1)
+    outputs = []
+    for part, seen in zip((query * kind.scaling).split(_QUERIES, dim=1), mask.split(_QUERIES), strict=True):
+        grouped = part.unflatten(0, heads)  # (H, Q, tokens, D)
+        hidden = torch.where(seen, 0.0, _FAR).repeat(grouped.shape[1], 1)
+        found = _attended(grouped.flatten(1, 2), keys, values, hidden, kind)
+        output, log_sum = (each.view(*part.shape[:2], -1) for each in found)
+        if kind.sinks is not None:
+            output = output * (log_sum - kind.sinks.float()[:, None, None]).sigmoid()
+        outputs.append(output.to(query.dtype))
+    return torch.cat(outputs, dim=1)
 
 
 class StepPass:
@@ -275,19 +331,19 @@ class StepPass:
         self._chunks = _chunks(cache, chunk_rows, chunk_sizes)
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        stored = self._cache.suffixes[:, layer]
+        stored = self._cache.suffixes[:, kind.layer]
         for which, states in enumerate((key, value)):
             stored[which][self.rows, :, self.positions] = states.transpose(0, 1).to(stored.dtype)
         outputs = []
         if self._singles is not None:
-            single = (query[:, : self._num_singles] * scaling).to(stored.dtype).transpose(0, 1)
-            outputs.append(self._singles.attend(layer, single.unflatten(1, (len(key), -1))).flatten(1, 2))
+            single = (query[:, : self._num_singles] * kind.scaling).to(stored.dtype).transpose(0, 1)
+            outputs.append(self._singles.attend(kind, single.unflatten(1, (len(key), -1))).flatten(1, 2))
         start = self._num_singles
         for chunk in self._chunks:
             end = start + chunk.size
-            outputs.append(chunk.attend(layer, query[:, start:end].to(stored.dtype), scaling).transpose(0, 1))
+            outputs.append(chunk.attend(kind, query[:, start:end].to(stored.dtype)).transpose(0, 1))
             start = end
         return torch.cat(outputs)
 
@@ -304,34 +360,27 @@ class _Chunk:
     prefix: int
     size: int
     length: int  # of the suffix, with the new tokens
-    mask: torch.Tensor  # True for the keys of each query; shape (size, prefix and suffix)
 
-    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    def attend(self, kind: LayerKind, query: torch.Tensor) -> torch.Tensor:
         """Attention output, shape (H * Q, size, D) as the queries."""
         prefix_length = self.cache.prefix_lengths[self.prefix]
         keys, values = (
             torch.cat([prefix[:, :prefix_length], suffix[:, : self.length]], dim=1)
             for prefix, suffix in zip(
-                self.cache.prefixes[:, layer, self.prefix],
-                self.cache.suffixes[:, layer, self.row],
+                self.cache.prefixes[:, kind.layer, self.prefix],
+                self.cache.suffixes[:, kind.layer, self.row],
                 strict=True,
             )
         )
-        return _causal(query, keys, values, scaling, self.mask)
+        return _causal(query, keys, values, kind)
 
 
 def _chunks(cache: SlotCache, rows: Sequence[int], sizes: Sequence[int]) -> list[_Chunk]:
     if not rows:
         return []
-    device = cache.length.device
-    index = torch.tensor(rows, device=device)
-    chunks = []
+    index = torch.tensor(rows, device=cache.length.device)
     places = zip(rows, cache.prefix[index].tolist(), sizes, cache.length[index].tolist(), strict=True)
-    for row, prefix, size, stored in places:
-        before = cache.prefix_lengths[prefix] + stored
-        mask = torch.ones(size, before + size, dtype=torch.bool, device=device).tril(before)
-        chunks.append(_Chunk(cache, row, prefix, size, stored + size, mask))
-    return chunks
+    return [_Chunk(cache, row, prefix, size, stored + size) for row, prefix, size, stored in places]
 
 
 class _Singles:
@@ -346,34 +395,63 @@ class _Singles:
         self._tokens = _inverse(rows, cache.num_rows)
         lengths = cache.length[: cache.num_rows, None]
         seen = torch.arange(cache.suffixes.shape[4], device=rows.device) <= lengths
-        self._suffix_mask = torch.where(seen, 0.0, _FAR)[:, None, None]  # (R, 1, 1, S)
         self._line = cache.line()
+        # Of suffixes (R, 1, 1, S) and of prefixes (F, 1, 1 or places * Q, P), by the window.
+        self._masks: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._masks[None] = (torch.where(seen, 0.0, _FAR)[:, None, None], self._line.mask)
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, kind: LayerKind, query: torch.Tensor) -> torch.Tensor:
         """Attention output of these rows, shape (n, H, Q, D) as the queries."""
         query = query[self._tokens]  # (R, H, Q, D)
-        keys, values = self._cache.suffixes[:, layer, : self._cache.num_rows]
-        own = _attended(query, keys, values, self._suffix_mask)
+        suffix_mask, prefix_mask = self._masks_of(kind.window, query.shape[2])
+        keys, values = self._cache.suffixes[:, kind.layer, : self._cache.num_rows]
+        own = _attended(query, keys, values, suffix_mask, kind)
 
         line = self._line
-        keys, values = self._cache.prefixes[:, layer, : len(self._cache.prefix_lengths)]
+        keys, values = self._cache.prefixes[:, kind.layer, : len(self._cache.prefix_lengths)]
         in_line = query[line.rows].unflatten(0, (len(keys), line.per_prefix))
         in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * Q, D)
         shared = [
             part.unflatten(2, (line.per_prefix, -1)).transpose(1, 2).flatten(0, 1)[line.places]
-            for part in _attended(in_line, keys, values, line.mask)
+            for part in _attended(in_line, keys, values, prefix_mask, kind)
         ]
         share = (shared[1] - own[1]).sigmoid()  # softmax over the keys of both
-        output = torch.lerp(own[0].float(), shared[0].float(), share).to(query.dtype)
-        picked: torch.Tensor = output[self._rows]
+        output = torch.lerp(own[0].float(), shared[0].float(), share)
+        if kind.sinks is not None:
+            sinks = kind.sinks.float().view(*query.shape[1:3], 1)
+            output = output * (torch.logaddexp(own[1], shared[1]) - sinks).sigmoid()
+        picked: torch.Tensor = output.to(query.dtype)[self._rows]
         return picked
+
+    def _masks_of(self, window: int | None, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Masks of suffixes and of prefixes."""
+        line, cache = self._line, self._cache
+        capacity, longest = cache.suffixes.shape[4], max(cache.prefix_lengths)
+        if window is not None and window >= longest + capacity:
+            window = None
+        if window is not None and window not in self._masks:
+            suffix, prefix = self._masks[None]
+            device, prefixes = self._rows.device, cache.prefix[: cache.num_rows]
+            first = cache.length[: cache.num_rows] - window + 1  # in the suffix; below 0 in the prefix
+            hidden = torch.arange(capacity, device=device) < first[:, None]
+            suffix = suffix.masked_fill(hidden[:, None, None], _FAR)
+            first = (first + line.lengths[prefixes])[line.rows].unflatten(0, (-1, line.per_prefix))
+            hidden = torch.arange(prefix.shape[-1], device=device) < first[..., None]  # (F, places, P)
+            prefix = prefix.masked_fill(hidden.repeat_interleave(num_queries, dim=1)[:, None], _FAR)
+            self._masks[window] = suffix, prefix
+        return self._masks[window]
 
 
 def _attended(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, kind: LayerKind
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention output, and the logarithm of the sum of the exponentials of each query's scores."""
-    scores = (query @ keys.transpose(-1, -2)).add_(mask)
+    scores = query @ keys.transpose(-1, -2)
+    if kind.window is not None or kind.softcap is not None:
+        scores = scores.float()  # float16 does not hold `_FAR`, which may hide all keys of a query here
+    if kind.softcap is not None:
+        scores = (scores / kind.softcap).tanh_().mul_(kind.softcap)
+    scores = scores.add_(mask)
     weights = scores.softmax(-1, dtype=torch.float32)
     # The largest weight is its score's exponential over the sum; cheaper than a logsumexp.
     log_sum = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()

@@ -31,8 +31,9 @@ from text2sql_grpo.config import SFTSettings, SFTStop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.reliability.ranks import gather
+from text2sql_grpo.reliability.ranks import any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -40,7 +41,6 @@ from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
 from text2sql_grpo.training.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees
 from text2sql_grpo.training.token_tree.batch import keep_hidden_states
-from text2sql_grpo.training.token_tree.check import difference
 from text2sql_grpo.training.token_tree.tree import TokenTree
 
 logger = logging.getLogger(__name__)
@@ -275,12 +275,13 @@ class SFTStageTrainer(Trainer):
         def mean(one: ForwardPass) -> torch.Tensor:
             return self._losses(model, one).sum()[None] / len(one.targets)
 
-        self.obstacle = self.obstacle or difference(
+        reason = disagreement(
             model,
             lambda: mean(padded_pass(first, device)),
             lambda: mean(tree_pass(first, device)),
             is_float32=trl_compat.computes_in_float32(self),
         )
+        self.obstacle = any_reason(reason)
         if self.obstacle is not None:
             logger.warning("SFT pads sequences instead of sharing prefixes: %s", self.obstacle)
 

@@ -21,11 +21,11 @@ from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.reliability.ranks import gather, is_distributed
+from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
-from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots
+from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots, trial_obstacle
 from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training import trl_compat
@@ -191,7 +191,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         )
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
-        self._plays_by_slots = plays_by_slots(args.engine, reason)
+        self._plays_by_slots, self._is_tried = plays_by_slots(args.engine, reason), False
         self.selection = select and select(
             batch_size=args.generation_batch_size // self.num_generations,
             num_generations=self.num_generations,
@@ -332,6 +332,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
         over, fork = count(1), self.args.subtree_size if self.model.training else 1
+        self._try_slots()
 
         def on_end(episode: R) -> None:
             self.on_episode(next(over), len(sessions))
@@ -344,6 +345,19 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
                 model, trl_compat.sampling(self), max_slots=self.args.max_slots, stages=self._times.stages
             )
             return run(sessions, policy, self._chat, self._budgets, fork=fork, on_end=on_end)
+
+    def _try_slots(self) -> None:
+        """Compare the engine `slots` with the model's own code, once, and fall back if they differ.
+
+        Not before the first batch, when each rank has whole weights.
+        """
+        if not self._plays_by_slots or self._is_tried:
+            return
+        self._is_tried = True
+        with trl_compat.unwrapped_model(self) as model:
+            reason = any_reason(trial_obstacle(model))
+        self._plays_by_slots = plays_by_slots(self.args.engine, reason)
+        self._corrects_sampling = trl_compat.corrects_sampling(self, knows_log_probs=self._plays_by_slots)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continue token ids with the current policy; makes the trainer a `Policy` of the engine."""

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.rollout.policy import attention_of, row_obstacle
+from text2sql_grpo.rollout.policy import attention_of, layer_obstacle, row_obstacle
 from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
 
 _PREFIX = "token_tree_"  # of the attention's name, before the one for other inputs
@@ -251,7 +251,4 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return f"the model's attention is {attention}, not sdpa or eager"
     if any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
         return "the model has attention dropout"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return f"some of its layers are of other kinds than attention: {', '.join(sorted(kinds))}"
-    return row_obstacle(model)
+    return layer_obstacle(model) or row_obstacle(model)

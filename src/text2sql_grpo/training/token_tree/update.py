@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 from trl import GRPOTrainer
 
+from text2sql_grpo.reliability.ranks import any_reason
+from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.token_tree.attention import attend_to_trees
 from text2sql_grpo.training.token_tree.batch import (
@@ -20,7 +22,6 @@ from text2sql_grpo.training.token_tree.batch import (
     scored_tree,
     trimmed,
 )
-from text2sql_grpo.training.token_tree.check import difference
 
 logger = logging.getLogger(__name__)
 LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -98,16 +99,16 @@ class TokenTreeUpdate:
         # A column of padding shows whether positions count it. It replaces one: a context may be full.
         ids, mask = (functional.pad(each[rows, :-1], (1, 0)) for each in (input_ids, mask))
         width -= 1
-        is_present = mask[:, -width:] if width else mask[:, :0]
+        is_present, reason = mask[:, -width:] if width else mask[:, :0], None
         if is_present.any():
             tree = partial(trl_compat.tree_log_probs, self._trainer, model)
-            reason = difference(
+            reason = disagreement(
                 model,
                 lambda: trl_compat.plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
                 lambda: tree(scored_tree(ids, mask, is_present))[0],
                 is_float32=trl_compat.computes_in_float32(self._trainer),
             )
-            self._switch_off(reason)
+        self._switch_off(any_reason(reason))
         if self.is_on:
             logger.info("shared_prefix is on: both ways of the update agree on %s rows", len(rows))
         return self.is_on
