@@ -323,7 +323,8 @@ SHOWN = re.compile(
     r"(by question|official|other|lookup|medium) .*|"
     r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"
     r"(merged model|learning curve|evaluation|every episode|metrics) +\S+|Look at its answers: .*|"
-    r"shared_prefix is on: .*|Ask it a question: .*|A step of GRPO: [\d.]+ s, of which (\w+ \d+%(, )?)+"
+    r"GRPO: rollouts by slots, updates by token trees|shared_prefix is on: .*|"
+    r"Ask it a question: .*|A step of GRPO: [\d.]+ s, of which (\w+ \d+%(, )?)+"
 )
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

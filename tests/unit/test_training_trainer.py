@@ -30,7 +30,7 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
-from text2sql_grpo.rollout.engine import Continuations
+from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.advantages import zero_variance_by_prompt
@@ -717,6 +717,30 @@ def test_an_adapter_that_slots_cannot_play_is_trained_by_generation(
     bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
     bench.trainer.train()
     assert bench.trainer.state.log_history[0]["grad_norm"] > 0
+
+
+def test_an_engine_that_differs_from_the_model_is_left_at_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "agrees", [LISBON], engine="auto", bf16=False)
+    assert bench.trainer.ways == {"rollouts": "slots", "updates": "token trees"}
+    bench.trainer.train()
+    assert bench.trainer.ways == {"rollouts": "slots", "updates": "token trees"}
+    step = bench.trainer.state.log_history[0]
+    assert (step["fast/rollouts"], step["fast/updates"]) == (1, 1)
+
+    forward = SlotPolicy.logits
+    monkeypatch.setattr(SlotPolicy, "logits", lambda *inputs: 1.1 * forward(*inputs))
+    bench = Bench(tmp_path / "differs", [LISBON], engine="auto", bf16=False, shared_prefix=False)
+    bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
+    bench.trainer.train()
+    assert bench.trainer.ways["rollouts"].startswith("generation: its log-probs differ by")
+    assert bench.trainer.ways["updates"] == "TRL's: grpo.shared_prefix is false"
+    assert bench.trainer.state.log_history[0]["fast/rollouts"] == 0
+
+    bench = Bench(tmp_path / "corrects", [LISBON], engine="auto", bf16=False, correct_sampling=True)
+    with pytest.raises(ConfigError, match="correct_sampling needs the engine slots"):
+        bench.trainer.train()
 
 
 def test_turns_earn_what_their_results_show_of_the_gold(tmp_path: Path) -> None:

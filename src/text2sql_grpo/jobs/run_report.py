@@ -60,6 +60,8 @@ def report(
         f"{executor.queries} queries, {executor.cache_hits} of them from the cache",
         soft_wrap=True,
     )
+    ways = ", ".join(f"{name} by {way}" for name, way in before["ways"].items())
+    run.console.print(f"GRPO: {ways}", soft_wrap=True, markup=False)
     if times := step_times(read_metrics(run.folder)):
         run.console.print(times, soft_wrap=True)
     for what, path in (

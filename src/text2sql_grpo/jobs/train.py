@@ -164,12 +164,13 @@ def _improve(
     step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = _save_and_merge(run, trainer, policy)
+    ways = trainer.ways
     del trainer
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
         checked = _check_merge(run, policy, merged)
     if ranks.is_main():
-        report(run, policy, merged, before | checked | {"step": step}, after)
+        report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
         tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
         tracked.log_evaluation(after, step)
     ranks.barrier()

@@ -230,8 +230,8 @@ def _trial(policy: SlotPolicy) -> str | None:
                 found.append((step.rows * count + step.positions, logits))
                 cache.length += sizes.to(device)
         places, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
-        logits = logits[places.argsort()]
-        return logits.unflatten(0, (3, count)).float().log_softmax(-1)
+        log_probs: torch.Tensor = logits[places.argsort()].view(3, count, -1).float().log_softmax(-1)
+        return log_probs
 
     is_float32 = model.dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
     return disagreement(model, plain, by_cache, is_float32=is_float32)

@@ -191,7 +191,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         )
         self._budgets = Budgets(args.max_turn_tokens, self.max_completion_length, context_length(self.model))
         reason = trl_compat.slots_obstacle(self) or obstacle(self.accelerator.unwrap_model(self.model))
-        self._plays_by_slots, self._is_tried = plays_by_slots(args.engine, reason), False
+        self._use_slots(reason)
+        self._is_tried = False
         self.selection = select and select(
             batch_size=args.generation_batch_size // self.num_generations,
             num_generations=self.num_generations,
@@ -356,8 +357,21 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         self._is_tried = True
         with trl_compat.unwrapped_model(self) as model:
             reason = any_reason(trial_obstacle(model))
-        self._plays_by_slots = plays_by_slots(self.args.engine, reason)
+        self._use_slots(reason)
         self._corrects_sampling = trl_compat.corrects_sampling(self, knows_log_probs=self._plays_by_slots)
+
+    def _use_slots(self, reason: str | None) -> None:
+        """Choose the engine, by the reason against `slots`."""
+        self._plays_by_slots = plays_by_slots(self.args.engine, reason)
+        if self._plays_by_slots:
+            self._way = "slots"
+        else:
+            self._way = f"generation: {reason or 'rollout.engine is generation'}"
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """How `rollouts` are played and `updates` computed, with the reason if it is the slower way."""
+        return {"rollouts": self._way, "updates": self._update.way}
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """Continue token ids with the current policy; makes the trainer a `Policy` of the engine."""
@@ -424,6 +438,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         inputs, step.loss_tokens = self._update.narrowed(model, inputs)
         with trl_compat.correcting(self, is_on="importance_sampling_ratio" in inputs):
             loss: torch.Tensor = super()._compute_loss(model, inputs)
+        if self.model.training:
+            trl_compat.log_metric(self, "fast/rollouts", float(self._plays_by_slots))
+            trl_compat.log_metric(self, "fast/updates", float(self._update.is_on))
         step.loss_tokens, step.is_forwarded = None, True
         return loss * step.loss_weight
 

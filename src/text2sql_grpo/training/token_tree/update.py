@@ -59,6 +59,7 @@ class TokenTreeUpdate:
 
     Attributes:
         is_on: True if prefixes are shared. The first batch may show that they cannot be.
+        way: Name of the way in which updates are computed, with the reason if it is TRL's.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class TokenTreeUpdate:
         self._keeps_halves = keeps_halves
         self._is_checked = False
         self.is_on = is_wanted
+        self.way = "token trees" if is_wanted else "TRL's: grpo.shared_prefix is false"
         if is_wanted:
             self._switch_off(trl_compat.tree_obstacle(trainer))
         if self.is_on:
@@ -81,7 +83,7 @@ class TokenTreeUpdate:
     def _switch_off(self, reason: str | None) -> None:
         """Fall back to TRL's update if there is a reason."""
         if reason is not None:
-            self.is_on = False
+            self.is_on, self.way = False, f"TRL's: {reason}"
             logger.warning("shared_prefix is off, so the update is slower: %s", reason)
 
     def check(self, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> bool:
