@@ -1,8 +1,12 @@
 """The main job on DuckDB, files of rows and PostgreSQL: the same questions, the same answers."""
 
+import json
 import os
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -105,6 +109,56 @@ def test_the_main_job_runs(
         error = capsys.readouterr().err
         assert "no neighbours of the database 'shop' can be made: PostgreSQL's initdb is not" in error
         assert "grading.neighbour_url" in error and "grading.neighbours: 0" in error
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "postgresql"])
+def test_golds_that_no_longer_hold_are_counted(
+    kind: str,
+    tmp_path: Path,
+    model: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("text2sql_grpo.jobs.train._check_learned", lambda *_: None)
+    hire, step = "UPDATE branch SET staff = 8 WHERE code = 'LIS-02'", SQLGRPOTrainer.training_step
+    if kind == "sqlite":
+        databases: Any = str(tmp_path / "shop.sqlite")
+        with closing(sqlite3.connect(databases)) as connection:
+            connection.executescript(SHOP)
+    else:
+        databases = databases_of(kind, tmp_path, request)
+
+    def change_database(trainer: SQLGRPOTrainer, *args: Any, **options: Any) -> Any:
+        if trainer.state.global_step == 1 and kind == "sqlite":
+            with closing(sqlite3.connect(databases)) as connection, connection:
+                connection.execute(hire)
+        elif trainer.state.global_step == 1 and kind == "duckdb":
+            other = shutil.copy(databases, tmp_path / "other.duckdb")
+            with duckdb.connect(str(other)) as connection:
+                connection.execute(hire)
+            os.replace(other, databases)
+        elif trainer.state.global_step == 1:
+            server = request.getfixturevalue("postgres_server")
+            with psycopg.connect(server.admin_url("shop"), autocommit=True) as admin:
+                admin.execute(hire)
+        return step(trainer, *args, **options)
+
+    monkeypatch.setattr(SQLGRPOTrainer, "training_step", change_database)
+    config = write_config(
+        tmp_path,
+        model={"path": str(model), "dtype": "float32"},
+        data={"databases": {"shop": databases}, "train": str(tmp_path / "questions.jsonl")},
+        sft={"max_steps": 2, "batch_size": 4},
+        grading={"neighbours": 0},
+        rewards={"execution": 1.0},
+    )
+    assert main(["train", "--config", str(config), "--evaluation.before_training", "false"]) == 0
+    rows = [row for row in json_lines(tmp_path / "run" / "metrics.jsonl") if "grading/changed_golds" in row]
+    assert [row["grading/changed_golds"] for row in rows] == [0, 1]
+    assert "Golds that no longer hold, as their database changed during the run: 1" in capsys.readouterr().out
+    (changed,) = json.loads((tmp_path / "run" / "evaluation.json").read_text())["changed_golds"]
+    assert changed.startswith("SELECT staff FROM branch WHERE code = 'LIS-02' (")
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown(

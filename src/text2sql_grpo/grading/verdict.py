@@ -57,7 +57,7 @@ class Grader:
     read again, `MAX_READINGS` times at most. A gold whose result changes is logged and counted.
 
     Attributes:
-        changed_golds: Databases and golds that returned another result at a later time.
+        changed_golds: Databases and golds that returned another result, or failed, at a later time.
         gaps: Reason of each database and gold with fewer neighbours than asked for; without neighbours, of
             each whose answers were accepted.
     """
@@ -177,11 +177,11 @@ class Grader:
                 self._golds.move_to_end(key)
                 return known
         gold = GoldResult(self._executor, database, gold_sql, limits=self._limits)
+        differs = known is not None and known.difference(gold.outcome, gold_sql) != "equal"
+        if gold.outcome.status in ("ok", "error") and differs and key not in self.changed_golds:
+            _logger.warning("The database changed: this gold has another result now: %s", gold_sql)
+            self.changed_golds.add(key)
         if gold.outcome.is_ok:  # failures are not cached: a time-out under load may not happen again
-            if known is not None and known.difference(gold.outcome, gold_sql) != "equal":
-                if key not in self.changed_golds:
-                    _logger.warning("The database changed: this gold has another result now: %s", gold_sql)
-                self.changed_golds.add(key)
             with self._lock:
                 self._golds[key] = (gold, version)
                 while len(self._golds) > self._max_cached_golds:

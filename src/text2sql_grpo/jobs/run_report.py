@@ -36,6 +36,7 @@ def report(
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
     record["uncovered"] = dict(Counter(run.bench.grader.gaps.values()).most_common())
+    record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in run.bench.grader.changed_golds)
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
@@ -49,6 +50,11 @@ def report(
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
     for gap, n_golds in record["uncovered"].items():
         run.console.print(f"Graded with fewer neighbours than wanted: {n_golds} golds, {gap}", markup=False)
+    if changed := record["changed_golds"]:
+        run.console.print(
+            f"Golds that no longer hold, as their database changed during the run: {len(changed)}, "
+            "see changed_golds in evaluation.json"
+        )
     if n_suspects:
         page = (run.folder / SUSPECTS).with_suffix(".md")
         run.console.print(f"Golds that most answers contradict: {n_suspects}, see {page}", soft_wrap=True)

@@ -559,6 +559,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             answers = [self._judge.judge(one, address(one.example.database)) for one in episodes]
             self._write(answers)
             self._quarantine(batch, answers)
+        changed = {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
+        trl_compat.log_metric(self, "grading/changed_golds", float(len(changed)))
         return Scored(
             episodes,
             scores=[answer.scores for answer in answers],
