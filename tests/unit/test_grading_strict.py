@@ -265,7 +265,7 @@ def test_all_rows_of_a_tie_at_the_limit(predicted: list[tuple[int]], expected: s
     compare = partial(compare_strict, ok([(9,), (7,)], width=1), ok(predicted, width=1))
     assert compare(ordered=True, ties=lambda: groups) == expected
     exactly = expected if len(predicted) == 2 else "row_count"
-    assert compare(ordered=True, ties=lambda: groups, is_cut_loosely=False) == exactly
+    assert compare(ordered=True, ties=lambda: groups, accepts_whole_ties=False) == exactly
     assert compare(ordered=True) == exactly
     assert compare(ordered=False, ties=lambda: groups) == exactly
 

@@ -287,4 +287,4 @@ class EngineNeighbours:
 
 
 def _agrees(gold: GoldResult, outcome: ExecutionOutcome, sql: str) -> bool:
-    return outcome.is_ok and gold.difference(outcome, sql, is_cut_loosely=True) == "equal"
+    return outcome.is_ok and gold.difference(outcome, sql, accepts_whole_ties=True) == "equal"

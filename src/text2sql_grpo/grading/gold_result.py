@@ -40,7 +40,7 @@ class GoldResult:
             self.is_usable = self.difference(self.outcome, sql) == "equal"
 
     def difference(
-        self, predicted: ExecutionOutcome, predicted_sql: str, *, is_cut_loosely: bool = False
+        self, predicted: ExecutionOutcome, predicted_sql: str, *, accepts_whole_ties: bool = False
     ) -> Difference:
         """Compare a prediction that ran by `compare_strict`, or by `compare_large` if both were cut."""
         if self.outcome.is_truncated and predicted.is_truncated:
@@ -52,7 +52,7 @@ class GoldResult:
                 ordered=self._is_ordered,
                 limits=self._limits,
             )
-        compare = partial(compare_strict, ordered=self._is_ordered, is_cut_loosely=is_cut_loosely)
+        compare = partial(compare_strict, ordered=self._is_ordered, accepts_whole_ties=accepts_whole_ties)
         found = compare(self.outcome, predicted, ties=lambda: self._ties)
         if found not in ("values", "order") or self._dialect == "sqlite":
             return found

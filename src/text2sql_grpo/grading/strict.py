@@ -54,7 +54,7 @@ def compare_strict(
     *,
     ordered: bool,
     ties: Callable[[], Sequence[TieGroup] | None] | None = None,
-    is_cut_loosely: bool = True,
+    accepts_whole_ties: bool = True,
 ) -> Difference:
     """`equal`, or the first difference between the results of two successful executions.
 
@@ -70,7 +70,7 @@ def compare_strict(
         ordered: True if the gold's order counts.
         ties: Returns the rows that the gold may return, in groups that tie, or None if unknown. Called
             only if the rows differ from the gold's. Without it the order must be exactly the gold's.
-        is_cut_loosely: True to accept all rows of a tie through which the gold's LIMIT cuts, too, as
+        accepts_whole_ties: True to accept all rows of a tie through which the gold's LIMIT cuts, too, as
             `WHERE age = (SELECT max(age) ..)` returns them for `ORDER BY age DESC LIMIT 1`.
 
     Returns:
@@ -93,7 +93,7 @@ def compare_strict(
     if order is not None:
         candidates.append(tuple(tuple(row[index] for index in order) for row in predicted.rows))
     if len(gold.rows) != len(predicted.rows):
-        may_be_whole = is_cut_loosely and ordered and len(gold.rows) < len(predicted.rows)
+        may_be_whole = accepts_whole_ties and ordered and len(gold.rows) < len(predicted.rows)
         groups = ties() if may_be_whole and ties is not None else None
         return "equal" if any(_are_whole(groups or (), rows) for rows in candidates) else "row_count"
     same_bags = [rows for rows in candidates if rows_agree([TieGroup(gold.rows, len(gold.rows))], rows)]

@@ -158,7 +158,7 @@ class Grader:
             if not outcome.is_ok:
                 return "neighbour"
             # Rows that tie at the gold's LIMIT are a chance of the neighbour: all of them are right too.
-            if gold.difference(outcome, predicted_sql, is_cut_loosely=True) != "equal":
+            if gold.difference(outcome, predicted_sql, accepts_whole_ties=True) != "equal":
                 return "neighbour"
         if neighbours and self.neighbours.refutes(self.refuter, database, gold_sql, predicted_sql):
             return "neighbour"
