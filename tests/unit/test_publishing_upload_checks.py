@@ -113,6 +113,7 @@ signing = {base64 44}
 gsk_{any 52}
 dapi{hex 32}
 lsv2_pt_{hex 32}_{hex 10}
+SENTRY_DSN=https://{hex 32}@o4505.ingest.sentry.io/4506
 """.strip().splitlines()
 ALPHABETS = {
     "any": string.ascii_letters + string.digits,
@@ -151,7 +152,7 @@ def test_secrets_of_many_providers(tmp_path: Path, carrier: Callable[[str], str]
         except HubError:
             continue
         passed.append(form)
-    assert len(SECRETS) == 44 and passed == []
+    assert len(SECRETS) == 45 and passed == []
 
 
 def test_all_findings_are_listed_and_a_false_alarm_is_allowed(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ _WEBHOOK = re.compile(
     r"https://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/\w[\w/-]*"
 )
 _ADDRESS = re.compile(r"://[^\s:@/\"']{0,64}:([^\s@/\"']{1,512})@")
+_KEYED_ADDRESS = re.compile(r"://([^\s:@/\"']{16,512})@")  # a key in place of user and password
 # `name = value`, `"name": "value"`, `name("value`, `os.environ["name"] = "value`.
 _ASSIGNED = re.compile(
     r"(?i)(?:(?P<password>password|passwd|passphrase|passcode|pwd|(?P<short>(?<![a-z])(?:pass|pw)))"
@@ -113,6 +114,9 @@ def secrets(text: str) -> Iterator[Secret]:
             yield Secret(rule, match[0])
     for match in _ADDRESS.finditer(text):
         if not _PLACEHOLDER.match(match[1]):
+            yield Secret("address", match[1])
+    for match in _KEYED_ADDRESS.finditer(text):
+        if _is_key(match[1]):
             yield Secret("address", match[1])
     for match in _ASSIGNED.finditer(text):
         value = match["quoted"] or match["bare"]
