@@ -131,11 +131,7 @@ def read_jsonl(
 
 
 def cut_lines(path: Path, *, last_step: int | None = None) -> None:
-    """Cut a log back to its whole lines; no-op where it does not exist.
-
-    Args:
-        last_step: Also drop everything from the first line with a later `step`; None for no bound.
-    """
+    """Cut a log back to its whole lines of steps up to `last_step`; no-op where it does not exist."""
     if not path.exists():
         return
     end = 0

@@ -19,11 +19,7 @@ CURVE = "learning_curve.png"
 
 
 def find_config(*models: str) -> Path | None:
-    """Find `config.yaml` in the folder of a model (or of its answers), or in the folder around it.
-
-    Args:
-        models: Paths, tried in order; Hub ids are passed over.
-    """
+    """Find `config.yaml` in the folder of a model (or of its answers), or around it; the first one found."""
     paths = [Path(model).resolve() for model in models if Path(model).exists()]
     places = [folder / CONFIG for path in paths for folder in (path, path.parent)]
     return next((place for place in places if place.is_file()), None)

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +61,14 @@ class QuestionAudit:
 
     questions: int
     findings: tuple[Finding, ...]
-    ids_by_reason: dict[str, set[str]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        by_reason: defaultdict[str, set[str]] = defaultdict(set)
-        for finding in self.findings:
-            by_reason[finding.reason].add(finding.id)
-        object.__setattr__(self, "ids_by_reason", {reason: by_reason[reason] for reason in REASONS})
+    @property
+    def ids_by_reason(self) -> dict[str, set[str]]:
+        """Ids of the questions with each fault."""
+        return {reason: {one.id for one in self.findings if one.reason == reason} for reason in REASONS}
 
     def quarantine(self, keep: Collection[str] = KEPT) -> list[dict[str, object]]:
-        """One row per question to leave out of training: `id`, `reasons`, `details`.
-
-        Args:
-            keep: Reasons to ignore.
-        """
+        """One row per question to leave out for reasons not in `keep`: `id`, `reasons`, `details`."""
         rows: dict[str, dict[str, list[str]]] = {}
         for finding in self.findings:
             if finding.reason not in keep:

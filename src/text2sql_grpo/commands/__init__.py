@@ -34,8 +34,7 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; exit code 0, 1 after an error with a message, or 130 after Ctrl-C.
 
-    Args:
-        argv: Arguments without the program's name; None for the command line.
+    `argv` are the arguments without the program's name; None for the command line.
     """
     verb, options, parser = _read(sys.argv[1:] if argv is None else list(argv))
     load_dotenv(Path(".env"))

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def check_installed(names: Sequence[str]) -> None:
         )
 
 
+@dataclass
 class Tracking:
     """Open trackers of one run.
 
@@ -74,10 +76,9 @@ class Tracking:
         callbacks: Callbacks for the trainer, in addition to those of `report_to`.
     """
 
-    def __init__(self, names: Sequence[str], arguments: TrainingArguments) -> None:
-        self.callbacks: list[TrainerCallback] = []
-        self._names = names
-        self._arguments = arguments
+    names: Sequence[str]
+    arguments: TrainingArguments
+    callbacks: list[TrainerCallback] = field(default_factory=list)
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
         """Log accuracy and looks of held-out sets."""
@@ -88,10 +89,10 @@ class Tracking:
             figures[f"eval/{name}/episode/looks"] = scores["looks_per_question"]
         if not figures or not PartialState().is_main_process:
             return
-        for tracker in self._names:
+        for tracker in self.names:
             writer = _WRITERS.get(tracker)
             if writer is not None:
-                writer(figures, step, self._arguments)
+                writer(figures, step, self.arguments)
 
 
 def _to_wandb(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:

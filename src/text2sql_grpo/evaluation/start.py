@@ -71,11 +71,7 @@ class StartFigures:
 
 
 def start_figures(answers: Mapping[str, Sequence[Answer]]) -> dict[str, StartFigures]:
-    """Figures of look-ups, of others, and of each family of these.
-
-    Args:
-        answers: Sampled episodes under `LOOKUPS` and `OTHERS`, the same number of each question.
-    """
+    """Figures of look-ups, of others, and of each family of these, each question sampled as often."""
     groups: dict[str, list[Answer]] = {name: list(group) for name, group in answers.items() if group}
     for answer in answers.get(OTHERS, ()):
         groups.setdefault(answer.example.family, []).append(answer)
@@ -100,10 +96,9 @@ def _figures(answers: Sequence[Answer]) -> StartFigures:
 
 
 def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
-    """95% interval of a mean: Wilson's, for the number of independent episodes (Kish 1965, design effect).
+    """95% interval of a mean of shares by question: Wilson's, for the number of independent episodes.
 
-    Args:
-        shares: Share of each question, over `samples` episodes.
+    Kish 1965, design effect.
     """
     share, count = mean(shares), len(shares) * samples
     by_chance = share * (1 - share) / samples

@@ -37,11 +37,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, answers: Iterable[tuple[str, bool]]) -> Self:
-        """Count answers.
-
-        Args:
-            answers: Database of each question, and True for a right answer.
-        """
+        """Count answers, each given by the database of its question and True if right."""
         counts: dict[str, tuple[int, int]] = {}
         for database, is_right in answers:
             correct, total = counts.get(database, (0, 0))

@@ -75,8 +75,7 @@ def ask(
 ) -> int:
     """Print each exploratory query with its rows, the final SQL and its result; exit code 1 without one.
 
-    Args:
-        config: Config of environment and engine; None for that of the model's run, or the defaults.
+    Environment and engine are those of `config`, or of the model's run, or the defaults.
     """
     if not question.strip():
         raise DataError("the question is empty: put it in quotes after `ask`")

@@ -37,8 +37,7 @@ def doctor(
 ) -> int:
     """Check everything that a run needs and print what to mend; exit code 1 if a run would fail, else 0.
 
-    Args:
-        launch: Accelerate config that will start the run; None for one process.
+    `launch` is the accelerate config that will start the run; None for one process.
     """
     findings = []
     for finding in _findings(config, launch, dry_run):

@@ -122,11 +122,7 @@ def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Fi
 
 
 def disk(config: Config, needed_bytes: int | None) -> Finding:
-    """Check the disk space of the run folder and of the cache.
-
-    Args:
-        needed_bytes: Size of checkpoints and of the merged model; None if the model is not known.
-    """
+    """Check the disk space of the run folder and of the cache; None needed where the model is not known."""
     folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
     free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
     text = ", ".join(f"{size / GIB:.0f} GiB free for the {name}" for name, size in free.items())

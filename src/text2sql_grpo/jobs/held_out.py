@@ -65,8 +65,7 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
     """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
 
-    Args:
-        is_measured: True if the run folder may hold the figures: of a resumed run, or of an earlier one.
+    Figures in the run folder are taken if `is_measured`: of a resumed run, or of an earlier one.
     """
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:

@@ -44,8 +44,7 @@ def check_folder(folder: Path) -> None:
 def find_checkpoint(config: Config, resume: str | None, console: Console) -> Path | None:
     """Find the checkpoint to resume from, undamaged and of the same model; None to start afresh.
 
-    Args:
-        resume: A checkpoint folder, or `auto` for the newest undamaged one of the run folder.
+    `auto` is the newest undamaged one of the run folder.
     """
     if resume is None:
         return None

@@ -24,11 +24,7 @@ from text2sql_grpo.training.run_log import RunLog
 def schedule_evaluations(
     bench: Workbench, trainer: Trainer, folder: Path, console: Console, *, every: int | None
 ) -> None:
-    """Let a trainer evaluate `data.dev` every few steps; no-op without `every`.
-
-    Args:
-        trainer: Any trainer of TRL or transformers, before training.
-    """
+    """Let any trainer evaluate `data.dev` every few steps, from before training on; no-op without `every`."""
     if every is None:
         return
 

@@ -72,12 +72,9 @@ class Workbench:
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
     def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
-        """Make the chat format of a model under this run's protocol.
+        """Make the chat format of a model under this run's protocol; of the tokenizer alone without a model.
 
-        Its tokenizer then measures `environment.max_schema_tokens`.
-
-        Args:
-            model: The model; None for the tokenizer alone.
+        The tokenizer then measures `environment.max_schema_tokens`.
         """
         chat = chat_format(
             tokenizer,

@@ -298,8 +298,7 @@ def _chats(
 def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> None:
     """Train from a checkpoint to the last step; load the weights of one that has done it.
 
-    Args:
-        needs_less: Advice if the memory does not suffice.
+    `needs_less` is the advice if the memory does not suffice.
     """
     if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
         trl_compat.load_weights(trainer, checkpoint)

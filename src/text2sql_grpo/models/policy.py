@@ -105,11 +105,7 @@ def load_policy(
 
 
 def resolved(settings: ModelConfig, device: str) -> ModelConfig:
-    """The settings with dtype and quantization decided for a device, so that a run folder says what was done.
-
-    Args:
-        device: Kind of device of training, such as `cuda`; see `device_type`.
-    """
+    """Settings with dtype and quantization decided for a kind of device, for the run folder to record."""
     dtype, quantization = settings.dtype, settings.quantization
     if dtype == "auto":
         # Full training keeps float32 weights: updates are smaller than a step of bfloat16.

@@ -164,8 +164,7 @@ def _weight_names(model: Any) -> list[str]:
 def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | None) -> Fetch:
     """Weights of the base by their names in the model, equal to those in training.
 
-    Args:
-        quantized_from: Type from which training rounded the linear layers to 4 bits; None for no rounding.
+    Those of linear layers are rounded to 4 bits, from the type `quantized_from`, if it is given.
     """
     try:
         stored = StoredWeights(model_path)

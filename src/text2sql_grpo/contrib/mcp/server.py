@@ -168,10 +168,7 @@ def make_server(
 
 
 def listen(host: str, port: int, *, token: str | None) -> socket.socket:
-    """Open the listening socket of an HTTP server.
-
-    Args:
-        token: Required bearer token; None for none.
+    """Open the listening socket of an HTTP server, whose requests must carry `token` unless it is None.
 
     Raises:
         ConfigError: Other machines could reach it and there is no token, or the address is not free.

@@ -42,11 +42,7 @@ class Server:
 async def open_transport(
     server: Server, copy: PrivateCopy | None, stack: AsyncExitStack, stderr: TextIO
 ) -> Any:
-    """Open the transport for the SDK's client.
-
-    Args:
-        stack: Closes resources that the transport itself does not.
-    """
+    """Open the transport for the SDK's client; `stack` closes what the transport itself does not."""
     if server.url:
         client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {server.token}"} if server.token else None,

@@ -44,26 +44,22 @@ class Turn:
 Ask = Callable[[list[vf.Message]], Awaitable[Turn | None]]
 
 
+@dataclass
 class Seat:
     """Agent for one rollout.
 
-    Args:
+    Attributes:
         ask: Returns the policy's turn after new messages; None if it is out of tokens.
         tools: Opens the tools of a task.
-
-    Attributes:
         trace: Trace of its run; None before it.
         trainable: Flag that an `Env` may set.
     """
 
-    def __init__(
-        self, config: vf.AgentConfig, ask: Ask, tools: Callable[[vf.Task], Awaitable[Toolbox]]
-    ) -> None:
-        self.config = config
-        self.trainable = True
-        self.trace: vf.Trace | None = None
-        self._ask = ask
-        self._tools = tools
+    config: vf.AgentConfig
+    ask: Ask
+    tools: Callable[[vf.Task], Awaitable[Toolbox]]
+    trace: vf.Trace | None = None
+    trainable: bool = True
 
     async def run(self, task: vf.Task, **options: Any) -> vf.Trace:
         """Play a task from its prompt to the first turn without a tool call."""
@@ -94,7 +90,7 @@ class Seat:
         if options.get("on_trace") is not None:
             options["on_trace"](self.trace)
         await invoke(task.setup, {"trace": self.trace, "runtime": None})
-        exchange = Exchange(self.trace, task, self._ask, await self._tools(task), _limits(self.config))
+        exchange = Exchange(self.trace, task, self.ask, await self.tools(task), _limits(self.config))
         self.trace.timing.agent.start = time.time()
         yield exchange
         self.trace.timing.agent.end = time.time()

@@ -47,12 +47,9 @@ class Toolbox:
             self.schemas.append(tool_schema(name, tool.description, tool.input_schema))
 
     async def answer(self, text: str, number: int) -> tuple[vf.AssistantMessage, vf.ToolMessage | None]:
-        """Convert a turn to a message, and run its tool call; None without a call.
+        """Convert a turn, by its number, to a message, and run its tool call; None without a call.
 
         A malformed call, and an exception of a tool, is answered by an error.
-
-        Args:
-            number: Index of the turn, for the call's id.
         """
         content = before_call(text)
         if not self.schemas or content is None:
