@@ -233,7 +233,7 @@ def test_interrupts_full_disks_and_bugs_end_as_they_should(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(error: BaseException) -> list[str]:
-        def overlap(questions: Path) -> None:
+        def overlap(*_: object) -> None:
             raise error
 
         monkeypatch.setattr("text2sql_grpo.data.overlap.overlap", overlap)

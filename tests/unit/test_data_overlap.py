@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.overlap import KEYS, format_overlap, overlap
 from text2sql_grpo.errors import DataError
 
@@ -108,3 +109,15 @@ def test_the_bundled_test_files_are_held_out_as_they_say() -> None:
             assert rows[training_set, name]["database"] == rows[training_set, name]["stored_value"] == 0
     both = rows["demonstrations", "train"]
     assert both["question"] == both["gold_sql"] == 0
+
+
+def test_sql_is_parsed_in_the_dialect_of_its_database(tmp_path: Path) -> None:
+    gold = "SELECT fee // 2 FROM visit WHERE ward = 'LSB'"
+    asked = row("Which?", gold)
+    write(tmp_path, "train", asked)
+    write(tmp_path, "dev", asked)
+    with pytest.raises(DataError, match=r"(?s)cannot be parsed.*needs --databases"):
+        overlap(tmp_path)
+    (tmp_path / "clinic.duckdb").touch()
+    (result,) = overlap(tmp_path, Databases(tmp_path / "clinic.duckdb"))
+    assert result.shares["gold_sql"] == result.shares["literal"] == 1

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from text2sql_grpo.data.databases import Databases
@@ -101,3 +102,13 @@ def test_guess_that_changes_two_values(tmp_path: Path) -> None:
 
     assert "as said" not in found  # 'xx' is not the whole city
     assert found["begins as said"] == found["contains what is said"] == 1
+
+
+def test_cap_in_the_dialect_of_another_engine(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "staff.duckdb")) as connection:
+        connection.execute(SCRIPT)
+    gold = "SELECT pay FROM person WHERE name = '{}' AND pay // 2 = 2"
+    top = replace(ZOE, gold_sql=gold.format("Zoe"), guess_sql=gold.format("zoe"))
+    with SQLExecutor() as executor:
+        found = rights(blind_cap([top], Databases(tmp_path), Grader(executor)))
+    assert found["as said"] == 1  # whatever the case, as in SQLite

@@ -96,6 +96,17 @@ class Databases:
             self._built[name] = _built(source)
         return self._built[name]
 
+    def dialect(self, name: str) -> str:
+        """Name of a database's SQL in sqlglot; builds nothing.
+
+        Raises:
+            DataError: No database has this name.
+        """
+        source = self.source(name)
+        if isinstance(source, str):
+            return parse_address(source).dialect
+        return "sqlite" if _is_sqlite(source) or source.suffix == ".sql" else "duckdb"
+
     def sqlite_file(self, name: str, purpose: str) -> Path:
         """File of a SQLite database.
 

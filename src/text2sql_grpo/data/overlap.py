@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import sqlglot
 from sqlglot import exp
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import folded
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
@@ -37,15 +38,20 @@ class OverlapRow:
     shares: Mapping[str, float | None]
 
 
-def overlap(questions: Path) -> list[OverlapRow]:
+def overlap(questions: Path, databases: Databases | None = None) -> list[OverlapRow]:
     """One row per pair of a training file and another file in the folder `questions`.
+
+    Args:
+        questions: Folder of question files.
+        databases: Databases, in whose dialects the SQL is parsed; None for SQLite's.
 
     Raises:
         DataError: No training file, or a line that is not a question.
     """
     paths = sorted(questions.glob("*.jsonl"))
+    keys_of = partial(_keys, databases)
     sets = {
-        path.stem: list(read_jsonl(path, "questions with SQL", convert=_keys, skip_blank=True))
+        path.stem: list(read_jsonl(path, "questions with SQL", convert=keys_of, skip_blank=True))
         for path in paths
     }
     training_sets = [name for name in TRAINING_SETS if name in sets]
@@ -80,14 +86,16 @@ def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | Non
     return sum(found) / len(found) if found else None
 
 
-def _keys(row: Mapping[str, Any]) -> Keys:
+def _keys(databases: Databases | None, row: Mapping[str, Any]) -> Keys:
     """Keys of one question that another may share."""
+    dialect = databases.dialect(row["database"]) if databases else "sqlite"
     database, question, gold = row["database"], row["question"], row["gold_sql"]
     try:
-        columns, literals = _parts(gold)
-        looked = _parts(row["look_sql"])[0] if row.get("look_sql") else frozenset[str]()
+        columns, literals = _parts(gold, dialect)
+        looked = _parts(row["look_sql"], dialect)[0] if row.get("look_sql") else frozenset[str]()
     except sqlglot.ParseError as error:
-        raise ValueError(f"SQL that cannot be parsed: {error}") from error
+        hint = "" if databases else " (SQL of another engine than SQLite needs --databases)"
+        raise ValueError(f"SQL that cannot be parsed: {error}{hint}") from error
     template = row.get("template")
     combination = f"{database} {template} {sorted(columns)}"
     return {
@@ -105,9 +113,9 @@ def _keys(row: Mapping[str, Any]) -> Keys:
 
 
 @lru_cache(maxsize=50_000)
-def _parts(sql: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+def _parts(sql: str, dialect: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
     """Tables and `table.column`s of a query, and the (column, literal) pairs it compares."""
-    tree = sqlglot.parse_one(sql, read="sqlite")
+    tree = sqlglot.parse_one(sql, read=dialect)
     aliases = {table.alias_or_name: table.name for table in tree.find_all(exp.Table)}
     only = next(iter(aliases.values())) if len(set(aliases.values())) == 1 else ""
 
@@ -115,7 +123,7 @@ def _parts(sql: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
         return f"{aliases.get(column.table, column.table) or only}.{column.name}"
 
     literals = {
-        (place(column), literal.sql(dialect="sqlite"))
+        (place(column), literal.sql(dialect=dialect))
         for predicate in tree.find_all(exp.Predicate)
         for column in predicate.find_all(exp.Column)
         for literal in predicate.find_all(exp.Literal)

@@ -15,7 +15,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.grading import Grader
 
-# Patterns of a LIKE predicate, from the words of the question; SQLite's LIKE ignores case.
+# Patterns of a predicate that ignores case, SQLite's LIKE or ILIKE, from the words of the question.
 _PATTERNS: dict[str, Callable[[str], str]] = {
     "as said": lambda said: said,
     "begins as said": lambda said: f"{said}%",
@@ -53,8 +53,8 @@ def blind_cap(examples: Sequence[Example], databases: Databases, grader: Grader)
     asked = [example for example in examples if example.guess_sql]
     right: dict[str, list[bool]] = {name: [] for name in _PATTERNS}
     for example in asked:
-        for name, sql in _guesses(example).items():
-            database = databases.address(example.database)
+        database, dialect = databases.address(example.database), databases.dialect(example.database)
+        for name, sql in _guesses(example, dialect).items():
             verdict = grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
             right[name].append(verdict.strict)
     by_strategy = {name: _accuracy(asked, flags) for name, flags in right.items()}
@@ -69,10 +69,10 @@ def _accuracy(asked: Sequence[Example], flags: Sequence[bool]) -> Accuracy:
     return Accuracy.of(zip([example.database for example in asked], flags, strict=True))
 
 
-def _guesses(example: Example) -> dict[str, str]:
+def _guesses(example: Example, dialect: str) -> dict[str, str]:
     try:
-        gold = parse_one(example.gold_sql, dialect="sqlite")
-        guess = parse_one(example.guess_sql or "", dialect="sqlite")
+        gold = parse_one(example.gold_sql, dialect=dialect)
+        guess = parse_one(example.guess_sql or "", dialect=dialect)
         pairs = zip(gold.find_all(exp.Literal), guess.find_all(exp.Literal), strict=True)
         changed = {stored.this: said.this for stored, said in pairs if stored != said}
         if not changed:
@@ -83,18 +83,19 @@ def _guesses(example: Example) -> dict[str, str]:
             f"got {example.guess_sql!r} for {example.gold_sql!r} (question {example.id})"
         ) from error
     return {
-        name: _with_patterns(gold, {stored: pattern(said) for stored, said in changed.items()})
+        name: _with_patterns(gold, {stored: pattern(said) for stored, said in changed.items()}, dialect)
         for name, pattern in _PATTERNS.items()
     }
 
 
-def _with_patterns(gold: exp.Expr, patterns: dict[str, str]) -> str:
-    """The gold with each `column = stored` replaced by `column LIKE pattern`."""
+def _with_patterns(gold: exp.Expr, patterns: dict[str, str], dialect: str) -> str:
+    """The gold with each `column = stored` replaced by a predicate that ignores case."""
+    like = exp.Like if dialect == "sqlite" else exp.ILike
 
     def replace(node: exp.Expr) -> exp.Expr:
         value = node.expression if isinstance(node, exp.EQ) else None
         if isinstance(value, exp.Literal) and value.this in patterns:
-            return exp.Like(this=node.this, expression=exp.Literal.string(patterns[value.this]))
+            return like(this=node.this, expression=exp.Literal.string(patterns[value.this]))
         return node
 
-    return gold.copy().transform(replace).sql(dialect="sqlite")
+    return gold.copy().transform(replace).sql(dialect=dialect)
