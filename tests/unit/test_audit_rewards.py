@@ -1,14 +1,18 @@
 """The probe battery and mutants, under the default reward and under published ones."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from tests.shop_database import make_shop
 from text2sql_grpo.audit.probes import PROBES
 from text2sql_grpo.audit.rewards import Answer, RewardAudit, accepted, refused
+from text2sql_grpo.audit.variations import rewrites
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.grading import Grader
@@ -110,3 +114,27 @@ def test_mutants_of_own_questions(tmp_path: Path, executor: SQLExecutor, grader:
     assert len(misjudged(official)) >= len(GOLDS)
     assert {answer.share for answer in official if answer.kind == "hard-coded"} == {1.0}
     assert all(answer.is_official == answer.is_accepted for answer in official)
+
+
+def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader: Grader) -> None:
+    make_shop(tmp_path / "shop.sqlite")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as source:
+            for table in ("city", "person"):
+                found = source.execute(f"SELECT * FROM {table}")
+                names = ", ".join(name for name, *_ in found.description)
+                rows = found.fetchall()
+                connection.execute(f"CREATE TABLE {table} ({names.replace(',', ' VARCHAR,')} VARCHAR)")
+                for row in rows:
+                    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        connection.execute("ALTER TABLE person ALTER age TYPE INTEGER")
+    golds = ["SELECT name FROM person WHERE age > 40", "SELECT name ILIKE '%a%' FROM city", "SELECT nope"]
+    assert "age // 2" in dict(rewrites("SELECT age // 2 FROM person", "duckdb"))["formatted"]
+    examples = [Example(id=gold, database="shop", question="?", gold_sql=gold) for gold in golds]
+    audit = RewardAudit(RewardMix({"execution": 1.0}), grader, executor)
+    answers = audit.mutations(examples, Databases({"shop": tmp_path / "shop.duckdb"}), seed=1)
+
+    assert audit.left_out == 1
+    assert {answer.kind for answer in answers} == {"mutant", "hard-coded", "rewrite"}
+    assert {answer.gold_sql for answer in answers} == set(golds[:2])
+    assert misjudged(answers) == []

@@ -1,5 +1,6 @@
 """The question generator on a database without words, and every promise of the bundled questions."""
 
+import csv
 import json
 import re
 import sqlite3
@@ -11,13 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import psycopg
 import pytest
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
-from text2sql_grpo.data.generator import QUESTION_SETS, make_questions
+from text2sql_grpo.data.generator import QUESTION_SETS, QuestionSet, make_questions
 from text2sql_grpo.data.templates import OWN, templates
 from text2sql_grpo.data.words import open_with_words
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.stand_in import StandIn
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
@@ -212,8 +218,67 @@ def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_pat
 
 
 def test_no_databases_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no \.sql, \.sqlite or \.db files"):
+    with pytest.raises(DataError, match=r"no databases .*: give a folder of \.sqlite"):
         make_questions(tmp_path, tmp_path / "questions")
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgresql", "csv"])
+def test_questions_for_other_engines_hold_there(
+    kind: str,
+    shop: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = ORDERS.replace("Customers", '"Customers"').replace(" REAL", " DOUBLE PRECISION")
+    script = script.replace("unitPrice", '"unitPrice"').replace("placed TEXT", "placed DATE, is_paid BOOLEAN")
+    with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
+        clients = connection.execute("SELECT * FROM Customers").fetchall()
+        orders = [(*row, row[0] % 2 == 0) for row in connection.execute('SELECT * FROM "order"')]
+    where: Path | str = tmp_path / "shop.duckdb"
+    if kind == "duckdb":
+        with duckdb.connect(str(where)) as database:
+            database.execute(script)
+            database.executemany('INSERT INTO "Customers" VALUES (?, ?, ?, ?)', clients)
+            database.executemany('INSERT INTO "order" VALUES (?, ?, ?, ?, ?, ?, ?)', orders)
+    elif kind == "csv":
+        where = tmp_path / "shop"
+        where.mkdir()
+        for name, header, rows in (
+            ("Customers", "id,name,home town,age", clients),
+            ("order", "id,customer_id,status,seller,unitPrice,placed,is_paid", orders),
+        ):
+            with (where / f"{name}.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([header.split(","), *rows])
+    else:
+        server = request.getfixturevalue("postgres_server")
+        with psycopg.connect(server.admin_url(), autocommit=True) as admin:
+            admin.execute("CREATE DATABASE made")
+        with psycopg.connect(server.admin_url("made")) as admin, admin.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA sales; SET search_path = sales, public")
+            cursor.execute(script.replace('"order"', 'sales."order"'))
+            cursor.executemany('INSERT INTO "Customers" VALUES (%s, %s, %s, %s)', clients)
+            cursor.executemany('INSERT INTO "order" VALUES (%s, %s, %s, %s, %s, %s, %s)', orders)
+            cursor.execute(restricted_role_sql("maker", "of it", "made", schemas=["sales", "public"]))
+        monkeypatch.setenv("PGPASSWORD", "of it")
+        where = server.url("maker", "", "made").replace(":@", "@")
+    sets = [QuestionSet("train", "train", 120, 0.2, "any")]
+    make_questions(where, tmp_path / "questions", question_sets=sets)
+    (rows,) = read(tmp_path / "questions").values()
+    named = Databases(where)
+    address, golds = named.address(named.names()[0]), [row["gold_sql"] for row in rows]
+    with SQLExecutor() as executor:
+        outcomes = executor.execute_many([(address, gold) for gold in golds])
+        stand_in = StandIn(executor, address, tmp_path / "likenesses")
+        same, other = "SELECT max(age) FROM Customers", "SELECT typeof(age) FROM Customers"
+        assert stand_in.native(same) and stand_in.native(other) is None and stand_in.n_refused == 1
+    assert len(rows) == 120 and all(outcome.is_ok and outcome.rows for outcome in outcomes)
+    text = " ".join(golds)
+    if kind == "postgresql":
+        assert 'FROM sales."order"' in text and 'sales."Customers"' in text and '"unitPrice"' in text
+    else:
+        assert 'FROM "order"' in text and "unitPrice" in text and "sales" not in text
+    assert "look_sql" in {key for row in rows for key in row}
 
 
 @pytest.mark.parametrize(

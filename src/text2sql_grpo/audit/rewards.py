@@ -11,7 +11,7 @@ from typing import Literal
 
 from text2sql_grpo.audit.probes import PROBES, build_probe_database
 from text2sql_grpo.audit.variations import hard_coded, rewrites
-from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.grading import Grader
@@ -21,7 +21,9 @@ from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.perturb import perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
 from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.grading.stand_in import StandIn
 from text2sql_grpo.rewards import Judge, RewardMix
+from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 
@@ -67,9 +69,14 @@ class RewardAudit:
         rewards: The audited reward.
         grader: Grades as in training.
         executor: Runs queries.
+
+    Attributes:
+        left_out: Number of golds that fail, cannot be parsed, or return something else in SQLite.
     """
 
     def __init__(self, rewards: RewardMix, grader: Grader, executor: SQLExecutor) -> None:
+        self.left_out = 0
+        self._stand_ins: dict[Database, StandIn] = {}
         self._judge = Judge(grader, executor, rewards)
 
     def probes(self) -> list[Answer]:
@@ -93,7 +100,8 @@ class RewardAudit:
 
         A mutant or a hard-coded answer is used if it runs and is proved wrong: its result differs on
         the database itself, or on one of a few random variants of it on which the gold has one result.
-        Those variants are made like the grader's neighbours, but are others.
+        Those variants are made like the grader's neighbours, but are others. For other engines than SQLite
+        they are variants of a stand-in, on which the queries have the results of the database.
 
         Args:
             examples: Questions with the golds; those that fail, or cannot be parsed, are skipped.
@@ -101,22 +109,29 @@ class RewardAudit:
         """
         answers: list[Answer] = []
         for example in examples:
-            answers += self._of_gold(example, databases.sqlite_file(example.database, "audit reward"), seed)
+            found = list(self._of_gold(example, databases.address(example.database), seed))
+            self.left_out += not found
+            answers += found
             on_gold()
         return answers
 
-    def _of_gold(self, example: Example, path: Path, seed: int) -> Iterator[Answer]:
-        gold_sql = example.gold_sql
-        result = self._judge.grader.gold_result(path, gold_sql)
+    def _of_gold(self, example: Example, database: Database, seed: int) -> Iterator[Answer]:
+        gold_sql, executor = example.gold_sql, self._judge.executor
+        if database not in self._stand_ins:
+            folder = cache_folder("neighbours") / "likenesses"
+            self._stand_ins[database] = StandIn(executor, database, folder)
+        stand_in = self._stand_ins[database]
+        path, query = stand_in.path, stand_in.in_sqlite(gold_sql)
+        result = self._judge.grader.gold_result(database, gold_sql)
         base = read_sample(path)
-        gold = read_gold(gold_sql, base.schema, base.views)
-        if not result.is_usable or gold is None:
+        gold = read_gold(query, base.schema, base.views) if query else None
+        if not query or not result.is_usable or gold is None:
             return
         rng = Random(f"{seed} {path.name} {gold_sql}")
         base = with_links(base, path, gold.links)
 
         def rows(sql: str) -> tuple[Row, ...] | None:
-            outcome = self._judge.executor.execute(path, sql)
+            outcome = executor.execute(path, sql)
             return outcome.rows if outcome.is_ok else None
 
         changed = list(mutants(gold, base.schema, rows).items())
@@ -126,40 +141,52 @@ class RewardAudit:
             *(("hard-coded", name, sql) for name, sql in hard_coded(result.outcome)),
         ]
         running = [
-            (suspect, outcome)
+            (suspect, native, outcome)
             for suspect in suspects
-            if (outcome := self._judge.executor.execute(path, suspect[2])).is_ok and not outcome.is_truncated
+            if (native := stand_in.native(suspect[2]))
+            and (outcome := executor.execute(database, native)).is_ok
+            and not outcome.is_truncated
         ]
-        unlike = {sql for (_, _, sql), outcome in running if result.difference(outcome, sql) != "equal"}
-        alike = [suspect[2] for suspect, _ in running if suspect[2] not in unlike]
-        wrong = unlike | _differing(base, gold, gold_sql, alike, rng)
-        for (kind, name, sql), _ in running:
+        unlike = {
+            sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"
+        }
+        alike = [suspect[2] for suspect, _, _ in running if suspect[2] not in unlike]
+        wrong = unlike | _differing(base, gold, query, alike, rng)
+        for (kind, name, sql), native, _ in running:
             if sql in wrong:
-                yield self._answer(kind, name, example.database, path, gold_sql, sql, is_right=False)
-        for name, sql in rewrites(gold_sql):
-            yield self._answer("rewrite", name, example.database, path, gold_sql, sql, is_right=True)
+                yield self._answer(kind, name, example.database, database, gold_sql, native, is_right=False)
+        for name, sql in rewrites(gold_sql, parse_address(database).dialect):
+            yield self._answer("rewrite", name, example.database, database, gold_sql, sql, is_right=True)
 
     def _answer(
-        self, kind: Kind, name: str, database: str, path: Path, gold_sql: str, sql: str, *, is_right: bool
+        self,
+        kind: Kind,
+        name: str,
+        shown: str,
+        database: Database,
+        gold_sql: str,
+        sql: str,
+        *,
+        is_right: bool,
     ) -> Answer:
-        full, _ = self._earned(path, gold_sql, gold_sql)
-        nothing, _ = self._earned(path, gold_sql, FAILING)
-        earned, is_official = self._earned(path, gold_sql, sql)
+        full, _ = self._earned(database, gold_sql, gold_sql)
+        nothing, _ = self._earned(database, gold_sql, FAILING)
+        earned, is_official = self._earned(database, gold_sql, sql)
         share = None
         if earned is not None and full is not None and nothing is not None:
             share = (earned - nothing) / (full - nothing) if full > nothing else 1.0
-        return Answer(kind, name, database, gold_sql, sql, is_right, share, is_official)
+        return Answer(kind, name, shown, gold_sql, sql, is_right, share, is_official)
 
-    def _earned(self, path: Path, gold_sql: str, sql: str) -> tuple[float | None, bool]:
+    def _earned(self, database: Database, gold_sql: str, sql: str) -> tuple[float | None, bool]:
         """Reward of an episode that submits this query at once, and its official verdict."""
         episode = Episode(
-            Example(id="audit", database=path.stem, question="", gold_sql=gold_sql),
+            Example(id="audit", database="audited", question="", gold_sql=gold_sql),
             messages=[{"role": "assistant", "content": f"<answer>{sql}</answer>"}],
             actions=[Action("submit_sql", sql)],
             final_sql=sql,
             stop_reason="submitted",
         )
-        answer = self._judge.judge(episode, path)
+        answer = self._judge.judge(episode, database)
         is_masked = answer.verdict.reason == "gold_failed"
         return None if is_masked else answer.reward, answer.verdict.official
 

@@ -23,19 +23,19 @@ def hard_coded(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:
     >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b"), ((3, "x"), (4, None))))]
     ["VALUES (3, 'x'), (4, NULL)", "SELECT 3, 'x' UNION ALL SELECT 4, NULL"]
     >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b")))]
-    ['SELECT 1, 1 WHERE 0']
+    ['SELECT 1, 1 WHERE 1 = 0']
     """
     if len(answer.rows) > MAX_ROWS_WRITTEN:
         return
     if not answer.rows:
-        yield "no rows", f"SELECT {', '.join(['1'] * len(answer.columns))} WHERE 0"
+        yield "no rows", f"SELECT {', '.join(['1'] * len(answer.columns))} WHERE 1 = 0"
         return
     rows = [", ".join(exp.convert(cell).sql("sqlite") for cell in row) for row in answer.rows]
     yield "VALUES", "VALUES " + ", ".join(f"({row})" for row in rows)
     yield "UNION", " UNION ALL ".join(f"SELECT {row}" for row in rows)
 
 
-def rewrites(gold_sql: str) -> Iterator[tuple[str, str]]:
+def rewrites(gold_sql: str, dialect: str = "sqlite") -> Iterator[tuple[str, str]]:
     """Name and SQL of queries equivalent to the gold.
 
     >>> dict(rewrites("SELECT a FROM t WHERE b = 3"))["sides swapped"]
@@ -43,13 +43,13 @@ def rewrites(gold_sql: str) -> Iterator[tuple[str, str]]:
     """
     plain = gold_sql.rstrip().rstrip(";")
     yield "comments", f"/* the answer */ {plain} -- done"
-    tree = parse_query(gold_sql)
+    tree = parse_query(gold_sql, dialect)
     if not isinstance(tree, exp.Query):
         return
-    yield "formatted", tree.sql("sqlite", pretty=True, normalize_functions="lower")
-    if not has_top_level_order(gold_sql):
+    yield "formatted", tree.sql(dialect, pretty=True, normalize_functions="lower")
+    if not has_top_level_order(gold_sql, dialect):
         yield "CTE", f"WITH answer AS ({plain}) SELECT * FROM answer"
-        yield "subquery", f"SELECT * FROM ({plain})"
+        yield "subquery", f"SELECT * FROM ({plain}) AS answer"
     copy = tree.copy()
     compared = [
         node for node in copy.find_all(*_MIRRORED) if isinstance(node.expression, exp.Literal | exp.Subquery)
@@ -58,4 +58,4 @@ def rewrites(gold_sql: str) -> Iterator[tuple[str, str]]:
         mirrored = _MIRRORED[type(node)]
         node.replace(mirrored(this=node.expression.copy(), expression=node.this.copy()))
     if compared:
-        yield "sides swapped", copy.sql("sqlite")
+        yield "sides swapped", copy.sql(dialect)

@@ -135,15 +135,17 @@ def reward(
 
     run, started = read_config(config, settings), time.monotonic()
     databases, rewards = Databases(run.data.databases), RewardMix(run.rewards)
-    left_out = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
+    quarantined = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
     questions = [question for path in shard_files(run.data.train) for question in read_questions(path)]
-    examples = [question.example for question in questions if question.example.id not in left_out]
+    examples = [question.example for question in questions if question.example.id not in quarantined]
     examples = Random(seed).sample(examples, min(golds, len(examples)))
     with (
         SQLExecutor(run.environment.limits) as executor,
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
-        audit = RewardAudit(rewards, open_grader(executor, neighbours=run.grading.neighbours), executor)
+        neighbours, url = run.grading.neighbours, run.grading.neighbour_url
+        grader = open_grader(executor, neighbours=neighbours, neighbour_url=url)
+        audit = RewardAudit(rewards, grader, executor)
         answers = audit.probes()
         task = bar.add_task("Golds", total=len(examples))
         answers += audit.mutations(examples, databases, seed=seed, on_gold=lambda: bar.advance(task))
@@ -154,6 +156,7 @@ def reward(
             "rewards": run.rewards,
             "warning": rewards.warning,
             "golds": len(examples),
+            "golds_left_out": audit.left_out,
             "rates": {name: rate.record() for name, rate in found.items()},
             "misjudged": [asdict(answer) for answer in answers if answer.is_accepted != answer.is_right],
             "seconds": seconds,
@@ -165,5 +168,8 @@ def reward(
     if rewards.warning:
         console.print(Text(rewards.warning), soft_wrap=True)
     show_misjudged(answers, console)
-    console.print(f"{len(answers)} answers, {len(examples)} golds of {run.data.train}, {seconds:.0f} s")
+    left_out = f" ({audit.left_out} left out)" if audit.left_out else ""
+    console.print(
+        f"{len(answers)} answers, {len(examples)} golds of {run.data.train}{left_out}, {seconds:.0f} s"
+    )
     return 0

@@ -1,4 +1,4 @@
-"""Generator of questions with checked golds from any SQLite databases, in separate splits."""
+"""Generator of questions with checked golds from any databases, in separate splits."""
 
 import logging
 import random
@@ -7,18 +7,21 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.databases import WHAT_IS_READ, Databases, cache_folder
 from text2sql_grpo.data.drafts import Draft, Drafter, Side, stable_number
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.templates import BUNDLED, OWN, Template, templates
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
+from text2sql_grpo.grading.stand_in import StandIn
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.address import Database as Address
 
 MAX_ROWS = 50
 MAX_FAILURES = 60
@@ -68,14 +71,17 @@ class Taken:
 
 
 def make_questions(
-    databases: Path, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
+    databases: Address, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
 ) -> None:
-    """Write one JSONL file per question set for the databases of a folder.
+    """Write one JSONL file per question set for some databases.
+
+    Questions for other engines than SQLite are made on a stand-in; those whose SQL returns something else on
+    the database are left out and counted.
 
     Args:
-        databases: Folder of databases, each with optional words (`<name>.json`). Without words a
-            database counts as `train`. The templates are those of `templates.yaml` beside this folder, or
-            of the package's `own_templates.yaml` if there is none.
+        databases: Folder of databases, each with optional words (`<name>.json`), or a file, a folder of rows
+            or a URL. Without words a database counts as `train`. The templates are those of
+            `templates.yaml` beside the folder, or of the package's `own_templates.yaml` if there is none.
         out: Folder of the files. Sets without databases are not written; sets that the databases cannot
             fill are shorter.
         seed: Random seed; held-out columns and literals do not depend on it.
@@ -86,18 +92,23 @@ def make_questions(
     """
     found = Databases(databases)
     if not found.names():
-        raise DataError(f"no .sql, .sqlite or .db files (at {databases})")
+        raise DataError(f"no databases (at {databases}): give {WHAT_IS_READ}")
     out.mkdir(parents=True, exist_ok=True)
-    beside = databases.resolve().parent / BUNDLED.name
+    folder = Path(databases)  # nothing is there of a URL
+    beside = folder.resolve().parent / BUNDLED.name
     every = templates(beside if beside.exists() else OWN)
     taken = Taken()
     with ExitStack() as stack:
-        opened = []
+        executor, opened = stack.enter_context(SQLExecutor()), list[Database]()
+        stand_ins: dict[str, StandIn] = {}
+        likenesses = cache_folder("neighbours") / "likenesses"
         for name in found.names():
-            opened.append(
-                open_with_words(found.sqlite_file(name, "data make"), name, databases / f"{name}.json")
-            )
+            stand_in = StandIn(executor, found.address(name), likenesses)
+            is_inside = found.source(name) != folder  # else the JSON files are rows
+            words = folder / (f"{name}.json" if is_inside else "no words")
+            opened.append(replace(open_with_words(stand_in.path, name, words), native=stand_in.native))
             stack.callback(opened[-1].connection.close)
+            stand_ins[name] = stand_in
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed, every=every)
@@ -107,6 +118,9 @@ def make_questions(
             if examples:
                 path = out / f"{question_set.name}.jsonl"
                 path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
+    for name, stand_in in stand_ins.items():
+        if count := stand_in.n_refused:
+            _log.warning("%s: %d queries left out, which return something else than in SQLite", name, count)
 
 
 def generate(
@@ -199,12 +213,19 @@ def _accepted(
             continue
         if gold not in is_good:
             is_good[gold] = _is_good(database.connection, draft)
-        if is_good[gold]:
+        if is_good[gold] and (native := _native(draft, database)):
             failures = 0
             used.add(gold)
             taken.questions.add(draft.question)
             taken.golds[gold] = question_set.name
-            yield draft
+            yield native
+
+
+def _native(draft: Draft, database: Database) -> Draft | None:
+    """Draft in the SQL of its database; None if one of its queries returns something else there."""
+    names = ("gold_sql", "look_sql", "guess_sql", "check_sql")
+    found: dict[str, Any] = {name: database.native(sql) for name in names if (sql := getattr(draft, name))}
+    return None if None in found.values() else replace(draft, **found)
 
 
 def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:

@@ -4,7 +4,7 @@ import json
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,12 +80,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Database:
-    """A database open for reading, with its words."""
+    """A database open for reading, with its words.
+
+    Attributes:
+        native: Translates a query to the SQL of the database that the file stands for; None if it cannot.
+    """
 
     name: str
     split: str
     connection: sqlite3.Connection
     sources: tuple[Source, ...]
+    native: Callable[[str], str | None] = str
 
 
 def open_with_words(path: Path, name: str, words_path: Path) -> Database:

@@ -28,7 +28,7 @@ from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.schema import ForeignKey, Schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
-LIMITS = Limits(timeout_s=60.0, max_rows=MAX_ROWS, max_bytes=200_000_000)
+LIMITS = Limits(timeout_s=60.0, max_rows=10 * MAX_ROWS, max_bytes=200_000_000)
 MAX_ALLOWED = 400  # rows whose values are allowed
 MAX_SQLITE_INTEGER = 2**63 - 1
 
@@ -178,7 +178,13 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
 
 
 def build_likeness(
-    executor: SQLExecutor, database: Database, catalogue: Catalogue, schema: Schema, folder: Path
+    executor: SQLExecutor,
+    database: Database,
+    catalogue: Catalogue,
+    schema: Schema,
+    folder: Path,
+    *,
+    max_rows: int = MAX_ROWS,
 ) -> Likeness:
     """Build the likeness of a database, or find it in the folder.
 
@@ -188,6 +194,7 @@ def build_likeness(
         catalogue: Its tables.
         schema: Its foreign keys.
         folder: Where likenesses are kept, by their content.
+        max_rows: Rows read of each table.
 
     Raises:
         DataError: The database cannot be read, or the folder cannot be written.
@@ -205,7 +212,7 @@ def build_likeness(
             uncovered[table.name.lower()] = reason
             continue
         try:
-            found = _rows(executor, database, table, schema, catalogue)
+            found = _rows(executor, database, table, schema, catalogue, max_rows)
         except DataError as error:
             uncovered[table.name.lower()] = str(error)
             continue
@@ -335,7 +342,12 @@ def _create(sample: TableSample, catalogue: Catalogue) -> str:
 
 
 def _rows(
-    executor: SQLExecutor, database: Database, table: NativeTable, schema: Schema, catalogue: Catalogue
+    executor: SQLExecutor,
+    database: Database,
+    table: NativeTable,
+    schema: Schema,
+    catalogue: Catalogue,
+    max_rows: int,
 ) -> list[Row]:
     """First rows of a table, and those that the first rows of other tables refer to."""
     text = "VARCHAR" if catalogue.dialect == "duckdb" else "TEXT"
@@ -345,14 +357,14 @@ def _rows(
         else f"CAST({quoted(column.name)} AS {text})"
         for column in table.columns
     )
-    rows = list(read(executor, database, f"SELECT {shown} FROM {table.sql} LIMIT {MAX_ROWS}"))
-    if len(rows) == MAX_ROWS:
+    rows = list(read(executor, database, f"SELECT {shown} FROM {table.sql} LIMIT {max_rows}"))
+    if len(rows) == max_rows:
         for other in catalogue.tables:
             for key in _foreign_keys(other, schema):
                 if (key.namespace, key.table) != (table.namespace, table.name) or other == table:
                     continue
                 own, parents = (", ".join(map(quoted, names)) for names in (key.columns, key.references))
-                used = f"SELECT {own} FROM (SELECT {own} FROM {other.sql} LIMIT {MAX_ROWS}) AS used_"
+                used = f"SELECT {own} FROM (SELECT {own} FROM {other.sql} LIMIT {max_rows}) AS used_"
                 query = f"SELECT {shown} FROM {table.sql} WHERE ({parents}) IN ({used})"
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]
