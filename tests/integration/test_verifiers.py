@@ -88,7 +88,7 @@ def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path
     assert any(len(answer.episode.actions) > 1 for answer in expected.values())
 
     with served(greedy(policy.model, bench.chat(policy.tokenizer, policy.model))) as url:
-        from text2sql_grpo.contrib.verifiers.bench import open_bench
+        from text2sql_grpo.contrib.verifiers.task import open_bench
 
         for name, *arguments in commands(config, url):
             open_bench.cache_clear()  # what the package remembers
