@@ -143,26 +143,24 @@ def _play_local(
         ThreadPoolExecutor(1, thread_name_prefix="judge") as judge,
         inference_autocast(model, bf16=bench.config.evaluation.bf16),
     ):
+        sample_of: dict[int, _Sample] = {}
+        written: list[Future[None]] = []
+
+        def over(episode: Episode) -> None:
+            if episode.stop_reason == "error":
+                failures.append(f"the MCP server died (question {episode.example.id})")
+            else:
+                written.append(judge.submit(write, sample_of[id(episode)], episode))
+            on_end()
+
         for start in range(0, len(todo), _SESSIONS_AT_ONCE):
             part = todo[start : start + _SESSIONS_AT_ONCE]
             sessions = [bench.environment.session(sample.example) for sample in part]
-            sample_of = {id(session.episode): sample for session, sample in zip(sessions, part, strict=True)}
-            written: list[Future[None]] = []
-
-            def over(
-                episode: Episode,
-                sample_of: dict[int, _Sample] = sample_of,
-                written: list[Future[None]] = written,
-            ) -> None:
-                if episode.stop_reason == "error":
-                    failures.append(f"the MCP server died (question {episode.example.id})")
-                else:
-                    written.append(judge.submit(write, sample_of[id(episode)], episode))
-                on_end()
-
+            sample_of |= {id(one.episode): sample for one, sample in zip(sessions, part, strict=True)}
             run(sessions, policy, chat, bench.budgets(model), on_end=over)
             for future in written:
                 future.result()
+            written.clear()
     return failures
 
 
