@@ -3,7 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import comb, sqrt
+from itertools import accumulate
+from math import sqrt
 from typing import Any, Literal, Self
 
 from text2sql_grpo.errors import DataError
@@ -78,7 +79,8 @@ class Paired:
         0.021484375
         """
         changed = self.gained + self.lost
-        tail = sum(comb(changed, k) for k in range(min(self.gained, self.lost) + 1))
+        ks = range(1, min(self.gained, self.lost) + 1)
+        tail = sum(accumulate(ks, lambda binomial, k: binomial * (changed - k + 1) // k, initial=1))
         return min(1.0, 2 * tail / (1 << changed))
 
     @property
