@@ -27,6 +27,7 @@ from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
+TINY_SETS = [replace(each, count=each.count // 50) for each in QUESTION_SETS]
 TEMPLATES = templates()
 HELD_OUT = {template.name for template in TEMPLATES if template.is_held_out}
 Row = dict[str, Any]
@@ -50,8 +51,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path)
+
+
+def write_shop(parent: Path) -> Path:
     """A folder with one SQLite file, as a user may have it: odd names, a quoted table, no words."""
-    folder = tmp_path / "databases"
+    folder = parent / "databases"
     folder.mkdir()
     with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
         connection.executescript(ORDERS)
@@ -74,18 +79,24 @@ def read(folder: Path) -> dict[str, list[Row]]:
     }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shop in `databases` and its questions in `questions`."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(folder / "cache"))
+        make_questions(write_shop(folder), folder / "questions", question_sets=SMALL_SETS)
+    return folder
+
+
 def test_every_template_has_five_phrasings_and_each_is_used(bundled: dict[str, list[Row]]) -> None:
     assert all(len(set(template.phrases)) >= 5 for template in (*TEMPLATES, *templates(OWN)))
     openings = Counter(row["question"].split()[0] for row in bundled["demonstrations"])
     assert len(openings) >= 30 and max(openings.values()) < 0.4 * len(bundled["demonstrations"])
 
 
-def test_a_database_without_words_gives_questions_of_all_families(
-    shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
-    assert "test_databases" not in caplog.text  # a set without databases is no set that they cannot fill
-    sets = read(tmp_path / "questions")
+def test_a_database_without_words_gives_questions_of_all_families(made: Path) -> None:
+    sets = read(made / "questions")
     assert set(sets) == {"demonstrations", "train", "test_values", "test_templates"}
     families = {row["family"] for row in sets["demonstrations"]}
     assert families == {template.family for template in TEMPLATES} - {"null"}  # it has no NULLs
@@ -94,16 +105,13 @@ def test_a_database_without_words_gives_questions_of_all_families(
     assert "'St. John''s'" in golds
     questions = " ".join(row["question"] for rows in sets.values() for row in rows)
     assert "orders" in questions and "unit price" in questions and "home town" in questions
-    with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
+    with closing(sqlite3.connect(made / "databases" / "shop.sqlite")) as connection:
         for row in [row for rows in sets.values() for row in rows]:
             assert connection.execute(row["gold_sql"]).fetchall(), row
 
 
-def test_look_ups_are_found_from_stored_values_alone(shop: Path, tmp_path: Path) -> None:
-    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
-    rows = [
-        row for rows in read(tmp_path / "questions").values() for row in rows if row["family"] == "lookup"
-    ]
+def test_look_ups_are_found_from_stored_values_alone(made: Path) -> None:
+    rows = [row for rows in read(made / "questions").values() for row in rows if row["family"] == "lookup"]
     looks = {row["look_sql"] for row in rows}
     assert looks == {'SELECT DISTINCT status FROM "order"', 'SELECT DISTINCT seller FROM "order"'}
     row = next(row for row in rows if "SMITH" in row["gold_sql"])
@@ -111,9 +119,10 @@ def test_look_ups_are_found_from_stored_values_alone(shop: Path, tmp_path: Path)
     assert row["guess_sql"] == row["gold_sql"].replace("SMITH, J.", "J. Smith")
 
 
-def test_the_seed_alone_decides(shop: Path, tmp_path: Path) -> None:
+def test_the_seed_alone_decides(shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):
-        make_questions(shop, tmp_path / name, seed=seed, question_sets=SMALL_SETS)
+        make_questions(shop, tmp_path / name, seed=seed, question_sets=TINY_SETS)
+    assert "test_databases" not in caplog.text  # a set without databases is no set that they cannot fill
     for file in (tmp_path / "first").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
         assert file.read_bytes() != (tmp_path / "other" / file.name).read_bytes()
@@ -306,7 +315,7 @@ def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
         "said": {"order.status": {state: f"said {state[:2]}" for state in STATES}},
     }
     (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
-    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+    make_questions(shop, tmp_path / "questions", question_sets=TINY_SETS)
     rows = [
         row for rows in read(tmp_path / "questions").values() for row in rows if row["family"] == "lookup"
     ]
@@ -427,7 +436,8 @@ def test_look_ups_need_the_look(
 def _asks_for(sql: str, value: Any) -> bool:
     """True if a query has the condition `= value`."""
     written = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-    return bool(re.search(rf"= {re.escape(written)}(?![\w.])", sql))
+    condition = f"= {written}"
+    return condition in sql and bool(re.search(rf"{re.escape(condition)}(?![\w.])", sql))
 
 
 def test_checks_show_a_value_stored_as_said(
