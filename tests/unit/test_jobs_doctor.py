@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.jobs import doctor_checks
+from text2sql_grpo.jobs import doctor_checks, doctor_model
 from text2sql_grpo.jobs.doctor import doctor
 from text2sql_grpo.jobs.doctor_checks import read_launch
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.training.arguments import wrong_combinations
-from text2sql_grpo.training.memory import Sharding
+from text2sql_grpo.training.memory import MemoryEstimate, Sharding
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "config").glob("*.yaml"))
@@ -52,6 +53,13 @@ def config(tmp_path: Path, model: Path) -> Path:
 def unchecked_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare each call the query that runs into its time limit."""
     monkeypatch.setattr(doctor_checks, "databases", lambda config: iter(()))
+
+
+@pytest.fixture
+def untraced_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare each call the update that is traced for its memory."""
+    nothing = MemoryEstimate(**{field.name: 0 for field in fields(MemoryEstimate)})
+    monkeypatch.setattr(doctor_model, "memory_of", lambda *_, **__: nothing)
 
 
 def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
@@ -173,6 +181,7 @@ def test_a_run_that_would_fail(
     config: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    untraced_update: None,
     options: list[str],
     name: str,
     text: str,
@@ -189,7 +198,11 @@ def test_a_run_that_would_fail(
 
 
 def test_a_template_without_tools_refuses_native_calls_though_the_prompt_names_them(
-    config: Path, model: Path, capsys: pytest.CaptureFixture[str], unchecked_databases: None
+    config: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    unchecked_databases: None,
+    untraced_update: None,
 ) -> None:
     blind = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     (model / "chat_template.jinja").write_text(blind)
@@ -214,6 +227,7 @@ def test_advice_on_the_context_works_when_it_is_followed(
     model: Path,
     capsys: pytest.CaptureFixture[str],
     unchecked_databases: None,
+    untraced_update: None,
     spare: int,
     status: str,
     name: str,
