@@ -272,13 +272,13 @@ def test_a_folder_that_cannot_be_written_is_our_error(
 def test_several_processes_share_a_folder(shop: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=_make, args=(shop, tmp_path, queue)) for _ in range(3)]
+    workers = [context.Process(target=_make, args=(shop, tmp_path, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
     found = [queue.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join(timeout=60)
-    assert found[0] == found[1] == found[2] and len(found[0]) >= 2
+    assert found[0] == found[1] and len(found[0]) >= 2
     assert not list(tmp_path.rglob(".partial-*"))
 
 
