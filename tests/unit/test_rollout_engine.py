@@ -21,7 +21,7 @@ ANSWER = "<answer>SELECT staff FROM branch WHERE code = 'LIS-02'</answer>"
 
 @pytest.fixture
 def chat(tmp_path: Path) -> ChatFormat:
-    return ChatFormat(write_tokenizer(tmp_path / "tokenizer"))
+    return ChatFormat(write_tokenizer(tmp_path / "tokenizer", [LOOK, ANSWER], vocab_size=300))
 
 
 @pytest.fixture
