@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from text2sql_grpo.grading import Grader
 from text2sql_grpo.models.policy import lora_config
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.training import memory
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
-from text2sql_grpo.training.update_memory import LiveBytes, Update
+from text2sql_grpo.training.update_memory import LiveBytes, Update, trace_update
 
 ROWS, PROMPT, COMPLETION = 8, 120, 40
 NO_ROLLOUTS = Rollouts(0, 0, 0, 0)
@@ -123,6 +125,19 @@ def test_the_update_takes_what_was_estimated(
     )  # the caller's is left alone
 
 
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trace for all estimates of the same update, which differ in what is kept beside it."""
+    traced: dict[str, Any] = {}
+
+    def trace(config: Any, *rest: Any) -> Any:
+        if str(rest) not in traced:
+            traced[str(rest)] = trace_update(config, *rest)
+        return traced[str(rest)]
+
+    monkeypatch.setattr(memory, "trace_update", trace)
+
+
 @cache
 def qwen(mode: str, **options: object) -> MemoryEstimate:
     """The estimate of a small Qwen2 on a GPU."""
@@ -133,7 +148,7 @@ def qwen(mode: str, **options: object) -> MemoryEstimate:
     return estimate_memory(config, settings(mode), update(), NO_ROLLOUTS, device="cuda", **options)  # type: ignore[arg-type]
 
 
-def test_modes_and_optimizers() -> None:
+def test_modes_and_optimizers(traced_once: None) -> None:
     full, lora, qlora = qwen("full"), qwen("lora"), qwen("qlora")
 
     assert full.weights == full.gradients == 4 * full.parameters
@@ -148,7 +163,7 @@ def test_modes_and_optimizers() -> None:
     assert qwen("lora", has_reference=True).reference == 0
 
 
-def test_divided_among_processes() -> None:
+def test_divided_among_processes(traced_once: None) -> None:
     whole = qwen("full").parameters
     copies = qwen("full", sharding=Sharding(4))
     two = qwen("full", sharding=Sharding(4, 2))
