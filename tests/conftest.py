@@ -80,6 +80,24 @@ def rewards_with_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Model of the tiny run after its SFT: it looks, and gets some questions right."""
+    from rich.console import Console
+
+    from tests.tiny_run import write_config
+    from text2sql_grpo.config import load_config
+    from text2sql_grpo.jobs.setup import open_workbench
+    from text2sql_grpo.jobs.sft import started_policy
+    from text2sql_grpo.jobs.train import run_arguments
+
+    folder = tmp_path_factory.mktemp("started")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder / "cache"))
+        config = load_config(write_config(folder))
+        return started_policy(open_workbench(config), run_arguments(config), Console(quiet=True)).folder
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as `smollm2-135m` resolves to it, converted once for all workers.
 

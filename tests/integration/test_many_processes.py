@@ -23,19 +23,14 @@ import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
-from rich.console import Console
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
-from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.jobs import train as job
-from text2sql_grpo.jobs.setup import open_workbench
-from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
@@ -91,16 +86,14 @@ PATIENCE_S = 60.0  # of a test whose processes wait for each other for ever
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> dict[str, Any]:
+def started(started_model: str) -> dict[str, Any]:
     """Sections of a config whose policy has learned enough to learn more."""
-    made = load_config(write_config(tmp_path_factory.mktemp("started")))
-    policy = started_policy(open_workbench(made), run_arguments(made), Console(quiet=True))
     rewards = {
         "execution": 1.0,
         "executes": 0.1,
         "turn_cost": 0.1,
     }  # so that groups that look at times differ
-    return {"model": {"path": policy.folder, "dtype": "float32"}, "sft": None, "rewards": rewards}
+    return {"model": {"path": started_model, "dtype": "float32"}, "sft": None, "rewards": rewards}
 
 
 @pytest.fixture

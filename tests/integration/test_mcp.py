@@ -35,7 +35,8 @@ from text2sql_grpo.jobs.collect import collect
 from text2sql_grpo.jobs.evaluate import evaluate
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.sft import sft, started_policy
+from text2sql_grpo.jobs.sft import sft
+from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
@@ -77,7 +78,7 @@ def bench(config: Config, audit_log: Path, repo_root: Path) -> Iterator[Workbenc
     opened.environment.close()
 
 
-def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
+def train(bench: Workbench, model: str, folder: Path) -> list[dict[str, Any]]:
     """The logged episodes of two steps, without what took how long."""
     config, environment = bench.config, bench.config.environment
     questions = bench.load(config.data.train)
@@ -90,8 +91,7 @@ def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
         disable_tqdm=True,
         save_strategy="no",
     )
-    here = dataclasses.replace(config, environment=dataclasses.replace(environment, mcp=None))
-    policy = started_policy(open_workbench(here), arguments, Console(quiet=True))
+    policy = load_policy(model, dtype="float32")
     trainer = SQLGRPOTrainer(
         policy.model,
         arguments,
@@ -111,10 +111,10 @@ def train(bench: Workbench, folder: Path) -> list[dict[str, Any]]:
 
 
 def test_training_through_the_server_gives_the_episodes_of_training_in_process(
-    config: Config, bench: Workbench, audit_log: Path, tmp_path: Path
+    config: Config, bench: Workbench, started_model: str, audit_log: Path, tmp_path: Path
 ) -> None:
-    here = train(open_workbench(config), tmp_path / "here")
-    there = train(bench, tmp_path / "there")
+    here = train(open_workbench(config), started_model, tmp_path / "here")
+    there = train(bench, started_model, tmp_path / "there")
 
     assert there == here
     assert len(here) == 32
