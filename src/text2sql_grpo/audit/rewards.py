@@ -63,12 +63,7 @@ class Answer:
 
 
 class RewardAudit:
-    """Audit of one reward by answers that are known to be right or wrong.
-
-    Args:
-        rewards: The audited reward.
-        grader: Grades as in training.
-        executor: Runs queries.
+    """Audit of one reward by answers that are known to be right or wrong, graded as in training.
 
     Attributes:
         left_out: Number of golds that fail, cannot be parsed, or return something else in SQLite.

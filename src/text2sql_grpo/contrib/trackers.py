@@ -134,7 +134,6 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
     """Open the trackers of a run in its folder, offline without a key, and close them.
 
     Args:
-        names: See `trackers`.
         arguments: Training arguments: `output_dir`, `run_name` and `project` are used.
 
     Raises:

@@ -17,8 +17,7 @@ class Judged:
         set: Name of its held-out set.
         example: Id of the question.
         final_sql: The submitted query; None if nothing was submitted.
-        strict: The strict verdict; `reason` is its reason.
-        official: The official verdict.
+        reason: Reason of the strict verdict.
     """
 
     set: str

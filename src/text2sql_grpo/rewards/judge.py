@@ -78,8 +78,6 @@ class Judge:
     """Judge of episodes.
 
     Attributes:
-        grader: Compares submitted queries with golds.
-        executor: Runs queries.
         rewards: Named scores and their weights; None for no rewards, as in evaluations.
         max_rows_shown: Maximum rows of each result that the model saw.
         scores_turns: Score single turns too, by `rewards.turns`.

@@ -104,12 +104,7 @@ class SQLTaskData(vf.TaskData):
 
 
 class SQLState(vf.State):
-    """State of one rollout.
-
-    Attributes:
-        session: Session of the rollout; None until the task is set up.
-        environment: Environment of the session; None until the task is set up.
-    """
+    """Session of one rollout and its environment; None until the task is set up."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
