@@ -65,11 +65,6 @@ def push_to_hub(
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS
     (check_adapter_folder if is_adapter else check_model_folder)(folder)
-
-    def write_card(repo_id: str) -> None:
-        if not is_written_by_hand(folder / "README.md"):
-            write_model_card(folder.parent, folder, repo_id=repo_id, audits=audits)
-
     return _push(
         folder,
         repo_id,
@@ -77,7 +72,7 @@ def push_to_hub(
         lambda: _directly_in(folder, (*weights, *MODEL_FILES)),
         private=private,
         token=token,
-        write_card=write_card,
+        write_card=lambda named: write_model_card(folder.parent, folder, repo_id=named, audits=audits),
         allow=allow,
         stale=weights,  # shards of an earlier push would shadow these weights
     )
@@ -119,9 +114,8 @@ def push_run_folder(
         more = {file.relative_to(run).as_posix() for file in files if file.is_file()}
         return sorted({*_directly_in(run, RUN_FILES), *(name for name in more if not _is_forbidden(name))})
 
-    def write_card(repo_id: str) -> None:
-        if not is_written_by_hand(run / "README.md"):
-            write_run_card(run)
+    def write_card(_: str) -> Path:
+        return write_run_card(run)
 
     return _push(
         run, repo_id, "dataset", names, private=private, token=token, write_card=write_card, allow=allow
@@ -155,7 +149,7 @@ def _push(
     *,
     private: bool,
     token: str,
-    write_card: Callable[[str], None],
+    write_card: Callable[[str], Path],
     allow: Sequence[str],
     stale: Sequence[str] = (),
 ) -> str:
@@ -163,6 +157,7 @@ def _push(
 
     Args:
         names: Returns the names of the files, once the card is written.
+        write_card: Writes the card of this repository, unless there is one written by hand.
         stale: Patterns of other files to delete in the repository.
     """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
@@ -171,7 +166,8 @@ def _push(
     try:
         user = api.whoami()["name"]
         repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
-        write_card(repo_id)
+        if not is_written_by_hand(folder / "README.md"):
+            write_card(repo_id)
         check_no_secrets(folder, names(), allow=allow)
         existed = api.repo_exists(repo_id, repo_type=kind)
         url = str(api.create_repo(repo_id, repo_type=kind, private=private, exist_ok=True))
