@@ -1,4 +1,4 @@
-"""Conversion of tools, calls and replies between OpenAI's chat format and the native protocol's text."""
+"""Conversion of calls and replies between OpenAI's chat format and the native protocol's text."""
 
 import json
 from collections.abc import Iterable
@@ -19,12 +19,6 @@ def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[s
             *(call_text(name, _read(arguments)) for name, arguments in calls),
         ]
     )
-
-
-def tool_schema(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of a tool for chat templates and endpoints."""
-    function = {"name": name, "description": description or "", "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def reply_messages(calls: Iterable[Any] | None, text: str) -> list[dict[str, str]]:

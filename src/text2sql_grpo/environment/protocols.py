@@ -12,31 +12,29 @@ from typing import Any, ClassVar, Literal
 
 Protocol = Literal["tags", "native"]
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {"sql": {"type": "string", "description": argument}},
-                "required": ["sql"],
-            },
-        },
-    }
-    for name, description, argument in (
-        (
-            "run_sql",
-            "Run one read-only SQL query on the database and see its rows or its error.",
-            "The query to run.",
-        ),
-        (
-            "submit_sql",
-            "Submit the final SQL query that answers the question. This ends the conversation.",
-            "The final query.",
-        ),
-    )
+
+def tool_schema(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of a tool for chat templates and endpoints."""
+    function = {"name": name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _sql_tool(name: str, description: str, argument: str) -> dict[str, Any]:
+    sql = {"type": "string", "description": argument}
+    return tool_schema(name, description, {"type": "object", "properties": {"sql": sql}, "required": ["sql"]})
+
+
+TOOLS = [
+    _sql_tool(
+        "run_sql",
+        "Run one read-only SQL query on the database and see its rows or its error.",
+        "The query to run.",
+    ),
+    _sql_tool(
+        "submit_sql",
+        "Submit the final SQL query that answers the question. This ends the conversation.",
+        "The final query.",
+    ),
 ]
 
 

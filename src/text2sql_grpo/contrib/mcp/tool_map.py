@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp.types import Tool
 
-from text2sql_grpo.contrib.tool_calls import tool_schema
+from text2sql_grpo.environment.protocols import tool_schema
 from text2sql_grpo.errors import ConfigError
 
 # `read_query`, `run_sql: read_query(query)`, `look: describe(table=table_name)`

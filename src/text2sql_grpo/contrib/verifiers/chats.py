@@ -9,9 +9,9 @@ import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unus
 from pydantic import ValidationError
 from verifiers.v1.utils.trace_store import TRACES_FILE, read_episodes  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-from text2sql_grpo.contrib.tool_calls import tool_schema
 from text2sql_grpo.contrib.verifiers.task_session import plain
 from text2sql_grpo.contrib.verifiers.transcript import turn_text
+from text2sql_grpo.environment.protocols import tool_schema
 from text2sql_grpo.errors import DataError
 
 FULL_REWARD = 1.0

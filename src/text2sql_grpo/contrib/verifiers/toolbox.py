@@ -10,8 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-from text2sql_grpo.contrib.tool_calls import tool_schema
-from text2sql_grpo.environment.protocols import MalformedTurn, before_call, parse_native
+from text2sql_grpo.environment.protocols import MalformedTurn, before_call, parse_native, tool_schema
 from text2sql_grpo.errors import ConfigError
 
 
