@@ -13,6 +13,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from rich.console import Console
 from transformers import Trainer
+from transformers.integrations import unset_hf_deepspeed_config
 
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
@@ -83,13 +84,9 @@ def sft(
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
             console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
             return INTERRUPTED
-    trained = save_trained(trainer, policy, out)
-    if ranks.is_main():
-        base = None if config.model.lora is None else policy.folder
-        console.print(str(merge_adapter(trained, out / "merged", base=base)), soft_wrap=True)
-        command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(out / 'merged'))}"
-        console.print(f"Its accuracy: {command}", soft_wrap=True)
-    ranks.barrier()
+    merged = save_and_merge(trainer, policy, config, console)
+    command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))}"
+    console.print(f"Its accuracy: {command}", soft_wrap=True)
     ranks.destroy_group()
     return 0
 
@@ -255,7 +252,7 @@ def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console
     policy = base_policy(bench.config)
     trainer = stage_trainer(bench, policy, work, arguments, console)
     _train(trainer, work, checkpoint, console)
-    save_trained(trainer, policy, work)
+    _save(trainer, policy, bench.config, work)
     if ranks.is_main():
         for path in saved_checkpoints(work):
             shutil.rmtree(path)
@@ -330,9 +327,20 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
             console.print(f"SFT met its target: {callback.reached}", soft_wrap=True)
 
 
-def save_trained(trainer: Trainer, policy: LoadedPolicy, folder: Path) -> Path:
-    """Save the trained `adapter` or `model` into a folder, with the tokenizer; returns its path."""
-    trained = folder / ("adapter" if isinstance(trainer.model, PeftModel) else "model")
+def save_and_merge(trainer: Trainer, policy: LoadedPolicy, config: Config, console: Console) -> Path:
+    """Save the trained `adapter` or `model` into the run folder, and merge it; returns `merged`."""
+    folder = config.run.output_dir
+    trained, merged = _save(trainer, policy, config, folder), folder / "merged"
+    unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
+    if ranks.is_main():
+        base = None if config.model.lora is None else policy.folder
+        console.print(str(merge_adapter(trained, merged, base=base)), soft_wrap=True)
+    ranks.barrier()
+    return merged
+
+
+def _save(trainer: Trainer, policy: LoadedPolicy, config: Config, folder: Path) -> Path:
+    trained = folder / ("model" if config.model.lora is None else "adapter")
     trainer.save_model(str(trained))
     if ranks.is_main():
         policy.tokenizer.save_pretrained(trained)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from peft import PeftModel
 from rich.console import Console
 from rich.text import Text
-from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from text2sql_grpo.config import Config, SelectionConfig
@@ -31,11 +30,10 @@ from text2sql_grpo.jobs.run_folder import (
 from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
-from text2sql_grpo.jobs.sft import INTERRUPTED, save_trained, stage_folder, started_policy, train_on
+from text2sql_grpo.jobs.sft import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
-from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
@@ -163,7 +161,7 @@ def _improve(
     _check_learned(trainer, run.folder)
     step = keep_best(run.bench, trainer, run.folder, run.console)
     with run.stage("merge"):
-        merged = _save_and_merge(run, trainer, policy)
+        merged = save_and_merge(trainer, policy, run.config, run.console)
     ways = trainer.ways
     del trainer
     with run.stage("evaluation after"):
@@ -288,19 +286,6 @@ def grpo_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
-
-
-def _save_and_merge(run: Run, trainer: SQLGRPOTrainer, policy: LoadedPolicy) -> Path:
-    """Save the trained adapter or model, and merge it."""
-    trained = save_trained(trainer, policy, run.folder)
-    unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
-    merged = run.folder / "merged"
-    if ranks.is_main():
-        base = None if run.config.model.lora is None else policy.folder
-        report = merge_adapter(trained, merged, base=base)
-        run.console.print(str(report), soft_wrap=True)
-    ranks.barrier()
-    return merged
 
 
 def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]:
