@@ -254,13 +254,13 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
             waits.append(reads.count)
 
     monkeypatch.setattr(slots._Scheduler, "_step", counted)
-    chat = ChatFormat(chat.tokenizer)  # turns seldom end before their 40 tokens are written
+    chat = ChatFormat(chat.tokenizer)  # turns seldom end before their 26 tokens are written
 
     run(
         sessions(environment, ["Porto?"] * 5 + ["Faro?"]),
         SlotPolicy(model, sampling),
         chat,
-        Budgets(40, 100, 900),
+        Budgets(26, 70, 900),
     )
 
     assert len(waits) > 20
