@@ -79,6 +79,12 @@ def rewards_with_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RewardMix, "score", score)
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare each run its learning curve, which takes half a second."""
+    monkeypatch.setattr("text2sql_grpo.jobs.run_report.plot_learning_curve", lambda folder: folder)
+
+
 @pytest.fixture(scope="session")
 def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Model of the tiny run after its SFT: it looks, and gets some questions right."""

@@ -19,7 +19,7 @@ from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "without_pictures")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from text2sql_grpo.sql.postgres_role import restricted_role_sql
 from text2sql_grpo.sql.schema import read_schema
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 PASSWORD = "of a reader"
 BRANCHES = "code,city,staff\nLIS-02,Lisbon,7\nOPO-01,Porto,4\nFAO-09,,4\n"
 

@@ -130,6 +130,7 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_
     assert difference > 1e-5, "GRPO changed nothing"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_second_run_takes_sft_and_figures_from_the_cache_and_puts_the_first_aside(
     run: Path, config: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_figures_before_are_those_of_the_same_start_questions_and_settings_alone
     assert folder("--sft", "null") is None
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     config: Path, run: Path, own_cache: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     assert (check["other_sql"], check["other_words"]) == (0, 0)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_weights_of_the_best_scheduled_step_are_merged(
     config: Path, capsys: pytest.CaptureFixture[str], rewards_with_spread: None
 ) -> None:
@@ -229,6 +232,7 @@ def test_a_run_without_a_gradient_fails_with_its_reason_and_keeps_its_folder(
     assert not (tmp_path / "run" / "merged").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_resumed_run_may_end_without_a_gradient_if_its_earlier_part_learned(
     tmp_path: Path, rewards_with_spread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +260,7 @@ def qwen(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_config_of_a_real_model_runs_with_a_small_stand_in(
     qwen: Path, repo_root: Path, rewards_with_spread: None
 ) -> None:
@@ -293,6 +298,7 @@ def test_the_config_of_a_real_model_runs_with_a_small_stand_in(
     assert AutoTokenizer.from_pretrained("native/merged").chat_template.startswith("{%- if tools %}")
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_on(
     qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rewards_with_spread: None
