@@ -42,6 +42,18 @@ atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 gc.disable()
 
 
+# A worker of pytest-xdist takes whole files, one after another: a long one at the end leaves the others idle.
+LONGEST = {
+    *("test_attacks.py", "test_train.py", "test_many_processes.py", "test_models_gguf.py"),
+    *("test_training_trainer.py", "test_data_generator.py", "test_grading_neighbours.py"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 def pytest_collection_finish() -> None:
     """A training run collects garbage several times, and all that was imported is none."""
     gc.collect()
