@@ -82,8 +82,9 @@ def test_the_interval_covers_the_truth_where_questions_share_databases() -> None
     for _ in range(200):
         right = rng.binomial(20, rng.beta(1.2, 1.2, size=20))
         accuracy = Accuracy(int(right.sum()), 400, {str(i): (int(n), 20) for i, n in enumerate(right)})
-        covered += accuracy.interval[0] <= 0.5 <= accuracy.interval[1]
-        naively += accuracy.naive_interval[0] <= 0.5 <= accuracy.naive_interval[1]
+        (low, high), (naive_low, naive_high) = accuracy.interval, accuracy.naive_interval
+        covered += low <= 0.5 <= high
+        naively += naive_low <= 0.5 <= naive_high
     assert covered >= 180  # 90%: a bootstrap of 20 databases is a little narrow
     assert naively <= 130
 

@@ -25,6 +25,7 @@ def own_threads(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(cpu, "_MEASURED_S", 0.0)
+    monkeypatch.setattr(cpu, "_PREFILLED", 128)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -65,6 +65,7 @@ class Bench:
         model: Path | None = None,
         rewards: RewardMix | None = None,
         engine: str = "generation",  # a script stands in for its `generate`
+        max_turn_tokens: int = 80,
         **arguments: Any,
     ) -> None:
         self.folder = folder
@@ -90,7 +91,7 @@ class Bench:
                 },
                 output_dir=str(folder / "run"),
                 engine=engine,
-                max_turn_tokens=80,
+                max_turn_tokens=max_turn_tokens,
                 max_completion_length=1200,
             ),
             examples=examples,
@@ -526,7 +527,7 @@ def test_a_question_whose_answers_contradict_its_gold_is_drawn_no_more(
 
 def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     parts = {"selection": SelectionConfig(by="learnability")}
-    bench = Bench(tmp_path, [LISBON, PORTO], engine="slots", parts=parts, max_steps=2)
+    bench = Bench(tmp_path, [LISBON, PORTO], engine="slots", max_turn_tokens=16, parts=parts, max_steps=2)
     began = time.perf_counter()
     bench.trainer.train()
     elapsed_s = time.perf_counter() - began
