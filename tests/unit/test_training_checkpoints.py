@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.checkpoints import find_damage, is_finished, saved_checkpoints
+from text2sql_grpo.training.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 
@@ -65,6 +66,17 @@ def test_the_newest_and_the_best_are_kept(trained: SQLGRPOTrainer) -> None:
     assert is_finished(folder / "checkpoint-5", 5)
     assert not is_finished(folder / "checkpoint-4", 5)
     assert not is_finished(folder / "checkpoint-5", -1)
+
+
+def test_a_resumed_run_removes_what_a_kill_left_behind_the_newest(trained: SQLGRPOTrainer) -> None:
+    folder = Path(trained.args.output_dir)
+    left = folder / "checkpoint-3"
+    shutil.copytree(folder / "checkpoint-4", left)
+    resumed = Checkpoints(trained)
+    resumed.restore(folder / "checkpoint-4")  # not the newest: others may still be wanted
+    assert left.is_dir()
+    resumed.restore(folder / "checkpoint-5")
+    assert [path.name for path in saved_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 4, 5)]
 
 
 def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained: SQLGRPOTrainer) -> None:

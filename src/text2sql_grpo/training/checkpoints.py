@@ -168,6 +168,10 @@ class Checkpoints(TrainerCallback):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
+        folder = Path(trainer.args.output_dir)
+        is_newest = [one.resolve() for one in saved_checkpoints(folder)[-1:]] == [checkpoint.resolve()]
+        if trainer.args.should_save and is_newest:  # a process killed before it removed old ones left them
+            self._remove_old(folder, trainer.args.save_total_limit)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
