@@ -293,7 +293,7 @@ def bad_urls(server: PostgresServer) -> list[tuple[str, str]]:
         (server.url("nobody", "wrong-secret", "hospital"), "password authentication failed"),
         (server.url(reader, QUOTED_PASSWORD, "nope"), 'database "nope" does not exist'),
         (f"postgresql://{reader}:{QUOTED_PASSWORD}@127.0.0.1:1/hospital", "refused"),
-        (f"postgresql://{reader}:wrong-secret@127.0.0.1:port/hospital", "malformed"),
+        (f"postgresql://{reader}:wrong-secret@127.0.0.1:port/hospital", "set PGPASSWORD"),
         (f"postgresql://{reader}:wrong-@secret@127.0.0.1/hospital", "malformed"),
         (f"postgresql://{reader}:wrong-/secret@127.0.0.1/hospital", "malformed"),
         (f"postgresql://{reader}:wrong-secret?@127.0.0.1:1/hospital", "refused"),

@@ -421,7 +421,7 @@ def _without_password(location: str) -> str:
     # An unescaped `@` or `/` in the password moves a piece of it to another part, which errors would show.
     if "@" in host + database or not (port or "0").isdecimal():
         raise DataError(
-            "malformed PostgreSQL URL: write postgresql://user:password@host:5432/database, with special"
-            " characters of the password percent-encoded"
+            "malformed PostgreSQL URL: write postgresql://user@host:5432/database and set PGPASSWORD;"
+            " special characters in a URL are percent-encoded"
         )
     return f"postgresql://{parts.get('user', '')}@{host or 'localhost'}:{port or 5432}/{database}"
