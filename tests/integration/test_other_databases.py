@@ -104,6 +104,7 @@ def test_the_main_job_runs(
     if kind == "postgresql":
         assert main(["audit", "data", questions, "--db", databases, "--neighbours", "0"]) == 0
         assert main(["doctor", "--config", str(config)]) == 0
+        assert "does not exist" not in capsys.readouterr().out  # its look runs on this engine
         monkeypatch.setattr("text2sql_grpo.grading.postgres_server.server_binaries", lambda: None)
         assert main(["doctor", "--config", str(config), "--grading.neighbours", "2"]) == 1
         capsys.readouterr()

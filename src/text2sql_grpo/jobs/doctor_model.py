@@ -62,7 +62,9 @@ def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Exampl
 
 def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native: bool) -> Episode:
     """Play an episode with an exploratory query and the gold query."""
-    calls = (("run_sql", example.look_sql or _LOOK), ("submit_sql", example.gold_sql))
+    is_sqlite = bench.databases.dialect(example.database) == "sqlite"
+    look = example.look_sql or (_LOOK if is_sqlite else example.gold_sql)
+    calls = (("run_sql", look), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
     turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
     return play(example, turns, bench.environment, chat)
