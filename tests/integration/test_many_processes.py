@@ -206,7 +206,7 @@ def only_train(number: int = 0) -> None:
     patch = pytest.MonkeyPatch()
     for name, result in {
         "accuracy_before": {},
-        "_save_and_merge": Path(),
+        "save_and_merge": Path(),
         "load_policy": None,
         "held_out_accuracy": {},
         "_check_merge": {},

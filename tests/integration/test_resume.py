@@ -56,7 +56,7 @@ SCHEDULE = ("--data.dev", "questions.jsonl", "--evaluation.every", "2")
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run that ends with its last step, unmerged and not evaluated."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "_save_and_merge", lambda *_: Path())
+    monkeypatch.setattr(job, "save_and_merge", lambda *_: Path())
     monkeypatch.setattr(job, "held_out_accuracy", lambda *_: {})
     monkeypatch.setattr(job, "load_policy", lambda *_: None)
     monkeypatch.setattr(job, "report", lambda *_: None)
