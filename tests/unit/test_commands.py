@@ -275,7 +275,8 @@ def write_shop(folder: Path) -> None:
 def test_questions_are_made_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_shop(tmp_path / "databases")
     assert main(["data", "make", "--databases", "databases", "--out", "made", "--seed", "3"]) == 0
-    assert capsys.readouterr().out == "wrote the questions for databases to made\n"
+    count = sum(len(path.read_text("utf-8").splitlines()) for path in (tmp_path / "made").glob("*.jsonl"))
+    assert capsys.readouterr().out == f"wrote {count} questions for databases to made\n"
     lines = (tmp_path / "made" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.loads(line)["database"] for line in lines} == {"shop"}
 

@@ -308,6 +308,13 @@ def test_words_that_do_not_fit_the_database_are_refused(shop: Path, words: Row, 
         open_with_words(shop / "shop.sqlite", "shop", shop / "shop.json")
 
 
+def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "bare.sqlite")) as connection:
+        connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, price REAL)")
+    with pytest.raises(DataError, match="no question can be made of bare: are the tables empty"):
+        make_questions(tmp_path, tmp_path / "made")
+
+
 def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
     words = {
         "tables": {"order": "purchase"},

@@ -19,8 +19,8 @@ def make(*, databases: str = "data/databases", out: Path = Path("data/questions"
 
     where = databases if "://" in databases else located(Path(databases))
     with writing_to(out):
-        make_questions(where, out, seed=seed)
-    print(f"wrote the questions for {where} to {out}")
+        count = make_questions(where, out, seed=seed)
+    print(f"wrote {count} questions for {where} to {out}")
     return 0
 
 

@@ -132,9 +132,7 @@ def open_address(where: Database) -> tuple[str, Database]:
     names = databases.names()
     if len(names) != 1:
         shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
-        raise DataError(
-            f"one database is needed, got {shown} ({databases.shown}): name a file, a folder of rows or a URL"
-        )
+        raise DataError(f"one database is needed, got {shown} ({databases.shown}): give {WHAT_IS_READ}")
     return names[0], databases.address(names[0])
 
 

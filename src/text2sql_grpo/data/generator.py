@@ -72,8 +72,8 @@ class Taken:
 
 def make_questions(
     databases: Address, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
-) -> None:
-    """Write one JSONL file per question set for some databases.
+) -> int:
+    """Write one JSONL file per question set for some databases; return the number of questions.
 
     Questions for other engines than SQLite are made on a stand-in; those whose SQL returns something else on
     the database are left out and counted.
@@ -88,7 +88,7 @@ def make_questions(
         question_sets: The files to write; no two share a question or a gold.
 
     Raises:
-        DataError: No databases, or one that cannot be read.
+        DataError: No databases, or one that cannot be read; or none of which a question can be made.
     """
     found = Databases(databases)
     if not found.names():
@@ -97,7 +97,7 @@ def make_questions(
     folder = Path(databases)  # nothing is there of a URL
     beside = folder.resolve().parent / BUNDLED.name
     every = templates(beside if beside.exists() else OWN)
-    taken = Taken()
+    taken, n_questions = Taken(), 0
     with ExitStack() as stack:
         executor, opened = stack.enter_context(SQLExecutor()), list[Database]()
         stand_ins: dict[str, StandIn] = {}
@@ -115,12 +115,18 @@ def make_questions(
             if len(examples) < question_set.count:
                 counts = (question_set.name, question_set.count, len(examples))
                 _log.warning("%s: wanted %d questions, the databases gave %d different ones", *counts)
+            n_questions += len(examples)
             if examples:
                 path = out / f"{question_set.name}.jsonl"
                 path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
     for name, stand_in in stand_ins.items():
         if count := stand_in.n_refused:
             _log.warning("%s: %d queries left out, which return something else than in SQLite", name, count)
+    if not n_questions:
+        raise DataError(
+            f"no question can be made of {', '.join(found.names())}: are the tables empty? (at {databases})"
+        )
+    return n_questions
 
 
 def generate(
