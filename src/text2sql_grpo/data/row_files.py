@@ -132,11 +132,11 @@ def _odd_line(file: Path) -> str:
 
 def _sheet(file: Path) -> Any:
     """First sheet of an Excel file, as a data frame."""
+    with needs_extra("excel", f"the Excel file {file}"):
+        import openpyxl  # type: ignore[import-untyped]  # noqa: F401 (pandas reads with it)
     import pandas  # type: ignore[import-untyped]
 
     try:
         return pandas.read_excel(file)
-    except ImportError as error:
-        raise DataError(f"Excel files need a package: pip install openpyxl (at {file})") from error
     except Exception as error:  # the parser of a broken archive raises anything
         raise DataError(f"cannot read the sheet: {error} (at {file})") from error
