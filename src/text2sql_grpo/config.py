@@ -598,7 +598,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse_config(tree: dict[str, Any], *, source: str) -> Config:
-    """The config of a tree of plain values."""
+    """The config of a tree of plain values.
+
+    Raises:
+        ConfigError: See `load_config`.
+    """
     from pydantic import ValidationError
 
     try:

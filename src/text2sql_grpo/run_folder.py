@@ -26,7 +26,11 @@ def find_config(*models: str) -> Path | None:
 
 
 def config_around(*models: str) -> Path:
-    """`find_config`, with an error instead of None."""
+    """`find_config`, with an error instead of None.
+
+    Raises:
+        ConfigError: There is no config.
+    """
     found = find_config(*models)
     if found is None:
         raise ConfigError(f"no config.yaml around {' or '.join(models)}: add --config FILE")

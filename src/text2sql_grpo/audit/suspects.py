@@ -121,7 +121,11 @@ def find_suspects(
 
 
 def write_suspects(path: Path, suspects: Sequence[Record]) -> None:
-    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by."""
+    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
     write_jsonl(path, suspects)
     pages = [_HOW_TO.format(name=path.name), *map(_page, suspects)]
     write_text(path.with_suffix(".md"), "\n".join(pages))

@@ -49,7 +49,11 @@ def judged(sets: Mapping[str, Sequence[Answer]]) -> list[Judged]:
 
 
 def write_answers(path: Path, sets: Mapping[str, Sequence[Answer]]) -> None:
-    """Write whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards."""
+    """Write whole episodes as JSONL, like `rollouts.jsonl` with the name of the set and without rewards.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     write_jsonl(path, _records(sets))
 
 

@@ -76,6 +76,9 @@ def ask(
     """Print each exploratory query with its rows, the final SQL and its result; exit code 1 without one.
 
     Environment and engine are those of `config`, or of the model's run, or the defaults.
+
+    Raises:
+        RunError: The question is empty, or the model, the database or the config cannot be read.
     """
     if not question.strip():
         raise DataError("the question is empty: put it in quotes after `ask`")

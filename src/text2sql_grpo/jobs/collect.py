@@ -73,6 +73,9 @@ def collect(
 
     Returns:
         The exit code: 1 if episodes are missing, which another call tries again.
+
+    Raises:
+        RunError: Anything wrong with model, endpoint, config or data, or `out` cannot be written.
     """
     bench = open_workbench(config)
     examples = bench.load(questions or config.data.train, limit=num_questions)

@@ -21,7 +21,11 @@ _CHANGES_SHOWN = 20
 
 
 def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
-    """Read the answers in a file or run folder; None for a model."""
+    """Read the answers in a file or run folder; None for a model.
+
+    Raises:
+        RunError: The file or a set is missing or wrong.
+    """
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
         path = answers_file(path)

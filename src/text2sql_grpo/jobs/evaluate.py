@@ -159,7 +159,11 @@ def stacked_intervals(accuracy: Accuracy) -> str:
 
 
 def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, list[Example]]:
-    """Held-out sets of these names; all of the config for None."""
+    """Held-out sets of these names; all of the config for None.
+
+    Raises:
+        ConfigError: A name is unknown, or the config has no set.
+    """
     known = ", ".join(bench.test) or "none"
     for name in sets or ():
         if name not in bench.test:
@@ -170,7 +174,11 @@ def held_out_sets(bench: Workbench, sets: Sequence[str] | None) -> dict[str, lis
 
 
 def check_place(out: Path) -> None:
-    """Fail early if `out` cannot be written; an existing file stays."""
+    """Fail early if `out` cannot be written; an existing file stays.
+
+    Raises:
+        ConfigError: It cannot be written, or does not end in `.json`.
+    """
     if out.suffix != ".json":
         raise ConfigError(f"--out must name a .json file, got {out}")
     try:

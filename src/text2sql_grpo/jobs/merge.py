@@ -68,6 +68,9 @@ def check_merge(
     Args:
         num_samples: Number of questions, evenly spaced over all held-out sets.
         dtype: Type of the base in training, as `quantization`.
+
+    Raises:
+        RunError: A model cannot be read, or there is no held-out question.
     """
     pairs = [(name, one) for name, examples in held_out_sets(bench, None).items() for one in examples]
     if not pairs:

@@ -60,6 +60,9 @@ def sft(
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+
+    Raises:
+        RunError: Anything wrong with model, config, data or folder.
     """
     ranks.create_group()
     if not ranks.is_main():
@@ -140,7 +143,11 @@ def stage_trainer(
     arguments: SQLGRPOConfig,
     console: Console,
 ) -> SFTStageTrainer:
-    """Make the SFT trainer; add an adapter if the config has one and the policy has none."""
+    """Make the SFT trainer; add an adapter if the config has one and the policy has none.
+
+    Raises:
+        RunError: Anything wrong with questions, chats or batch size.
+    """
     config, settings = bench.config, bench.config.sft
     assert settings is not None
     if settings.batch_size % arguments.world_size:

@@ -197,7 +197,11 @@ def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:
-    """Make the training arguments of a run."""
+    """Make the training arguments of a run.
+
+    Raises:
+        ConfigError: See `training_arguments`.
+    """
     from text2sql_grpo.contrib.trackers import PROJECT, reported_by_transformers, trackers
 
     environment = config.environment

@@ -43,6 +43,9 @@ def check_model_folder(folder: Path) -> None:
     """Check that config, weights and tokenizer are all there and readable.
 
     Reads the headers of the weight files, not the weights; detects truncated files.
+
+    Raises:
+        ModelError: A file is missing or broken.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"no model folder: config.json is missing ({folder})")
@@ -65,7 +68,11 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Check that config and weights of a LoRA adapter are there and readable."""
+    """Check that config and weights of a LoRA adapter are there and readable.
+
+    Raises:
+        ModelError: A file is missing or broken.
+    """
     from peft import PeftConfig
 
     try:

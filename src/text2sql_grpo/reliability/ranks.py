@@ -68,7 +68,11 @@ def barrier() -> None:
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """Turn a failed collective into RunError: another rank died; see its log."""
+    """Turn a failed collective into RunError: another rank died; see its log.
+
+    Raises:
+        RunError: Another rank died.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -70,7 +70,11 @@ class Originals:
         self._known[database] = state, digest
 
     def check_all(self) -> None:
-        """Check every known database by its hash."""
+        """Check every known database by its hash.
+
+        Raises:
+            DataError: One has changed.
+        """
         for database in list(self._known):
             self.check(database, by_hash=True)
 

@@ -25,7 +25,11 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
     """Questions of a file. Golds are not run here: `vf-validate` runs them."""
 
     def load(self) -> Iterator[SQLTask]:
-        """One task per question, in order."""
+        """One task per question, in order.
+
+        Raises:
+            DataError: The file, a question or a database is wrong.
+        """
         environment = self.config.task.bench().environment
         for example, _, has_gold_is_empty in read_questions(self.config.questions):
             *system, user = environment.session(example).start()

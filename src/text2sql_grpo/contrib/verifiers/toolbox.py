@@ -74,7 +74,11 @@ class Toolbox:
 
 
 async def open_toolbox(toolsets: Sequence[vf.Toolset], task: vf.Task) -> Toolbox:
-    """Open the tools of a rollout: the shared ones, already set up, and the task's."""
+    """Open the tools of a rollout: the shared ones, already set up, and the task's.
+
+    Raises:
+        ConfigError: See `Toolbox.add`.
+    """
     toolbox = Toolbox()
     for toolset in toolsets:
         await toolbox.add(toolset)
