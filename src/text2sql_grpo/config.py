@@ -286,10 +286,13 @@ class RolloutConfig(_Bounded):
             attention; `generation` calls TRL's generation (vLLM too) for each turn; `auto` is `slots` if it
             finds the model's own log-probs on a few rows.
         max_slots: Concurrent training episodes in the engine `slots`; None for as many as memory allows.
+        same_draws: Let training episodes of the engine `slots` be the same token by token for the same seed,
+            however long tools take. Costs little if they take milliseconds (docs/resume.md).
     """
 
     engine: Literal["auto", "slots", "generation"] = "auto"
     max_slots: Positive | None = None
+    same_draws: bool = False
 
 
 @dataclass(frozen=True)

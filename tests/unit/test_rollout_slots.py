@@ -1,6 +1,7 @@
 """The engine `slots` against the engine `generation` and plain forward passes, on tiny random models."""
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -339,6 +340,42 @@ def test_tools_run_side_by_side_and_beside_decoding(environment: SQLEnvironment,
 
     assert [e.stop_reason for e in episodes] == ["submitted"] * 3
     assert [len(e.actions) for e in episodes] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("same_draws", [True, False])
+def test_the_time_of_tools_changes_no_pass_with_same_draws(
+    llama: PreTrainedModel,
+    environment: SQLEnvironment,
+    chat: ChatFormat,
+    monkeypatch: pytest.MonkeyPatch,
+    same_draws: bool,
+) -> None:
+    passes: list[list[int]] = []
+    logits = SlotPolicy.logits
+
+    def noted(policy: SlotPolicy, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        passes[-1].append(len(ids))
+        return logits(policy, ids, *rest)
+
+    monkeypatch.setattr(SlotPolicy, "logits", noted)
+    played = []
+    for late in (0, 1, 2):
+        passes.append([])
+        waits = [0.0, 0.0, 0.0]
+        waits[late] = 0.03
+        begun = iter(range(1_000))
+        torch.manual_seed(2)
+        episodes = run(
+            slow(environment, QUESTIONS, lambda *_: time.sleep(waits[next(begun) % 3])),  # noqa: B023
+            SlotPolicy(llama, same_draws=same_draws),
+            chat,
+            BUDGETS,
+        )
+        played.append([episode.log_probs for episode in episodes])
+
+    assert max(len(sizes) for sizes in passes) > 10
+    assert (passes[0] == passes[1] == passes[2]) is same_draws
+    assert not same_draws or played[0] == played[1] == played[2]
 
 
 def test_a_failure_on_our_side_stops_the_run_and_leaves_the_model_as_it_was(

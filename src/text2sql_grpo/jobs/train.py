@@ -217,6 +217,7 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         max_completion_length=environment.max_episode_tokens,
         engine=config.rollout.engine,
         max_slots=config.rollout.max_slots,
+        same_draws=config.rollout.same_draws,
         disable_tqdm=True,
     )
 

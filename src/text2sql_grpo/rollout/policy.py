@@ -127,12 +127,15 @@ class SlotPolicy:
         model: Model without an `obstacle`; may be wrapped by PEFT or accelerate.
         sampling: Sampling distribution.
         max_slots: Concurrent episodes; None for as many as memory allows.
+        same_draws: Read each reply a fixed number of passes after its turn, and wait for it. Which rows share
+            a pass, and so the last digits of their logits, then never depend on the time of a tool.
         stages: Where the time of prefill and of waits for tools is counted.
     """
 
     model: PreTrainedModel
     sampling: Sampling = field(default_factory=Sampling)
     max_slots: int | None = None
+    same_draws: bool = False
     stages: Stages = field(default_factory=Stages)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ padding. Tools run in threads meanwhile, and a finished row is given to the next
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 
 _PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
+_REPLY_PASSES = 1  # between a turn and its reply, if `same_draws`; SQL within milliseconds takes no longer
 
 
 @dataclass
@@ -77,6 +78,7 @@ class _Row:
         unread: Tokens to prefill before it decodes; several or none.
         is_decoding: whether the row takes part in the next decode step.
         reply: Running tool call of its turn; None during prefill and decoding.
+        due: Number of forward passes before the one that may read the reply.
     """
 
     session: Session[Any]
@@ -86,6 +88,7 @@ class _Row:
     unread: list[int] = field(default_factory=list)
     is_decoding: bool = False
     reply: Future[None] | None = None
+    due: int = 0
 
 
 def play(
@@ -151,6 +154,7 @@ class _Scheduler:
         self._tokens = zeros.new_zeros(self._max_rows, budgets.max_turn_tokens)
         self._log_probs = torch.zeros(self._tokens.shape, device=device)
         self._decoding: torch.Tensor | None = None
+        self._num_passes = 0
 
     def play(self) -> None:
         while True:
@@ -187,7 +191,7 @@ class _Scheduler:
         self._prompt[row.number] = len(family.prefix)
         self._drawn[row.number] = 0
         if id(session) in self._given:
-            row.reply = self._submit(row, *self._given[id(session)])
+            self._submit(row, *self._given[id(session)])
         else:
             self._start_turn(row)
 
@@ -199,8 +203,9 @@ class _Scheduler:
             self._families.appendleft(row.family)
         row.family.waiting += followers
 
-    def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> Future[None]:
-        return self._tools.submit(
+    def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
+        row.due = self._num_passes + _REPLY_PASSES
+        row.reply = self._tools.submit(
             take_turn, row.session, turn, self._chat, self._budgets, log_probs=log_probs
         )
 
@@ -223,14 +228,19 @@ class _Scheduler:
             self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
 
     def _take_replies(self) -> None:
-        """Start the next turn of each row whose tool call returned; block only if no row can decode."""
-        running = [row.reply for row in self._rows if row.reply is not None]
-        if running and not any(row.is_decoding or row.unread for row in self._rows):
+        """Start the next turn of each row whose tool call returned, or is due; block if no row can decode."""
+        running = {row.reply: row for row in self._rows if row.reply is not None}
+        is_idle = not any(row.is_decoding or row.unread for row in self._rows)
+        if self._policy.same_draws:  # by passes, not by time
+            now = min((row.due for row in running.values()), default=0) if is_idle else self._num_passes
+            running = {reply: row for reply, row in running.items() if row.due <= now}
+        if running and (is_idle or self._policy.same_draws):
             with self._policy.stages.of(tools=1):
-                wait(running, return_when=FIRST_COMPLETED)
-        for row in [row for row in self._rows if row.reply is not None and row.reply.done()]:
-            assert row.reply is not None
-            row.reply.result()
+                wait(running, return_when=ALL_COMPLETED if self._policy.same_draws else FIRST_COMPLETED)
+        for reply, row in running.items():
+            if not reply.done():
+                continue
+            reply.result()
             row.reply = None
             if row.session.episode.stop_reason is None:
                 self._start_turn(row)
@@ -290,6 +300,7 @@ class _Scheduler:
             ids = torch.cat([ids, torch.tensor(unread, device=ids.device)])
             ends = torch.tensor(sizes, device=keep.device).cumsum(0) + len(decoding) - 1
             keep = torch.cat([keep, ends])
+        self._num_passes += 1
         step = StepPass(cache, decoding, numbers, sizes)
         with self._policy.stages.of(prefill=sum(sizes), decode=len(decoding)):
             logits = self._policy.logits(ids, self._prompt[step.rows] + step.positions, keep, step)
@@ -337,5 +348,5 @@ class _Scheduler:
             episode = row.session.episode
             row.stored = len(episode.prompt_ids) + len(episode.completion_ids) + count - 1
             self._fork(row, turn[:count], probs[:count])
-            row.reply = self._submit(row, turn[:count], probs[:count])
+            self._submit(row, turn[:count], probs[:count])
         self._decoding = None

@@ -24,6 +24,7 @@ _DECIDED_ELSEWHERE = {
     "max_turn_tokens": "environment.max_turn_tokens",
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
+    "same_draws": "rollout.same_draws",
     "reward_weights": "rewards",
 }
 # TRL checks these in the first step only, minutes after the config is read.
@@ -49,6 +50,7 @@ class SQLGRPOConfig(GRPOConfig):
             of the whole episode, observations included.
         engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
         max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
+        same_draws: See `rollout.policy.SlotPolicy`.
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
@@ -61,13 +63,14 @@ class SQLGRPOConfig(GRPOConfig):
         tree_first_turns: Number of first turns of a group with `turn_credit: tree`, each continued equally
             often; None for the largest proper divisor of `num_generations`.
         correct_sampling: Weigh tokens by TRL's truncated importance sampling (`vllm_importance_sampling_*`),
-            from the log-probs with which the engine `slots` sampled them. Their last digits depend on when
-            replies came, so two runs with one seed are then no longer equal bit for bit.
+            from the log-probs with which the engine `slots` sampled them. Without `same_draws` their last
+            digits depend on when replies came, so two runs with one seed are then not equal bit for bit.
     """
 
     max_turn_tokens: int = 512
     engine: Engine = "auto"
     max_slots: int | None = None
+    same_draws: bool = False
     shared_prefix: bool = True
     gradient_noise_every: int | None = None
     turn_credit: Literal["none", "rewards", "tree", "gae"] = "none"

@@ -343,7 +343,11 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
                 return run(sessions, self, self._chat, self._budgets, fork=fork, on_end=on_end)
         with trl_compat.unwrapped_model(self) as model, self._times.stages.of(decode=1):
             policy = SlotPolicy(
-                model, trl_compat.sampling(self), max_slots=self.args.max_slots, stages=self._times.stages
+                model,
+                trl_compat.sampling(self),
+                max_slots=self.args.max_slots,
+                same_draws=self.args.same_draws,
+                stages=self._times.stages,
             )
             return run(sessions, policy, self._chat, self._budgets, fork=fork, on_end=on_end)
 
