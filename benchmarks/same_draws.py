@@ -1,10 +1,10 @@
 """Rollouts with `rollout.same_draws` beside those without, under tools of random delay: cost and equality.
 
-Both play the script of `rollout.py` with the same weights, turn about. A tool sleeps for a random time, another
-one in each run. Tokens are forced, log-probs are those of the model: if all log-probs of two runs are equal
-bit for bit, the runs would have sampled the same tokens. The last line is JSON: the best wall-clock time of each
-way, `cost` as the share by which `same_draws` takes longer, and the number of runs whose log-probs differ from
-the first's.
+Both play the script of `rollout.py` with the same weights, turn about. A tool sleeps for a random time,
+another one in each run. Tokens are forced, log-probs are those of the model: if all log-probs of two runs are
+equal bit for bit, the runs would have sampled the same tokens. The last line is JSON: the best wall-clock
+time of each way, `cost` as the share by which `same_draws` takes longer, and the number of runs whose
+log-probs differ from the first's.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/same_draws.py [--quick] [--tool_ms 20] [--size 2M]
 """
