@@ -1,8 +1,8 @@
 """One hardened DuckDB connection for untrusted SQL.
 
 Effects are bounded by a read-only open and a locked configuration (no file but the database, no extension,
-no setting), by a parse tree in which every query only reads, by a fresh session for each query, and by the
-kernel: the thread that runs queries may open no file.
+no setting), by a parse tree in which every query only reads, by a fresh session after each query that could
+leave something in it, and by the kernel: the thread that runs queries may open no file.
 Time is bounded by an interrupt, which DuckDB checks between two batches of rows: a single long call such as
 `repeat('x', 1e9)` is not interrupted, and takes memory beyond the limit. Only killing the process bounds it.
 """
@@ -169,14 +169,14 @@ def fingerprint_of(path: str) -> Fingerprint:
     """Time stamps (ns), size, inode, and whether a log beside the file holds unmerged changes."""
     try:
         status = os.stat(path)
-        has_log = os.path.exists(path + ".wal")
+        has_log = os.access(path + ".wal", os.F_OK)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the DuckDB database file: {error} (at {path})") from error
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, has_log)
 
 
 class HardenedDuckDB:
-    """One DuckDB file, opened for reading; each query runs in a session of its own.
+    """One DuckDB file, opened for reading; plain queries share a session, any other has one of its own.
 
     DuckDB keeps one instance of a file in a process: close this one before opening a changed file again.
 
@@ -198,6 +198,7 @@ class HardenedDuckDB:
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
         self.session = self._database.cursor()
+        self._is_reusable = False
         names = self._in_query_thread(_own_names, float("inf"))  # warm, before a limit counts
         self._odd_words, self._text_words = names
 
@@ -216,6 +217,8 @@ class HardenedDuckDB:
     def close(self) -> None:
         """Close the file; a later `run` opens it again."""
         if self._database is not None:
+            self.session.close()
+            self._is_reusable = False
             self._database.close()
             self._database = None
 
@@ -231,8 +234,9 @@ class HardenedDuckDB:
         if self._database is None:
             self._database = self._opened()
         deadline = time.monotonic() + limits.timeout_s
-        self.session = session = self._database.cursor()
-        self.is_volatile = False
+        if not self._is_reusable:
+            self.session = self._database.cursor()
+        self._is_reusable = self.is_volatile = False
         try:
             return self._in_query_thread(
                 lambda session: self._answer(session, sql, limits, deadline), limits.timeout_s
@@ -244,7 +248,8 @@ class HardenedDuckDB:
         except duckdb.Error as error:
             return self._outcome_of(error, limits, deadline)
         finally:
-            session.close()
+            if not self._is_reusable:
+                self.session.close()
 
     def _in_query_thread(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float) -> T:
         """Result of the work on the session; from another thread, it is interrupted when it is late."""
@@ -272,7 +277,10 @@ class HardenedDuckDB:
         if text and kind == duckdb.StatementType.SELECT and self._is_plain(text, words):
             is_text = not words.isdisjoint(self._text_words) or _TEXT_WORDS.search(text) is not None
             is_text = is_text or ("*" in text.replace("(*)", "") and bool(self._text_words))
-            return _result(session, statements[0], sql, limits, deadline, is_bound_first=is_text)
+            outcome = _result(session, statements[0], sql, limits, deadline, is_bound_first=is_text)
+            # Neither rows to come nor an interrupt on its way meet the next query.
+            self._is_reusable = not outcome.is_truncated and time.monotonic() < deadline - AGAIN_S
+            return outcome
         if (
             kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
         ):  # its ANALYZE runs what it explains
@@ -522,7 +530,10 @@ _CONVERTED: dict[str, Callable[[Any], Cell]] = {"decimal": exact_number, "boolea
 def _rows(
     session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[Any], Cell]]]
 ) -> Iterator[Row]:
-    while rows := session.fetchmany(FETCHED_ROWS):
+    n_got = FETCHED_ROWS
+    while n_got == FETCHED_ROWS:
+        rows = session.fetchmany(FETCHED_ROWS)
+        n_got = len(rows)
         for row in rows:
             if not converters:
                 yield row
