@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from functools import partial
+from functools import cache, partial
 from marshal import loads
 
 from text2sql_grpo.errors import RunError, needs_extra
@@ -342,6 +342,7 @@ class Worker:
 _absent: list[RunError] = []  # the engine, found out before the wall, which hides modules of the user
 
 
+@cache
 def _engine(kind: str) -> tuple[Any, Any]:
     """Module of an engine and its connection class."""
     if kind == "sqlite":
