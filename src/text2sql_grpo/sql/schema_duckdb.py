@@ -90,10 +90,10 @@ class _Reader:
         for namespace, table, comment in self._rows(query.format(kind="table")):
             own = columns[namespace, table]
             sql = f"{quote_name(namespace, 'duckdb')}.{quote_name(table, 'duckdb')}"
-            n_rows = self._n_rows(sql)
+            n_rows, examples = self._rows_of(sql, own)
             shown = [
                 replace(column, type=_cut(column.type), examples=values)
-                for column, values in zip(own, self._examples(sql, own), strict=True)
+                for column, values in zip(own, examples, strict=True)
             ]
             tables.append(
                 Table(
@@ -144,15 +144,15 @@ class _Reader:
             )
         return columns
 
-    def _n_rows(self, table: str) -> int:
-        """Number of rows, at most one more than `MAX_COUNTED_ROWS`."""
-        counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1})"
-        return int(self._rows(counted)[0][0])
-
-    def _examples(self, table: str, columns: Sequence[Column]) -> list[tuple[Example, ...]]:
+    def _rows_of(self, table: str, columns: Sequence[Column]) -> tuple[int, list[tuple[Example, ...]]]:
+        """Number of rows, at most one more than `MAX_COUNTED_ROWS`, and the examples of each column."""
         values = ", ".join(_value(column) for column in columns)
         rows = self._rows(f"SELECT {values} FROM {table} LIMIT {EXAMPLE_ROWS}")
-        return column_examples(rows, [column.type for column in columns])
+        n_rows = len(rows)
+        if n_rows == EXAMPLE_ROWS:
+            counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1})"
+            ((n_rows,),) = self._rows(counted)
+        return n_rows, column_examples(rows, [column.type for column in columns])
 
     def _is_readable(self, namespace: str, view: str) -> bool:
         """True if all that the view reads still exists and is readable; does not run the view."""

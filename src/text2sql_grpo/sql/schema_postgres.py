@@ -120,12 +120,10 @@ class _Reader:
                 views.append(View(name, tuple(columns[number]), one_line(comment), namespace))
                 continue
             sql = ".".join(quote_name(part, "postgresql") for part in (namespace, name) if part)
-            n_rows = self._n_rows(sql)
+            n_rows, examples = self._rows_of(sql, columns[number], values[number])
             shown = tuple(
                 replace(column, examples=found)
-                for column, found in zip(
-                    columns[number], self._examples(sql, columns[number], values[number]), strict=True
-                )
+                for column, found in zip(columns[number], examples, strict=True)
             )
             tables.append(
                 Table(
@@ -140,14 +138,16 @@ class _Reader:
             )
         return Schema(tuple(tables), tuple(views), self._connection.info.dbname, dialect="postgresql")
 
-    def _n_rows(self, table: str) -> int:
-        """Number of rows, at most one more than `MAX_COUNTED_ROWS`."""
-        counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1}) AS rows"
-        return int(self._rows(counted)[0][0])
-
-    def _examples(self, table: str, columns: list[Column], values: list[str]) -> list[tuple[Example, ...]]:
+    def _rows_of(
+        self, table: str, columns: list[Column], values: list[str]
+    ) -> tuple[int, list[tuple[Example, ...]]]:
+        """Number of rows, at most one more than `MAX_COUNTED_ROWS`, and the examples of each column."""
         rows = self._rows(f"SELECT {', '.join(values)} FROM {table} LIMIT {EXAMPLE_ROWS}")
-        return column_examples(rows, [column.type for column in columns])
+        n_rows = len(rows)
+        if n_rows == EXAMPLE_ROWS:
+            counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_COUNTED_ROWS + 1}) AS rows"
+            ((n_rows,),) = self._rows(counted)
+        return n_rows, column_examples(rows, [column.type for column in columns])
 
 
 def _value(name: str, category: str, base: str) -> str:
