@@ -128,7 +128,9 @@ def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader
                 for row in rows:
                     connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         connection.execute("ALTER TABLE person ALTER age TYPE INTEGER")
-    golds = ["SELECT name FROM person WHERE age > 40", "SELECT name ILIKE '%a%' FROM city", "SELECT nope"]
+    # There LIKE without a wildcard is the gold's =, and no mutant of it.
+    golds = ["SELECT count(*) FROM city WHERE country = 'Italy'", "SELECT name FROM person WHERE age > 40"]
+    golds += ["SELECT name ILIKE '%a%' FROM city", "SELECT nope"]
     assert "age // 2" in dict(rewrites("SELECT age // 2 FROM person", "duckdb"))["formatted"]
     examples = [Example(id=gold, database="shop", question="?", gold_sql=gold) for gold in golds]
     audit = RewardAudit(RewardMix({"execution": 1.0}), grader, executor)
@@ -136,5 +138,5 @@ def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader
 
     assert audit.left_out == 1
     assert {answer.kind for answer in answers} == {"mutant", "hard-coded", "rewrite"}
-    assert {answer.gold_sql for answer in answers} == set(golds[:2])
+    assert {answer.gold_sql for answer in answers} == set(golds[:3])
     assert misjudged(answers) == []

@@ -146,7 +146,8 @@ class RewardAudit:
             sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"
         }
         alike = [suspect[2] for suspect, _, _ in running if suspect[2] not in unlike]
-        wrong = unlike | _differing(base, gold, query, alike, rng)
+        is_like_exact = parse_address(database).kind != "sqlite"
+        wrong = unlike | _differing(base, gold, query, alike, rng, is_like_exact=is_like_exact)
         for (kind, name, sql), native, _ in running:
             if sql in wrong:
                 yield self._answer(kind, name, example.database, database, gold_sql, native, is_right=False)
@@ -187,9 +188,19 @@ class RewardAudit:
 
 
 def _differing(
-    base: BaseSample, gold: GoldQuery, gold_sql: str, queries: Sequence[str], rng: Random
+    base: BaseSample,
+    gold: GoldQuery,
+    gold_sql: str,
+    queries: Sequence[str],
+    rng: Random,
+    *,
+    is_like_exact: bool,
 ) -> set[str]:
-    """Queries with another result than the gold's on some random variant of its database."""
+    """Queries with another result than the gold's on some random variant of its database.
+
+    Args:
+        is_like_exact: whether LIKE tells upper from lower case, as on other engines than SQLite.
+    """
     again = with_ties_decided(gold.tree)
     wrong: set[str] = set()
     for _ in range(VARIANTS):
@@ -197,6 +208,7 @@ def _differing(
         if not left:
             break
         with closing(build(base, perturbed(base, gold, rng))) as connection:
+            connection.execute(f"PRAGMA case_sensitive_like = {is_like_exact:d}")
             result = run_trusted(connection, gold_sql)
             if not result.is_ok or result.is_truncated:
                 continue
