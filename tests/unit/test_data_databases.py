@@ -102,6 +102,14 @@ def test_unknown_name_lists_what_is_there(folder: Path) -> None:
         Databases(folder).address("../x")
 
 
+def test_folder_of_folders_of_rows_names_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "item.csv").write_text("id,name\n1,Lamp\n", "utf-8")
+
+    with pytest.raises(DataError, match=r"unknown database 'shop' .*known: none; give .*mapping of names"):
+        Databases(tmp_path).address("shop")
+
+
 def test_long_list_of_names_is_cut(folder: Path) -> None:
     for number in range(25):
         (folder / f"d{number:02}.sql").write_text(SCRIPT, "utf-8")

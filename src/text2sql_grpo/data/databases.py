@@ -78,7 +78,7 @@ class Databases:
         source = self._sources.get(name)
         if source is None:
             names = self.names()
-            shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
+            shown = ", ".join(names[:MAX_NAMES_SHOWN]) or f"none; give {WHAT_IS_READ}"
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
             raise DataError(f"unknown database {name!r} (in {self.shown}); known: {shown}{more}")
         return source
