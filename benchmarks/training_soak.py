@@ -91,12 +91,12 @@ class Forced(Sampling):
 
     episodes: tuple[tuple[int, ...], ...] = ()
 
-    def marks(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
+    def uniforms(self, num_sessions: int, num_tokens: int) -> torch.Tensor:
         assert num_sessions == len(self.episodes)
         return torch.tensor([[*said, *[0] * (num_tokens - len(said))] for said in self.episodes])
 
-    def draw(self, logits: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return marks, logits.log_softmax(-1).gather(-1, marks[:, None])[:, 0]
+    def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return uniforms, logits.log_softmax(-1).gather(-1, uniforms[:, None])[:, 0]
 
 
 class SoakTrainer(SQLGRPOTrainer):
