@@ -29,7 +29,7 @@ OPENS_CONTRIB = {
     PACKAGE: {"verifiers"},  # which looks up its tasksets there
     f"{PACKAGE}.commands.collect": {"verifiers"},
     f"{PACKAGE}.commands.mcp": {"mcp"},
-    f"{PACKAGE}.jobs.collect": {"chat_endpoint"},
+    f"{PACKAGE}.jobs.served": {"chat_endpoint"},
     f"{PACKAGE}.jobs.doctor_checks": {"mcp", "trackers"},
     f"{PACKAGE}.jobs.setup": {"mcp"},
     f"{PACKAGE}.jobs.train": {"trackers"},

@@ -19,9 +19,12 @@ from rich.console import Console
 from tests.chat_endpoint import Answer, served
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
+from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.jobs.collect import Endpoint, collect
+from text2sql_grpo.jobs.collect import collect
+from text2sql_grpo.jobs.evaluate import evaluate
+from text2sql_grpo.jobs.served import Endpoint
 
 pytest.importorskip("openai", reason="needs openai (pip install openai)")
 
@@ -289,3 +292,29 @@ def test_a_local_model_is_played_by_our_engine(config: Config, tmp_path: Path) -
     assert rows[:4] == first and len({(row["example"], row["sample"]) for row in rows}) == len(rows) == 9
     assert all(row["completion_ids"] and row["log_probs"] for row in rows)
     assert re.search(r"model$", rows[0]["model"])
+
+
+def test_a_served_model_is_evaluated(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "evaluation.json"
+
+    def answer(request: dict[str, Any]) -> Answer:
+        is_wrong = question_of(request) == "Branches?"
+        return says("<answer>SELECT 0</answer>") if is_wrong else right(request)
+
+    with served(answer) as url:
+        command = ["evaluate", "--base_url", url, "--config", str(tmp_path / "tiny.yaml"), "--out", str(out)]
+        assert main(command) == 1 and "give both" in capsys.readouterr().err
+        assert main([*command, "--model", "script"]) == 0
+    record = json.loads(out.read_text())
+    assert record["model"] == "script" and record["temperature"] == 0
+    assert record["sets"]["test_values"]["overall"]["strict"]["correct"] == 3
+    answers = json_lines(out.with_suffix(".jsonl"))
+    assert [row["example"] for row in answers] == [question["id"] for question in QUESTIONS]
+    assert [row["strict"] for row in answers] == [True, True, False, True]
+    with (
+        served(right, fails=lambda request: "All cities?" in str(request), status=400) as url,
+        pytest.raises(RunError, match="1 of 4 questions were not answered, the first: BadRequestError"),
+    ):
+        evaluate(Endpoint(url, "script", retries=0), config, console=silent())

@@ -63,16 +63,14 @@ def collect(
             out.parent.mkdir(parents=True, exist_ok=True)
             write_chats(records, keep, out, console)
             return 0
-        if (base_url is None) != (model is None):
-            raise ConfigError("--base_url and --model go together: give both")
-        if config is None and model_path is None:
-            raise ConfigError("--base_url needs --config FILE")
+        options.check_served(base_url, model, config)
         run = options.read_config(config or config_around(str(model_path)), settings)
 
         console = options.quiet_console()
         from text2sql_grpo.jobs import collect as job
+        from text2sql_grpo.jobs.served import Endpoint
 
-        endpoint = job.Endpoint(
+        endpoint = Endpoint(
             str(base_url),
             str(model),
             key_variable=key_variable,

@@ -9,7 +9,9 @@ from text2sql_grpo.run_folder import config_around
 
 def evaluate(
     *,
-    model_path: str,
+    model_path: str | None = None,
+    base_url: str | None = None,
+    model: str | None = None,
     num_samples: Count | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
@@ -17,12 +19,16 @@ def evaluate(
     temperature: Temperature = 0.0,
     seed: int = 0,
     out: Path | None = None,
+    parallel: Count = 8,
+    key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
 ) -> int:
     """Answer held-out questions with a model.
 
     Args:
         model_path: Model folder, such as RUN/merged, or Hub id.
+        base_url: OpenAI-compatible endpoint; needs --model and --config.
+        model: Name of the model at --base_url.
         num_samples: N of each held-out set, shown whole.
         config: Default: config.yaml in the folder around the model.
         sets: Held-out sets; default: all of the config.
@@ -31,18 +37,24 @@ def evaluate(
             time. It is a timing, and so noisy: compare runs on one idle machine.
         temperature: 0 is greedy.
         seed: Random seed of sampling.
-        out: Default: evaluation-MODEL.json in the folder around the model.
+        out: Default: evaluation-MODEL.json in the folder around the model; for --base_url here.
+        parallel: Concurrent episodes at --base_url.
+        key_variable: Environment variable of the endpoint's key.
     """
-    run = options.read_config(config or config_around(model_path), settings)
-    model = Path(model_path)
-    folder = model.resolve().parent if model.is_dir() else Path()
-    out = out or folder / f"evaluation-{model.resolve().name}.json"
+    options.check_one_of(model_path=model_path, base_url=base_url)
+    options.check_served(base_url, model, config)
+    run = options.read_config(config or config_around(str(model_path)), settings)
+    path = Path(model_path or str(model))
+    folder = path.resolve().parent if model_path and path.is_dir() else Path()
+    out = out or folder / f"evaluation-{path.resolve().name}.json"
     with options.writing_to(out):
         console = options.quiet_console()
         from text2sql_grpo.jobs import evaluate as job
+        from text2sql_grpo.jobs.served import Endpoint
 
+        endpoint = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
         job.evaluate(
-            model_path,
+            model_path or endpoint,
             run,
             num_samples=num_samples,
             sets=sets,

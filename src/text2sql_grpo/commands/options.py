@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # slow to import, and help needs neither
     from rich.console import Console
@@ -47,6 +47,18 @@ def check_one_of(**options: object) -> None:
     if sum(value is not None for value in options.values()) != 1:
         names = ", ".join(f"--{name}" for name in options)
         raise argparse.ArgumentError(None, f"give exactly one of {names}")
+
+
+def check_served(base_url: str | None, model: str | None, config: Path | None) -> None:
+    """Refuse an endpoint without its model's name or a config.
+
+    Raises:
+        ConfigError: An option is missing.
+    """
+    if (base_url is None) != (model is None):
+        raise ConfigError("--base_url and --model go together: give both")
+    if base_url is not None and config is None:
+        raise ConfigError("--base_url needs --config FILE")
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":

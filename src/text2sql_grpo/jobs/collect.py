@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ from rich.console import Console
 from transformers import set_seed
 
 from text2sql_grpo.config import Config
-from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import RunError, needs_extra
 from text2sql_grpo.files import write_jsonl
+from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.models.hardware import choose_threads
@@ -28,25 +25,6 @@ from text2sql_grpo.training.progress import progress_bar
 from text2sql_grpo.training.trajectories import EpisodeFile, Keep, select_chats
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
-_PATIENCE = 4  # failures of an endpoint in a row; at least `Endpoint.parallel`
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Endpoint of a served model; see the options of `commands.collect`."""
-
-    base_url: str
-    model: str
-    key_variable: str = "OPENAI_API_KEY"
-    parallel: int = 8
-    retries: int = 5
-    timeout_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class _Sample:
-    example: Example
-    number: int
 
 
 def collect(
@@ -80,7 +58,7 @@ def collect(
     bench = open_workbench(config)
     examples = bench.load(questions or config.data.train, limit=num_questions)
     episodes = EpisodeFile(out, _settings(config, source, temperature, seed))
-    wanted = {(example.id, n): _Sample(example, n) for n in range(samples) for example in examples}
+    wanted = {(example.id, n): Sample(example, n) for n in range(samples) for example in examples}
     todo = [wanted[key] for key in episodes.missing(wanted)]
     failures: list[str] = []
     if todo:
@@ -88,7 +66,7 @@ def collect(
         max_rows = bench.environment.settings.observation.max_rows
         judge = Judge(bench.grader, bench.executor, RewardMix(config.rewards), max_rows_shown=max_rows)
 
-        def write(sample: _Sample, episode: Episode) -> None:
+        def write(sample: Sample, episode: Episode) -> None:
             answer = judge.judge(episode, bench.databases.address(episode.example.database))
             episodes.add(answer.record() | {"sample": sample.number, "model": model})
 
@@ -101,7 +79,9 @@ def collect(
             if isinstance(source, str):
                 failures = _play_local(todo, bench, source, write, temperature, seed, on_end, console)
             else:
-                failures = _play_served(todo, bench, source, write, temperature, seed, on_end)
+                failures = play_served(
+                    todo, bench.environment, source, write, temperature=temperature, seed=seed, on_end=on_end
+                )
     found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
     right = sum(record["strict"] for record in found)
     console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
@@ -125,10 +105,10 @@ def _settings(config: Config, source: str | Endpoint, temperature: float, seed: 
 
 
 def _play_local(
-    todo: Sequence[_Sample],
+    todo: Sequence[Sample],
     bench: Workbench,
     source: str,
-    write: Callable[[_Sample, Episode], None],
+    write: Callable[[Sample, Episode], None],
     temperature: float,
     seed: int,
     on_end: Callable[[], None],
@@ -146,7 +126,7 @@ def _play_local(
         ThreadPoolExecutor(1, thread_name_prefix="judge") as judge,
         inference_autocast(model, bf16=bench.config.evaluation.bf16),
     ):
-        sample_of: dict[int, _Sample] = {}
+        sample_of: dict[int, Sample] = {}
         written: list[Future[None]] = []
 
         def over(episode: Episode) -> None:
@@ -164,62 +144,6 @@ def _play_local(
             for future in written:
                 future.result()
             written.clear()
-    return failures
-
-
-def _play_served(
-    todo: Sequence[_Sample],
-    bench: Workbench,
-    source: Endpoint,
-    write: Callable[[_Sample, Episode], None],
-    temperature: float,
-    seed: int,
-    on_end: Callable[[], None],
-) -> list[str]:
-    with needs_extra("collect", "--base_url"):
-        import openai
-
-        from text2sql_grpo.contrib import chat_endpoint
-    client = openai.OpenAI(
-        base_url=source.base_url,
-        api_key=os.environ.get(source.key_variable) or "none",
-        max_retries=source.retries,
-        timeout=source.timeout_s,
-    )
-
-    def play(sample: _Sample) -> Episode:
-        episode = chat_endpoint.play(
-            sample.example,
-            bench.environment,
-            client,
-            model=source.model,
-            temperature=temperature,
-            seed=seed + sample.number,
-        )
-        if episode.stop_reason == "error":
-            raise chat_endpoint.EndpointFailure(f"the MCP server died (question {episode.example.id})")
-        return episode
-
-    failures: list[str] = []
-    in_a_row = 0
-    pool = ThreadPoolExecutor(source.parallel, thread_name_prefix="episode")
-    try:
-        samples = {pool.submit(play, sample): sample for sample in todo}
-        for future in as_completed(samples):
-            try:
-                write(samples.pop(future), future.result())
-                in_a_row = 0
-            except chat_endpoint.EndpointFailure as failure:
-                failures.append(str(failure))
-                in_a_row += not isinstance(failure, chat_endpoint.RequestRefused)
-                if in_a_row >= max(_PATIENCE, source.parallel):
-                    raise RunError(
-                        f"the endpoint failed {in_a_row} times in a row: {failure} ({source.base_url})"
-                    ) from failure
-            on_end()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        client.close()
     return failures
 
 

@@ -18,18 +18,19 @@ from transformers import set_seed
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Action
+from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.evaluate import answer_questions, r_ves, summary
 from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import write_json
+from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.models.hardware import choose_threads
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy
-from text2sql_grpo.rewards import Answer
+from text2sql_grpo.rewards import Answer, Judge
 from text2sql_grpo.training.demonstrations import action_text
 from text2sql_grpo.training.progress import progress_bar
 
@@ -37,7 +38,7 @@ _SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
 
 
 def evaluate(
-    model_path: str | Path,
+    model_path: str | Path | Endpoint,
     config: Config,
     *,
     out: Path | None = None,
@@ -51,6 +52,7 @@ def evaluate(
     """Evaluate a model in the environment of a config. Options: see `commands.evaluate`.
 
     Args:
+        model_path: A model folder or Hub id, or an endpoint.
         config: Config of data, environment and `evaluation.batch_size`.
         out: File of the record, `.json`; whole answers go beside it, as `.jsonl`. None writes neither.
         console: Console of answers and accuracies; None for standard output.
@@ -62,18 +64,23 @@ def evaluate(
     Raises:
         RunError: Anything wrong with model, config or data, or `out` cannot be written.
     """
-    model_path, console = str(model_path), console or Console()
+    console = console or Console()
     bench = open_workbench(config)
     chosen = {
         name: evenly_spaced(examples, num_samples) for name, examples in held_out_sets(bench, sets).items()
     }
     if out is not None:
         check_place(out)
-    choose_threads(console)
     with closing(bench.environment):
-        answers = answer_all(
-            load_policy(model_path), bench, chosen, console, temperature=temperature, seed=seed
-        )
+        if isinstance(model_path, Endpoint):
+            model = model_path.model
+            answers = _answer_served(model_path, bench, chosen, console, temperature=temperature, seed=seed)
+        else:
+            choose_threads(console)
+            model = str(model_path)
+            answers = answer_all(
+                load_policy(model), bench, chosen, console, temperature=temperature, seed=seed
+            )
     if num_samples is not None:
         for name, answered in answers.items():
             for answer in answered:
@@ -83,7 +90,7 @@ def evaluate(
         _add_r_ves(scores, answers, bench, console)
     record = {
         "sets": scores,
-        "model": model_path,
+        "model": model,
         "temperature": temperature,
         "seed": seed,
         "num_samples": num_samples,
@@ -229,6 +236,49 @@ def answer_all(
             )
         )
     return {name: list(islice(answers, len(named))) for name, named in chosen.items()}
+
+
+def _answer_served(
+    endpoint: Endpoint,
+    bench: Workbench,
+    chosen: Mapping[str, Sequence[Example]],
+    console: Console,
+    *,
+    temperature: float,
+    seed: int,
+) -> dict[str, list[Answer]]:
+    """Answer each question of each set with a served model.
+
+    Raises:
+        RunError: Questions were left without an answer.
+    """
+    max_rows = bench.environment.settings.observation.max_rows
+    judge = Judge(bench.grader, bench.executor, max_rows_shown=max_rows)
+    samples = {name: [Sample(example) for example in named] for name, named in chosen.items()}
+    todo = [sample for named in samples.values() for sample in named]
+    answers: dict[int, Answer] = {}
+
+    def write(sample: Sample, episode: Episode) -> None:
+        database = bench.databases.address(sample.example.database)
+        answers[id(sample)] = judge.judge(episode, database, runs_published=True)
+
+    with progress_bar(console) as bar:
+        task = bar.add_task("Evaluation", total=len(todo))
+        failures = play_served(
+            todo,
+            bench.environment,
+            endpoint,
+            write,
+            temperature=temperature,
+            seed=seed,
+            on_end=lambda: bar.advance(task),
+        )
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {len(todo)} questions were not answered, the first: {failures[0]} "
+            f"({endpoint.base_url}); run the command again when the endpoint answers"
+        )
+    return {name: [answers[id(sample)] for sample in named] for name, named in samples.items()}
 
 
 def show(answer: Answer, set_name: str, console: Console) -> None:
