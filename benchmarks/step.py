@@ -14,7 +14,7 @@ takes a small step. The last line is JSON; `ratio` is TRL's time over ours, `cpu
 time (without the processes that run SQL), which other work on the machine changes less. The same with
 `_shared_database` behind them: as many questions of one database, in one micro-batch.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/step.py --quick       (half of the prompts; under a minute)
+Run: OMP_NUM_THREADS=1 python benchmarks/step.py --quick       (2 prompts x 4, two turns; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/step.py --steps 2     (4 prompts x 8, the best of two steps)
      OMP_NUM_THREADS=1 python benchmarks/step.py --learning    (the quickstart until 30%; many minutes;
                                                                 see step_learning.py)
@@ -340,10 +340,7 @@ def episodes(batch: dict[str, Any]) -> list[tuple[list[int], list[int], list[int
 
 def measure(case: Case, steps: int) -> dict[str, Any]:
     """Times of both sides and how they compare."""
-    small = dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
-    small_script, script = make_script(small), make_script(case)
-    for name in ("trl", "ours"):
-        take_steps(name, small, small_script, 1)
+    script = make_script(case)
     trl, own = (take_steps(name, case, script, steps) for name in ("trl", "ours"))
     assert trl.episodes == own.episodes, "the sides played other episodes"
     assert sum(sum(sampled) for _, _, sampled, _ in own.episodes) == script.sampled
@@ -404,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two prompts, one step")
+    parser.add_argument("--quick", action="store_true", help="two prompts x 4, two turns, one step")
     parser.add_argument("--learning", action="store_true", help="the quickstart until --target instead")
     parser.add_argument("--steps", type=int, help="timed (default 1); with --learning of GRPO (the config's)")
     parser.add_argument("--config", type=Path, default=REPOSITORY / "config" / "quickstart.yaml")
@@ -420,7 +417,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         learning(options)
         return
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
-    case = Case(prompts=2, databases=2) if options.quick else own
+    case = Case(prompts=2, databases=2, generations=4, turns=2) if options.quick else own
+    small = dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
+    for name in ("trl", "ours"):
+        take_steps(name, small, make_script(small), 1)
     results = []
     for one in (case, dataclasses.replace(case, databases=1)):
         results.append(measure(one, 1 if options.quick else options.steps or 1))
