@@ -72,6 +72,19 @@ def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool)
         torch.testing.assert_close(recorded[sampled], recomputed[0][sampled], atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+def test_rollouts_leave_no_hooks_behind(tmp_path: Path, lora: bool) -> None:
+    """transformers registers another hook whenever gradient checkpointing is switched on again."""
+    trainer = make_trainer(tmp_path, lora=lora, bf16=False)
+    trainer.model.gradient_checkpointing_enable()
+    hooks = trainer.model.get_input_embeddings()._forward_hooks
+    before = len(hooks)
+    for _ in range(3):
+        with trl_compat.unwrapped_model(trainer):
+            pass
+    assert len(hooks) == before > 0
+
+
 def test_a_step_of_training_in_bfloat16(tmp_path: Path) -> None:
     """Weights cast for the rollouts are not those that the gradient then misses."""
     trainer = make_trainer(tmp_path, bf16=True, learning_rate=1e-2)

@@ -177,6 +177,8 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
 
     A single autocast spans all passes, so that weights are cast once.
     """
+    policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    hooks = getattr(policy, "_require_grads_hooks", ())
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,
@@ -187,6 +189,10 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
         autocast(trainer, model),
     ):
         yield model
+    # transformers registers new hooks when checkpointing is enabled again, and forgets the old ones.
+    if getattr(policy, "_require_grads_hooks", ()) is not hooks:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
