@@ -12,6 +12,7 @@
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
 | text of a log message | masked samples are no error | a class of warning |
 | `_last_lr` | a warm-up whose first step is not 0 | `get_scheduler(.., first_step=1)` |
+| `_require_grads_hooks` | hooks that each rollout left behind | an `enable` that removes the old ones |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
 | `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
