@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from text2sql_grpo.commands import main
+from text2sql_grpo.rollout.policy import trial_obstacle
 
 REPO_ROOT = Path(__file__).parents[2]
 
@@ -43,6 +46,11 @@ def test_two_small_steps_of_the_real_model(smollm2: Path, tmp_path: Path) -> Non
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     learned = [bool(weight.any()) for name, weight in weights.items() if "lora_B" in name]  # they start at 0
     assert len(learned) == 210 and all(learned)
+
+
+def test_the_fast_engine_plays_the_real_model_in_bfloat16(smollm2: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
+    assert trial_obstacle(PeftModel.from_pretrained(model, REPO_ROOT / "data" / "start")) is None
 
 
 @pytest.mark.slow

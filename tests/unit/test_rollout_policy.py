@@ -1,3 +1,4 @@
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from text2sql_grpo.rollout.policy import (
     plays_by_slots,
     trial_obstacle,
 )
+from text2sql_grpo.rollout.slot_cache import StepPass
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [1, 2], [20] * 11, [3], [40, 41, 42]]
 
@@ -174,6 +176,23 @@ def test_models_that_slots_cannot_play() -> None:
 
 def reasons(model: PreTrainedModel) -> tuple[str | None, str | None]:
     return obstacle(model), trial_obstacle(model)
+
+
+def test_rounding_in_bfloat16_is_no_other_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL | {"vocab_size": 512, "hidden_size": 64}))
+    model.lm_head.weight.data *= 1_000  # large logits, as a trained model has
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data *= 100  # so that positions matter
+    assert trial_obstacle(copy.deepcopy(model).bfloat16()) is None
+
+    logits = SlotPolicy.logits
+
+    def misplaced(self: SlotPolicy, ids: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return logits(self, ids, positions + isinstance(rest[-1], StepPass), *rest)
+
+    monkeypatch.setattr(SlotPolicy, "logits", misplaced)
+    assert "log-probs differ by" in str(trial_obstacle(model.bfloat16()))
 
 
 @pytest.mark.parametrize("wrong", ["softcap", "sliding_window", "s_aux"])
