@@ -68,14 +68,12 @@ def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Workb
 def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     (tmp_path / "databases" / "copy.sql").write_text((tmp_path / "databases" / "shop.sql").read_text())
-    write_questions(
-        tmp_path / "questions.jsonl",
-        [
-            {**one, "database": name, "id": f"{name}-{one['id']}"}
-            for one in QUESTIONS
-            for name in ("shop", "copy")
-        ],
-    )
+    questions = [
+        {**one, "database": name, "id": f"{name}-{one['id']}"}
+        for one in QUESTIONS
+        for name in ("shop", "copy")
+    ]
+    write_questions(tmp_path / "questions.jsonl", questions)
     chosen = ["--data.dev_databases", "[copy]", "--evaluation.every", "5"]
 
     bench = open_workbench(load_config(config, chosen))
@@ -83,5 +81,10 @@ def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: 
     trained = bench.load(tmp_path / "questions.jsonl")
     assert {one.database for one in trained} == {"shop"} and len(trained) == len(QUESTIONS)
     assert {one.database for one in bench.dev} == {"copy"} and len(bench.dev) == len(QUESTIONS)
+
+    broken = {**QUESTIONS[0], "id": "broken", "gold_sql": "SELECT absent FROM absent"}
+    write_questions(tmp_path / "questions.jsonl", [*questions, broken])
+    chosen += ["--data.test", "{}"]
+    assert len(open_workbench(load_config(config, chosen)).dev) == len(QUESTIONS)  # golds on shop are not run
     with pytest.raises(DataError, match=r"no question of .* is on data.dev_databases \(other\)"):
         open_workbench(load_config(config, ["--data.dev_databases", "[other]", "--evaluation.every", "5"]))

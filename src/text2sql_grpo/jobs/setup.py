@@ -54,6 +54,7 @@ class Workbench:
             DataError: A file, question or gold is wrong, or none is left.
         """
         files, left_out = shard_files(path), quarantined(self.config)
+        held_out = self.config.data.dev_databases
         if files == [path]:
             examples = load_examples(
                 path,
@@ -62,12 +63,12 @@ class Workbench:
                 limit=limit,
                 leave_out=left_out,
                 leaves_out_large=True,
+                keep=lambda example: example.database not in held_out,
             )
-            own = [one for one in examples if one.database not in self.config.data.dev_databases]
-            if not own:
+            if not examples:
                 raise DataError(f"every question of {path} is on one of data.dev_databases")
-            return own
-        if self.config.data.dev_databases:
+            return examples
+        if held_out:
             raise DataError(f"data.dev_databases needs questions in one file, got several: {path}")
         return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
 
@@ -131,14 +132,20 @@ def open_workbench(config: Config) -> Workbench:
     executor = SQLExecutor(config.environment.limits)
     left_out = quarantined(config)
 
-    def held_out(path: Path) -> list[Example]:
-        return load_examples(path, databases, executor, leave_out=left_out, leaves_out_large=True)
+    def held_out(path: Path, names: Sequence[str] = ()) -> list[Example]:
+        return load_examples(
+            path,
+            databases,
+            executor,
+            leave_out=left_out,
+            leaves_out_large=True,
+            keep=lambda example: not names or example.database in names,
+        )
 
     dev: list[Example] = []
     if config.evaluation.every is not None:
         names = config.data.dev_databases
-        dev = held_out(config.data.dev or config.data.train)
-        dev = [example for example in dev if not names or example.database in names]
+        dev = held_out(config.data.dev or config.data.train, names)
         if not dev:
             raise DataError(
                 f"no question of {config.data.train} is on data.dev_databases ({', '.join(names)})"
