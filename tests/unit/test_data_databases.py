@@ -1,3 +1,4 @@
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -220,6 +221,8 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
             {"a.tsv": "Sales of May\n\nx\ty\n1\t2\n"},
             r"line 3 ends a row with 2 fields, the first line has 1 names",
         ),
+        ({"a.csv": "id,name\n1,Jos\udce9\n"}, r"line 2 is not UTF-8 text; save the file .*a\.csv\)"),
+        ({"a.csv": "\n\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.xlsx": "no archive"}, r"cannot read the sheet: .*a\.xlsx\)"),
     ],
 )
@@ -230,10 +233,10 @@ def test_rows_that_cannot_be_read(
     folder = tmp_path / "rows"
     folder.mkdir()
     for name, text in files.items():
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message) as failure:
         Databases(folder).address("rows")
-    assert "\n" not in str(failure.value)
+    assert "\n" not in str(failure.value) and "LINE 1" not in str(failure.value)
     assert not list(cache_folder("databases").glob("rows*"))
 
 
@@ -261,9 +264,46 @@ def test_files_urls_and_mappings(tmp_path: Path) -> None:
         named.sqlite_file("one", "data make")
 
 
+def test_files_are_read_by_their_content(tmp_path: Path) -> None:
+    address = f"duckdb:///{tmp_path / 'ward.db'}"
+    with closing(duckdb.connect(str(tmp_path / "ward.db"))) as connection:
+        connection.execute("CREATE TABLE ward AS SELECT 3 AS id")
+    shutil.copy(tmp_path / "ward.db", tmp_path / "WARD.DUCKDB")
+    build(tmp_path / "plain.duckdb")
+
+    for where in (tmp_path, tmp_path / "ward.db", f"sqlite:///{tmp_path / 'ward.db'}"):
+        assert Databases(where).address("ward") == address
+        assert Databases(where).dialect("ward") == "duckdb"
+    assert open_address(tmp_path / "WARD.DUCKDB")[1] == f"duckdb:///{tmp_path / 'WARD.DUCKDB'}"
+    assert Databases(tmp_path).dialect("plain") == "sqlite"
+    assert Databases(f"duckdb:///{tmp_path / 'plain.duckdb'}").address("plain") == tmp_path / "plain.duckdb"
+
+
+def test_names_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shop.v2"
+    folder.mkdir()
+    (folder / "item.csv").write_text("id\n1\n")
+    monkeypatch.chdir(folder)
+
+    assert Databases(folder).names() == Databases(".").names() == ["shop.v2"]
+    assert Databases("postgresql://reader@host/my%20shop.v2?sslmode=require").names() == ["my shop.v2"]
+
+
+def test_a_name_needs_one_database(folder: Path) -> None:
+    build(folder / "clinic.sqlite")
+    build(folder / "shop.sqlite")
+
+    with pytest.raises(DataError, match=r"one database is needed, and this folder holds clinic, shop \(at"):
+        Databases({"all": folder}).address("all")
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [
+        ("", "'' is not a database: it names no file"),
+        ({"shop": None}, "None is not a database: use a path"),
+        ("postgresql://reader%3Asecret@host/x", "may hold no password"),
+        ("postgresql://reader@host/x?pass%77ord=secret", "may hold no password"),
         ("notes.txt", r"it is of another kind \(at notes\.txt\): give a folder of"),
         ("gone.duckdb", r"no such file or folder \(at gone\.duckdb\)"),
         ("duckdb:///gone.duckdb", r"no such database file \(at .*gone\.duckdb\)"),
@@ -274,7 +314,7 @@ def test_files_urls_and_mappings(tmp_path: Path) -> None:
     ],
 )
 def test_places_without_databases(
-    tmp_path: Path, where: str, message: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, where: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("nothing")

@@ -226,6 +226,22 @@ def test_settings_of_the_session_hold_after_discarding(database: HardenedPostgre
     assert outcome.rows == (("on", "UTC", "off", "on"),)
 
 
+def test_options_of_the_url_hold_and_never_loosen(url: str) -> None:
+    options = "-csearch_path=pg_catalog -cdefault_transaction_read_only=off -cstatement_timeout=0"
+    opened = HardenedPostgres(f"{url}?options={quote(options)}", None)
+    names = ("search_path", "default_transaction_read_only", "transaction_read_only")
+    for _ in range(2):  # the second after a reset of the session
+        outcome = opened.run("SELECT " + ", ".join(f"current_setting('{name}')" for name in names), LIMITS)
+        assert outcome.rows == (("pg_catalog", "on", "on"),)
+    opened.close()
+
+
+def test_the_next_host_is_asked(url: str) -> None:
+    opened = HardenedPostgres(url.replace("@127.0.0.1:", "@127.0.0.1:1,127.0.0.1:"), None)
+    assert opened.run("SELECT 1", LIMITS).rows == ((1,),)
+    opened.close()
+
+
 def test_connection_that_the_server_closed_is_opened_again(url: str, admin: psycopg.Connection) -> None:
     database = HardenedPostgres(url)
     admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename LIKE 'reader%'")

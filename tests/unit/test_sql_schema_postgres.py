@@ -196,7 +196,9 @@ def test_reading_stops_at_the_time_limit(make: Callable[[str], str]) -> None:
 
 def test_errors_name_the_database_and_no_password(postgres_server: PostgresServer) -> None:
     wrong = postgres_server.url(user="admin", password="hunter2", database="postgres")
-    with pytest.raises(DataError, match=r"password authentication failed.*database postgres on") as refused:
+    with pytest.raises(
+        DataError, match=r"password authentication failed.*database postgres on \S+\): set PGPASSWORD"
+    ) as refused:
         read_schema(wrong)
     assert "hunter2" not in str(refused.value)
 

@@ -4,9 +4,9 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 from text2sql_grpo.data.row_files import ROW_FILES, build_from_rows
 from text2sql_grpo.errors import DataError
@@ -59,11 +59,14 @@ class Databases:
         source = _source(where)
         self.shown = str(source)
         if isinstance(source, str):
-            self._sources[Path(urlsplit(source).path).stem or "database"] = source
-        elif source.is_dir() and not _row_files(source):
-            self._sources |= _in_folder(source)
-        else:
+            path = source.partition("?")[0].partition("://")[2].partition("/")[2]
+            self._sources[unquote(path) or "database"] = source
+        elif not source.is_dir():
             self._sources[source.stem] = source
+        elif _row_files(source):
+            self._sources[Path(os.path.abspath(source)).name] = source  # of `.` too
+        else:
+            self._sources |= _in_folder(source)
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -89,11 +92,8 @@ class Databases:
         Raises:
             DataError: No database has this name, or it cannot be built.
         """
-        source = self.source(name)
-        if isinstance(source, str) or _is_sqlite(source):
-            return source
         if name not in self._built:
-            self._built[name] = _built(source)
+            self._built[name] = _built(self.source(name))
         return self._built[name]
 
     def dialect(self, name: str) -> str:
@@ -105,7 +105,8 @@ class Databases:
         source = self.source(name)
         if isinstance(source, str):
             return parse_address(source).dialect
-        return "sqlite" if _is_sqlite(source) or source.suffix == ".sql" else "duckdb"
+        is_rows = source.is_dir() or source.suffix.lower() in ROW_FILES
+        return "duckdb" if is_rows or _engine(source) == "duckdb" else "sqlite"
 
     def sqlite_file(self, name: str, purpose: str) -> Path:
         """File of a SQLite database.
@@ -138,23 +139,23 @@ def open_address(where: Database) -> tuple[str, Database]:
 
 def _source(where: Database) -> Database:
     """URL, or path of a file or folder that exists."""
-    text = os.fspath(where)
+    address, text = parse_address(where), os.fspath(where)
     if "://" not in text:
         path = Path(where)
-        known = (*DUCKDB_FILES, *ROW_FILES, ".sql")
-        if not path.is_dir() and path.suffix.lower() not in known and not _is_sqlite(path):
-            found = "it is of another kind" if path.exists() else "no such file or folder"
-            raise DataError(f"no databases: {found} (at {path}): give {WHAT_IS_READ}")
-        if not path.exists():
-            raise DataError(f"no databases: no such file or folder (at {path})")
+        if not os.path.exists(path):
+            raise DataError(f"no databases: no such file or folder (at {path}): give {WHAT_IS_READ}")
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise DataError(f"no databases: no right to list the folder (at {path})")
+        if not path.is_dir() and path.suffix.lower() not in (*ROW_FILES, ".sql") and not _engine(path):
+            raise DataError(f"no databases: it is of another kind (at {path}): give {WHAT_IS_READ}")
         return path
-    address = parse_address(text)
     if address.kind != "postgresql":
         path = Path(address.location)
         if not path.is_file():
             raise DataError(f"no such database file (at {path})")
-        return path if address.kind == "sqlite" else f"duckdb:///{address.location}"
-    if ":" in text.partition("://")[2].rpartition("@")[0] or "password=" in text:
+        return path
+    plain = unquote(text)
+    if ":" in plain.partition("://")[2].rpartition("@")[0] or "password=" in plain:
         raise DataError(
             "the URL of a database may hold no password, since configs and run folders are shared: put it "
             "into PGPASSWORD or ~/.pgpass"
@@ -162,14 +163,18 @@ def _source(where: Database) -> Database:
     return address.location
 
 
-def _is_sqlite(path: Path) -> bool:
-    """True by its suffix, or by its first bytes."""
-    if path.suffix.lower() in SQLITE_FILES:
-        return True
-    if not path.is_file() or path.suffix.lower() in (*ROW_FILES, ".sql"):
-        return False
-    with path.open("rb") as file:
-        return file.read(16) == b"SQLite format 3\0"
+def _engine(path: Path) -> str:
+    """`sqlite` or `duckdb`, by the file's first bytes, else by its suffix; empty for any other file."""
+    suffix = path.suffix.lower()
+    if suffix in (*ROW_FILES, ".sql") or not os.path.isfile(path):
+        return ""
+    with suppress(OSError), path.open("rb") as file:  # the engine reports it
+        first = file.read(16)
+        if first == b"SQLite format 3\0":
+            return "sqlite"
+        if first[8:12] == b"DUCK":
+            return "duckdb"
+    return "sqlite" if suffix in SQLITE_FILES else "duckdb" if suffix in DUCKDB_FILES else ""
 
 
 def _in_folder(folder: Path) -> dict[str, Database]:
@@ -189,13 +194,18 @@ def _row_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in ROW_FILES)
 
 
-def _built(source: Path) -> Database:
-    if source.suffix in DUCKDB_FILES:
-        return f"duckdb:///{source.absolute()}"
-    if source.suffix == ".sql":
+def _built(source: Database) -> Database:
+    if isinstance(source, str):
+        return source
+    if source.is_dir() or source.suffix.lower() in ROW_FILES:
+        files = _row_files(source) if source.is_dir() else [source]
+        if not files:
+            found = ", ".join(sorted(_in_folder(source))) or "none"
+            raise DataError(f"one database is needed, and this folder holds {found} (at {source})")
+        return f"duckdb:///{build_from_rows(source, files, cache_folder('databases'))}"
+    if source.suffix.lower() == ".sql":
         return _build(source)
-    files = _row_files(source) if source.is_dir() else [source]
-    return f"duckdb:///{build_from_rows(source, files, cache_folder('databases'))}"
+    return f"duckdb:///{source.absolute()}" if _engine(source) == "duckdb" else source
 
 
 def _build(source: Path) -> Path:

@@ -89,7 +89,7 @@ def _copy(connection: "DuckDBPyConnection", file: Path) -> None:
             connection.execute(f"CREATE TABLE {table} AS SELECT * FROM {_reader(file)}", [str(file)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
+        lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]
         why = _odd_line(file) or " ".join(lines[:3])
         raise DataError(f"cannot read the rows: {why} (at {file})") from error
     shown = ", ".join(f"{name} {kind}" for name, kind, *_ in columns[:MAX_COLUMNS_SHOWN])
@@ -103,6 +103,8 @@ def _reader(file: Path) -> str:
         return "read_parquet(?)"
     if file.suffix.lower() not in (".csv", ".tsv"):
         return "read_json(?, sample_size = -1)"
+    if not _first_line(file).strip():
+        raise DataError(f"cannot read the rows: the first line holds no names (at {file})")
     # Left to itself, DuckDB passes over lines, or takes another delimiter, until the rest has one shape.
     dialect = f"delim = '{_delimiter(file)}', quote = '\"', escape = '\"', header = true, skip = 0"
     return f"read_csv(?, {dialect}, strict_mode = true, null_padding = false, sample_size = -1)"
@@ -112,21 +114,28 @@ def _delimiter(file: Path) -> str:
     """Character that parts the names in the first line of a CSV file."""
     if file.suffix.lower() == ".tsv":
         return "\t"
+    return max(_DELIMITERS, key=_first_line(file).count)
+
+
+def _first_line(file: Path) -> str:
     with file.open("rb") as opened:
-        return max(_DELIMITERS, key=opened.readline().decode("utf-8", errors="replace").count)
+        return opened.readline().decode("utf-8", errors="replace")
 
 
 def _odd_line(file: Path) -> str:
-    """Description of the first row of a CSV file with more or fewer fields than names; empty without one."""
+    """Description of the first row of a CSV file that is not UTF-8 or as long as its names; or empty."""
     if file.suffix.lower() not in (".csv", ".tsv"):
         return ""
-    with file.open(encoding="utf-8", errors="replace", newline="") as opened, suppress(csv.Error):
-        rows = csv.reader(opened, delimiter=_delimiter(file))
-        n_names = len(next(rows, []))
-        for row in rows:
-            if row and len(row) != n_names:
-                place = f"line {rows.line_num} ends a row"
-                return f"{place} with {len(row)} fields, the first line has {n_names} names"
+    with file.open("rb") as opened, suppress(csv.Error):
+        rows = csv.reader(map(bytes.decode, opened), delimiter=_delimiter(file))
+        try:
+            n_names = len(next(rows, []))
+            for row in rows:
+                if row and len(row) != n_names:
+                    place = f"line {rows.line_num} ends a row"
+                    return f"{place} with {len(row)} fields, the first line has {n_names} names"
+        except UnicodeDecodeError:
+            return f"line {rows.line_num + 1} is not UTF-8 text; save the file as UTF-8"
     return ""
 
 

@@ -17,6 +17,7 @@ NOTHING_TO_RUN = "expected one SELECT query, got nothing that returns rows"
 SEVERAL_STATEMENTS = "expected one SELECT query, got several statements"
 NO_MEMORY = "stopped: the query needs too much memory"
 NO_TEMPORARY_FILE = "stopped: the query needs a temporary file, and none can be written"
+NO_PASSWORD = "set PGPASSWORD or ~/.pgpass"
 ONLY_READING = "only queries that read the tables run"
 
 

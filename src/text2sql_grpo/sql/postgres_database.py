@@ -12,6 +12,7 @@ and the answers to what ends it are read before the next query: a query waits fo
 import contextlib
 import json
 import math
+import os
 import re
 import selectors
 import time
@@ -36,6 +37,7 @@ from text2sql_grpo.sql.bounds import (
 )
 from text2sql_grpo.sql.failure_text import (
     NO_MEMORY,
+    NO_PASSWORD,
     NOTHING_TO_RUN,
     ONLY_READING,
     SEVERAL_STATEMENTS,
@@ -217,13 +219,14 @@ class HardenedPostgres:
 
     def _connected(self, patience_s: float = STARTING_UP_TIMEOUT_S) -> psycopg.Connection[Any]:
         give_up = time.monotonic() + patience_s
+        chosen = conninfo_to_dict(self.location).get("options") or os.environ.get("PGOPTIONS", "")
         while True:
             connection = None
             try:
                 connection = psycopg.connect(
                     self.location,
                     autocommit=True,
-                    options=_OPTIONS,
+                    options=f"{chosen} {_OPTIONS}",  # such as a search_path; the last ones win
                     client_encoding="UTF8",
                     fallback_application_name=APPLICATION,
                     connect_timeout=CONNECT_TIMEOUT_S,
@@ -258,7 +261,7 @@ class HardenedPostgres:
             (error.sqlstate or "57P").startswith(("08", "57P")) and not _REFUSED.search(found)
         )
         kind = ServerGoneError if is_gone else DataError
-        hint = ": set PGPASSWORD or ~/.pgpass" if "password" in found else ""
+        hint = f": {NO_PASSWORD}" if "password" in found else ""
         return kind(f"PostgreSQL failed: {found} (at {self._shown}){hint}")
 
     def _begin(self, asked: list[str], limits: Limits) -> float:
@@ -419,7 +422,7 @@ def _without_password(location: str) -> str:
         parts = {"host": "@"}
     host, port, database = (str(parts.get(key, "")) for key in ("host", "port", "dbname"))
     # An unescaped `@` or `/` in the password moves a piece of it to another part, which errors would show.
-    if "@" in host + database or not (port or "0").isdecimal():
+    if "@" in host + database or not (port.replace(",", "") or "0").isdecimal():  # of several hosts
         raise DataError(
             "malformed PostgreSQL URL: write postgresql://user@host:5432/database and set PGPASSWORD;"
             " special characters in a URL are percent-encoded"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import DataError, needs_extra
+from text2sql_grpo.sql.failure_text import NO_PASSWORD
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_examples import EXAMPLE_ROWS, READ_CHARS, column_examples, one_line
 from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, Example, ForeignKey, Schema, Table, View
@@ -75,7 +76,8 @@ def read_postgres(url: str, *, timeout_s: float) -> Schema:
         raise DataError(f"reading the schema of {where} took longer than {timeout_s:g} s") from error
     except (psycopg.Error, UnicodeError) as error:
         text = one_line(str(error))
-        raise DataError(f"cannot read the PostgreSQL schema: {text} (at {where})") from error
+        hint = f": {NO_PASSWORD}" if "password" in text else ""
+        raise DataError(f"cannot read the PostgreSQL schema: {text} (at {where}){hint}") from error
     if not schema.tables and not schema.views:
         raise DataError(
             f"no table or view that this role may read (in {where}): grant it some, as the SQL of"
