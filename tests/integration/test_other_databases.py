@@ -101,6 +101,10 @@ def test_the_main_job_runs(
     for file in (tmp_path / "run").glob("*.*"):
         assert PASSWORD.encode() not in file.read_bytes(), file
 
+    if kind != "duckdb":
+        assert main(["audit", "reward", "--config", str(config), "--golds", "2", "--json"]) == 0
+        audit = json.loads(capsys.readouterr().out)
+        assert audit["golds_left_out"] == 0 and audit["rates"]["mutants accepted"]["answers"] > 0
     if kind == "postgresql":
         assert main(["audit", "data", questions, "--db", databases, "--neighbours", "0"]) == 0
         assert main(["doctor", "--config", str(config)]) == 0
