@@ -55,8 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """A training run collects garbage several times, and all that was imported is none."""
-    gc.collect()
+    """A training run collects garbage several times, and hardly anything that was imported is any."""
     gc.freeze()
     gc.enable()
 
@@ -99,7 +98,8 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Model of the tiny run after its SFT: it looks, and gets some questions right."""
+    """Model of the tiny run after its SFT, once for all workers: it looks, and gets some questions right."""
+    from filelock import FileLock
     from rich.console import Console
 
     from tests.tiny_run import write_config
@@ -108,10 +108,11 @@ def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     from text2sql_grpo.jobs.sft import started_policy
     from text2sql_grpo.jobs.train import run_arguments
 
-    folder = tmp_path_factory.mktemp("started")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEXT2SQL_GRPO_CACHE", str(folder / "cache"))
-        config = load_config(write_config(folder))
+    cache = Path(_SHARED_FOLDER, "started")
+    cache.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, FileLock(cache / "lock"):
+        patch.setenv("TEXT2SQL_GRPO_CACHE", str(cache))
+        config = load_config(write_config(tmp_path_factory.mktemp("started")))
         return started_policy(open_workbench(config), run_arguments(config), Console(quiet=True)).folder
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.chat_endpoint import greedy, served
 from tests.tiny_run import QUESTIONS, json_lines, write_config
@@ -14,18 +13,13 @@ from tests.verifiers_commands import run_command
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.policy import LoadedPolicy, load_policy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
 
 pytestmark = pytest.mark.skipif(
     find_spec("verifiers") is None, reason="needs verifiers (pip install text2sql-grpo[verifiers])"
 )
-
-# It learns to look at stored values, and to answer what needs no look.
-SFT = {"max_steps": 35, "batch_size": 4, "learning_rate": 0.01, "look_share": 1.0}
 
 
 def commands(config: Config, url: str) -> list[list[str]]:
@@ -78,10 +72,10 @@ def own_answers(bench: Workbench, policy: LoadedPolicy) -> dict[str, Answer]:
     return {answer.example.id: answer for answer in answers}
 
 
-def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path) -> None:
-    config = load_config(write_config(tmp_path, sft=SFT))
+def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path, started_model: str) -> None:
+    config = load_config(write_config(tmp_path, model={"path": started_model, "dtype": "float32"}))
     bench = open_workbench(config)
-    policy = started_policy(bench, run_arguments(config), Console(quiet=True))
+    policy = load_policy(started_model, dtype="float32")
     expected = own_answers(bench, policy)
     right = {name for name, answer in expected.items() if answer.verdict.strict}
     assert 0 < len(right) < len(QUESTIONS), "a policy that is always right or wrong shows little"
