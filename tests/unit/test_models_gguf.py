@@ -33,10 +33,6 @@ PROMPTS = {
         "65 2726 290 1264 2618 47765 1121 367 2618 4649 9148 428 2756 96 19870 430 16520 8715 30"
     ),
 }
-ANSWERS = {
-    "What is the capital of France?": "The capital of France is Paris.<|im_end|>",
-    "What is 7 + 5?": "To add 7 and 5, you simply add them together: 7 + 5 = 12.<|im_end|>",
-}
 PROBE = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïve 日本 😀 ½"
 PROBE_IDS = (
     "23428 637 74 95 26547 923 256 33 34 30 37 32 18451 252 198 197 14779 14298 4492 45 34 32 34 36 7485 304 "
@@ -47,7 +43,8 @@ PROBE_IDS = (
 def test_weights_are_the_dequantised_ones(smollm2: Path) -> None:
     packaged = packaged_gguf()
     assert packaged is not None
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(packaged).tensors}
+    with conversion._parsed_once():  # a reader that is twice as fast
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(packaged)).tensors}
     weights = load_file(smollm2 / "model.safetensors")
     assert len(weights) == len(tensors) == 272
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
@@ -86,14 +83,23 @@ def test_tokenizer_and_settings_are_the_original_ones(smollm2: Path) -> None:
         ChatFormat(tokenizer, tools=[{"function": {"name": "run_sql", "parameters": {}}}])
 
 
-def test_greedy_answers(smollm2: Path) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("What is the capital of France?", "The capital of France is Paris.<|im_end|>"),
+        pytest.param(
+            "What is 7 + 5?",
+            "To add 7 and 5, you simply add them together: 7 + 5 = 12.<|im_end|>",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_greedy_answers(smollm2: Path, prompt: str, answer: str) -> None:
     policy = load_policy(str(smollm2), dtype="float32")
-    chat = ChatFormat(policy.tokenizer)
-    for prompt, answer in ANSWERS.items():
-        ids = torch.tensor([chat.prompt_ids([{"role": "user", "content": prompt}])])
-        with torch.no_grad():
-            written = policy.model.generate(ids, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
-        assert policy.tokenizer.decode(written) == answer
+    ids = torch.tensor([ChatFormat(policy.tokenizer).prompt_ids([{"role": "user", "content": prompt}])])
+    with torch.no_grad():
+        written = policy.model.generate(ids, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
+    assert policy.tokenizer.decode(written) == answer
 
 
 @pytest.fixture
