@@ -189,8 +189,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
 def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path, tmp_path: Path) -> None:
     """Resumed in the middle of a generation batch; the next one is drawn from all that was observed."""
     options = (*REGRET, "--grpo.lr_scheduler_type", "constant", "--grpo.logging_steps", "1")
-    finish(config, tmp_path / "undisturbed", *options, "--grpo.max_steps", "7")
-    for n_steps in ("3", "7"):
+    finish(config, tmp_path / "undisturbed", *options, "--grpo.max_steps", "5")
+    for n_steps in ("3", "5"):
         finish(config, tmp_path / "resumed", *options, "--grpo.max_steps", n_steps)
     assert_same(content(tmp_path / "undisturbed"), content(tmp_path / "resumed"))
 
