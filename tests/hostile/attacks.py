@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Attack:
         return SHORT_LIMIT_S if "timeout" in self.status else LONG_LIMIT_S
 
 
+@cache
 def load_attacks(engine: str) -> list[Attack]:
     """The attacks on `sqlite`, `duckdb` or `postgresql`."""
     lines = (Path(__file__).parent / f"{engine}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -264,12 +264,13 @@ def test_attack_that_has_more_time_takes_no_more_memory(
     assert_harmless(target_of(engine), attack, LONGER_LIMIT_S)
 
 
+@pytest.mark.parametrize("one_in", [12, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_attacks_of_a_batch_cost_no_other_query_its_answer(
-    target_of: Callable[[str], Target], engine: str
+    target_of: Callable[[str], Target], engine: str, one_in: int
 ) -> None:
     target = target_of(engine)
-    attacks = load_attacks(engine)[::6]
+    attacks = load_attacks(engine)[::one_in]
     before = Surroundings.of(target.folder)
     server_before = target.server_state()
     children = child_pids()
