@@ -316,7 +316,7 @@ def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
     assert played == pytest.approx(sum(episode["strict"] for episode in episodes))
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_scheduled_questions_are_shared(config: Path, tmp_path: Path, way: str) -> None:
     """Each of three questions is answered once, by one of two processes; both note the same best."""
     schedule = (
