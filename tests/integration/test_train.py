@@ -1,19 +1,14 @@
 """The main job through the real command line, on a database, questions and a policy of its own."""
 
-import atexit
 import contextlib
 import inspect
 import json
-import logging
 import os
 import re
-import runpy
 import shutil
+import subprocess
 import sys
 import textwrap
-import traceback
-import warnings
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -340,64 +335,33 @@ SHOWN = re.compile(
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def run_anew(argv: list[str]) -> None:
-    """Replace this process by one that runs a script; its imports take ten seconds."""
-    os.execv(sys.executable, [sys.executable, *argv])
-
-
-def run_here(argv: list[str]) -> None:
-    """Run a script in this fork of the tests' process, without what that process set up for itself."""
-    atexit._clear()
-    logging.getLogger().handlers.clear()
-    warnings.simplefilter("ignore", DeprecationWarning)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
-    sys.argv = argv
-    try:
-        runpy.run_path(argv[0], run_name="__main__")
-    finally:
-        atexit._run_exitfuncs()
-
-
-def in_a_terminal(run: Callable[[list[str]], None], argv: list[str]) -> list[str]:
-    """The lines that a script draws on a terminal, each of its redrawn bars too."""
-    pid, terminal = pytest.importorskip("pty").fork()
-    if pid == 0:
-        code = 70
-        try:
-            run(argv)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    drawn = bytearray()
-    with contextlib.suppress(OSError):  # Linux ends a terminal with an error
-        while part := os.read(terminal, 65_536):
-            drawn += part
-    os.close(terminal)
+def in_a_terminal(command: list[str], environment: dict[str, str]) -> list[str]:
+    """The lines that a program draws on a terminal, each of its redrawn bars too."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as program:
+        os.close(theirs)
+        drawn = bytearray()
+        with contextlib.suppress(OSError):  # Linux ends a terminal with an error
+            while part := os.read(ours, 65_536):
+                drawn += part
+        os.close(ours)
     text = CONTROLS.sub("", drawn.decode())
-    assert os.waitpid(pid, 0)[1] == 0, text
+    assert program.returncode == 0, text
     return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
-@pytest.mark.parametrize("run", [run_here, pytest.param(run_anew, marks=pytest.mark.slow)])
 def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder(
-    run: Callable[[list[str]], None],
-    config: Path,
-    repo_root: Path,
-    own_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    config: Path, tmp_path: Path, repo_root: Path, own_cache: Path
 ) -> None:
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     del settings["grpo"]["report_to"]
     settings["run"]["output_dir"] = "seen"
     Path("seen.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    for name in [name for name in os.environ if name.startswith("WANDB")]:
-        monkeypatch.delenv(name)
-    for name, value in {"PYTHONPATH": str(repo_root / "src"), "TERM": "xterm", "COLUMNS": "100"}.items():
-        monkeypatch.setenv(name, value)
-    lines = in_a_terminal(run, [str(repo_root / "scripts" / "train.py"), "--config", "seen.yaml"])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"PYTHONPATH": str(repo_root / "src"), "TERM": "xterm", "COLUMNS": "100"}
+    script = str(repo_root / "scripts" / "train.py")
+    lines = in_a_terminal([sys.executable, script, "--config", "seen.yaml"], environment)
     assert [line for line in lines if not SHOWN.fullmatch(line)] == []
     assert any(re.match(r"GRPO ━+ 2/2 .* reward [-\d]", line) for line in lines)
     assert len(list(Path("seen/wandb").glob("offline-run-*/*.wandb"))) == 1
