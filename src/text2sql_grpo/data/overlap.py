@@ -123,11 +123,11 @@ def _parts(sql: str, dialect: str) -> tuple[frozenset[str], frozenset[tuple[str,
         return f"{aliases.get(column.table, column.table) or only}.{column.name}"
 
     literals = {
-        (place(column), literal.sql(dialect=dialect))
+        (place(column), f"'{literal.name}'" if literal.is_string else literal.name)
         for predicate in tree.find_all(exp.Predicate)
+        if not predicate.find(exp.Subquery)
         for column in predicate.find_all(exp.Column)
         for literal in predicate.find_all(exp.Literal)
-        if not predicate.find(exp.Subquery)
     }
     columns = {place(column) for column in tree.find_all(exp.Column)}
     return frozenset(columns | set(aliases.values())), frozenset(literals)
