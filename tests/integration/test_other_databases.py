@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -19,6 +20,9 @@ from tests.postgres_server import PostgresServer, running_postgres
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
@@ -116,6 +120,20 @@ def test_the_main_job_runs(
         error = capsys.readouterr().err
         assert "no neighbours of the database 'shop' can be made: PostgreSQL's initdb is not" in error
         assert "grading.neighbour_url" in error and "grading.neighbours: 0" in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("duckdb", r"a DuckDB \d+\.\d+\S* database"), ("postgresql", r"a PostgreSQL \d+\S* database")],
+)
+def test_prompts_name_the_engine_and_its_version(
+    kind: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    databases = Databases(databases_of(kind, tmp_path, request))
+    example = Example(id="1", database="shop", question="Branches?", gold_sql="SELECT 1")
+    with SQLExecutor(workers=1) as executor:
+        environment = SQLEnvironment(databases, executor, EnvironmentSettings())
+        assert re.search(engine, environment.session(example).start()[0]["content"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "postgresql"])

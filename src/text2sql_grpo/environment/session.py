@@ -122,7 +122,7 @@ class SQLSession:
 _ENGINES = {
     "sqlite": ("SQLite", ""),
     "duckdb": ("DuckDB", "SELECT version()"),
-    "postgresql": ("PostgreSQL", "SHOW server_version"),
+    "postgresql": ("PostgreSQL", "SELECT current_setting('server_version')"),
 }
 
 
