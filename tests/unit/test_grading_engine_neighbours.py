@@ -162,15 +162,21 @@ def test_a_table_that_no_copy_has_is_reported_and_nothing_is_refused_by_it(shop:
 
 
 def test_neighbours_of_a_duckdb_file_are_found_again(
-    tmp_path: Path, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    executor: SQLExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
         connection.execute("CREATE TABLE t AS SELECT n AS a FROM range(9) AS s (n)")
+        connection.execute("CREATE TABLE huge AS SELECT 100000000000000000000::HUGEINT AS n")
+        connection.execute("CREATE VIEW vast AS SELECT n FROM huge")
     url, gold = f"duckdb:///{tmp_path}/a.duckdb", "SELECT a FROM t WHERE a > 3"
     first, again = (EngineNeighbours(executor, Neighbours(executor, tmp_path / "cache")) for _ in range(2))
     copies = first.of(url, gold)
     monkeypatch.setattr("text2sql_grpo.grading.duckdb_copies._build", None)
     assert len(copies) == 4 and again.of(url, gold) == copies
+    assert not caplog.messages  # of the view of a table that has no copy
     monkeypatch.setattr("text2sql_grpo.grading.engine_neighbours.as_sqlite", None)
     assert "internal error: TypeError" in again.cover(url, "SELECT a FROM t WHERE a > 4").gap
 

@@ -240,7 +240,7 @@ def build_likeness(
     statements += [
         f"CREATE VIEW {quoted(name)} AS {query}"
         for name, text in catalogue.views
-        if (query := as_sqlite(text, catalogue.dialect)) and name.lower() not in names
+        if name.lower() not in {*names, *uncovered} and (query := as_sqlite(text, catalogue.dialect))
     ]
     base = BaseSample(schema, tuple(statements), {}, parents_first(samples))
     digest = hashlib.sha256(repr((statements, rows)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
