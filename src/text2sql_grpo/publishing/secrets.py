@@ -35,19 +35,16 @@ _WEBHOOK = re.compile(
 )
 _ADDRESS = re.compile(r"://[^\s:@/\"']{0,64}:([^\s@/\"']{1,512})@")
 _KEYED_ADDRESS = re.compile(r"://([^\s:@/\"']{16,512})@")  # a key in place of user and password
-# `name = value`, `"name": "value"`, `name("value`, `os.environ["name"] = "value`, `setenv("name", "value`,
-# `<name>value</name>`.
+# `name = value`, `"name": "value"`, `name("value`, `os.environ["name"] = "value`.
 _ASSIGNED = re.compile(
     r"(?i)(?:(?P<password>password|passwd|passphrase|passcode|pwd|(?P<short>(?<![a-z])(?:pass|pw)))"
     r"|secret|token|key(?:_?base)?|credentials?|authorization|signature|cookie|session_?id|bearer|fernet"
     r"|(?<![a-z])(?:auth|sig|sas|dsn))"
-    r"[\"'\])]{0,3}\s{0,3}(?:=>|:=|[:=]|>(?=[^\s<>]{4,512}</)|(?:\(|(?P<comma>,))\s{0,3}(?=[bru]?[\"']))"
-    r"\s{0,3}(?:[bru]?[\"']{1,3}(?P<quoted>[^\"'\n]{4,512})|(?P<bare>[^\s\"',;}&]{4,512}))"
+    r"[\"'\])]{0,3}\s{0,3}(?:=>|:=|[:=]|\((?=[bru]?[\"']))\s{0,3}(?:[bru]?[\"']{1,3}(?P<quoted>[^\"'\n]{4,512})|(?P<bare>[^\s\"',;}&]{4,512}))"
 )
 # Passwords behind a space, and the last field of a line of .pgpass.
 _SPACED = re.compile(
-    r"(?i)(?:\b(?:password|passwd|requirepass|masterauth)\s+(?=[^\s\"']*\d[^\s\"']*\W{0,4}$)"
-    r"|\b(?:login|user)\s+\S{1,128}\s+password\s+|(?:^|\s)--?(?:pass(?:word|phrase)?|pwd|token|api-?key|secret)\s+"
+    r"(?i)(?:\b(?:login|user)\s+\S{1,128}\s+password\s+|(?:^|\s)--?(?:pass(?:word|phrase)?|pwd|token|api-?key|secret)\s+"
     r"|\bpassword\s+(?=')|\bidentified\s+by\s+(?=')|\bwandb\s+login\s+(?:--\S+\s+)*|\s-u\s+[\w.@-]{1,64}:"
     r"|\bsshpass\s+-p\s*|(?:^|[\s\"'])[\w.*-]{1,64}:(?:\d{2,5}|\*):[\w*-]{1,64}:[\w*-]{1,64}:)[\"']?(?P<value>[^\s\"']{4,512})"
 )
@@ -124,9 +121,8 @@ def secrets(text: str) -> Iterator[Secret]:
     for match in _ASSIGNED.finditer(text):
         value = match["quoted"] or match["bare"]
         is_word = match["short"] and not re.search(r"\d", value)  # `pass` has other meanings
-        is_loose = match["password"] and not match["comma"]  # words are listed behind commas
-        if not is_word and (_is_password if is_loose else _is_key)(value):
-            yield Secret("password" if is_loose else "key", value)
+        if not is_word and (_is_password if match["password"] else _is_key)(value):
+            yield Secret("password" if match["password"] else "key", value)
     for match in _SPACED.finditer(text):
         if _is_password(match["value"]):
             yield Secret("password", match["value"])
