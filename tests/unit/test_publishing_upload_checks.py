@@ -1,5 +1,7 @@
 """Secrets are found in what would be sent, and in nothing else."""
 
+import base64
+import gzip
 import json
 import random
 import re
@@ -155,6 +157,44 @@ def test_secrets_of_many_providers(tmp_path: Path, carrier: Callable[[str], str]
     assert len(SECRETS) == 45 and passed == []
 
 
+PASSWORD = "Wq7hGt2pLx"
+KEY_BLOCK = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEA0Z3VS5JJcds3xfn" * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"env:\n- name: DB_PASSWORD\n  value: {PASSWORD}\n",  # Kubernetes
+        json.dumps({"name": "DB_PASSWORD", "value": PASSWORD}),
+        f"<server><password>{PASSWORD}</password></server>",
+        f'<input name="password" value="{PASSWORD}">',
+        json.dumps({"argv": ["train", "--password", PASSWORD]}, indent=1),
+        json.dumps({"argv": ["train", "--password", PASSWORD]}),
+        f"password = os.getenv('DB_PASSWORD', '{PASSWORD}')",
+        f"machine db.example\n  login reader\n  password {PASSWORD}\n",  # netrc
+        f"password: >-\n  {PASSWORD}\n",
+        json.dumps({"log": f"PASSWORD={PASSWORD}"}).replace("=", "\\u003d"),
+        f"postgresql%3A//reader%3A{PASSWORD}%40db%3A5432/shop",
+        f"client-key-data: {base64.b64encode(KEY_BLOCK.encode()).decode()}",  # kubeconfig
+        f"jdbc:oracle:thin:scott/{PASSWORD}@//db:1521/orcl",
+        f"mysql -u root -p{PASSWORD} shop",
+        "https://contoso.webhook.office.com/webhookb2/6f2c1e8a-9b7d@4c3e/IncomingWebhook/2d6b4e9c7a10",
+    ],
+)
+def test_secrets_in_other_notations_and_encodings(tmp_path: Path, text: str) -> None:
+    with pytest.raises(HubError, match="nothing was sent"):
+        check(tmp_path, text)
+
+
+def test_names_and_values_that_are_no_secrets(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        "env:\n- name: TABLE\n  value: North2South7\npassword:\n  type: string\n<password>...</password>\n"
+        'token = os.getenv("HF_TOKEN", "")\nargs: ["--token-variable", "TOOLS_TOKEN"]\nLIKE \'%20%\'\n'
+        "image: registry/tool@sha256:0123 and mysql -p\nhttps://docs.example.org/webhooks/about\n",
+    )
+
+
 def test_all_findings_are_listed_and_a_false_alarm_is_allowed(tmp_path: Path) -> None:
     token = "hf_" + "Ab3" * 12
     (tmp_path / "config.yaml").write_text(f"a: 1\npassword: open-sesame\nb: {token}\n")
@@ -180,9 +220,12 @@ def test_every_kind_of_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": {token: 1}}))
     (tmp_path / "curve.png").write_bytes(b"\x89PNG\xff\0" + token.encode() + b"\xfe")
     (tmp_path / "notes.txt").write_text(token, "utf-16")
+    (tmp_path / "rollouts.jsonl.gz").write_bytes(gzip.compress(token.encode()))
+    (tmp_path / "vocab.json").write_text(json.dumps({KEY_BLOCK: 1}))
     monkeypatch.setenv("SOME_PASSWORD", "first line of it\nx")
     (tmp_path / "run.wandb").write_bytes(b"\xff\xfefirst line of it\0")
-    for name in ("model.safetensors", "tokenizer.json", "curve.png", "notes.txt", "run.wandb"):
+    names = ("model.safetensors", "tokenizer.json", "vocab.json", "curve.png", "notes.txt", "run.wandb")
+    for name in (*names, "rollouts.jsonl.gz"):
         with pytest.raises(HubError, match=rf"{re.escape(name)}, line 1"):
             check_no_secrets(tmp_path, [name])
 
@@ -196,3 +239,12 @@ def test_a_run_s_own_texts_are_no_secrets(tmp_path: Path) -> None:
         "WHERE T1.password = T2.password\npassword: null\n"
         '{"image/png": "iVBORw0KGgo1AbC2dEf3GhI4jKl5MnO6pQr7StU8vWx9Yz0"}\n',
     )
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"x" * 99)[:-9], gzip.compress(b"x")[:10] + b"?" * 9]
+)
+def test_a_file_that_cannot_be_read_is_not_sent(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "log.gz").write_bytes(content)
+    with pytest.raises(HubError, match=r"cannot search for secrets: .* nothing was sent"):
+        check_no_secrets(tmp_path, ["log.gz"])

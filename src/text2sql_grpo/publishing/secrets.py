@@ -2,7 +2,7 @@
 
 Tokens of known form are found anywhere. Any other value is found by its name (`password`, `api_key`, ..), by
 the form around it (a URL, a netrc line, a header) or because it looks random. Names of digests, placeholders,
-numbers and words do not count.
+numbers and words do not count. Other notations and encodings are brought into that form first.
 """
 
 import base64
@@ -29,11 +29,14 @@ _TOKEN = re.compile(
     r"|\$(?:2[aby]|5|6|y|apr1|argon2\w*)\$[^\s\"']{20,})"
 )
 _LONG_WORD = re.compile(r"[\w.:$+/=~-]{20,}")
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
+_KEY_HEADING = r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+_PRIVATE_KEY = re.compile(rf"{_KEY_HEADING}|PuTTY-User-Key-File-\d")
+_WHOLE_KEY = re.compile(rf"{_KEY_HEADING}\s+[\w+/=]{{40,}}")  # a vocabulary may hold the heading
 _WEBHOOK = re.compile(
-    r"https://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/\w[\w/-]*"
+    r"https://(?:hooks\.[\w.-]+|[\w.-]*\.webhook\.[\w.-]+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/\w[\w/@-]*"
 )
 _ADDRESS = re.compile(r"://[^\s:@/\"']{0,64}:([^\s@/\"']{1,512})@")
+_ORACLE_ADDRESS = re.compile(r"(?<![\w/])\w{2,64}/([^\s:/@\"']{4,128})@(?://)?[\w.-]+:\d{2,5}/\w")
 _KEYED_ADDRESS = re.compile(r"://([^\s:@/\"']{16,512})@")  # a key in place of user and password
 # `name = value`, `"name": "value"`, `name("value`, `os.environ["name"] = "value`.
 _ASSIGNED = re.compile(
@@ -46,7 +49,7 @@ _ASSIGNED = re.compile(
 _SPACED = re.compile(
     r"(?i)(?:\b(?:login|user)\s+\S{1,128}\s+password\s+|(?:^|\s)--?(?:pass(?:word|phrase)?|pwd|token|api-?key|secret)\s+"
     r"|\bpassword\s+(?=')|\bidentified\s+by\s+(?=')|\bwandb\s+login\s+(?:--\S+\s+)*|\s-u\s+[\w.@-]{1,64}:"
-    r"|\bsshpass\s+-p\s*|(?:^|[\s\"'])[\w.*-]{1,64}:(?:\d{2,5}|\*):[\w*-]{1,64}:[\w*-]{1,64}:)[\"']?(?P<value>[^\s\"']{4,512})"
+    r"|\bsshpass\s+-p\s*|\bmysql\w*\s[^|;]{0,200}?\s-p|(?:^|[\s\"'])[\w.*-]{1,64}:(?:\d{2,5}|\*):[\w*-]{1,64}:[\w*-]{1,64}:)[\"']?(?P<value>[^\s\"']{4,512})"
 )
 _HEADER = re.compile(r"(?i)\b(?P<scheme>bearer|basic|token)\s+(?P<value>[\w.~+/=-]{8,2048})")
 _NAMED_HEX = re.compile(r"\b(?P<value>[0-9a-f]{32,128})\b")
@@ -69,6 +72,22 @@ _IMAGE = re.compile(r'"image/[\w+.-]+": ?"[^"]*"')
 _NUMBERS = re.compile(r"(?:-?\d[\d.e-]*,\s*){8,}")
 _ESCAPED_BREAK = re.compile(r"\\+[nrt]")
 _ESCAPED_QUOTE = re.compile(r"\\+([\"'/])")
+_ESCAPED = re.compile(r"(?:\\+u00|%)([2-7][0-9a-fA-F])")
+# Notations of a name and its value: XML, HTML and Kubernetes, arguments of a command, defaults of a call.
+_PAIR = re.compile(
+    r"<([\w.:-]{2,64})(?:\s[^<>]{0,256})?>([^<>\s]{4,512})</"
+    r"|\b(?:name|key)[\"']?\s{0,3}[:=]\s{0,3}[\"']?([\w.-]{2,64})[\"']?,?\s{1,40}[\"']?value[\"']?\s{0,3}[:=]\s{0,3}[\"']?([^\"'\s,}<>]{4,512})"
+    r"|(?:(?<=[\"'])--?|\b(?:get|getenv|setdefault)\(\s*[\"'])([\w-]{2,64})[\"'],\s*[\"']([^\"'\s]{4,512})"
+)
+# Ends of lines whose value or secret stands on the next line; what is behind the name is left out.
+_OPEN = re.compile(
+    r"(?P<kept>[:=])\s{0,3}(?:[>|][+-]?|\\|\()\s*$"
+    r"|(?P<whole>\b(?:name|key)[\"']?\s{0,3}[:=]\s{0,3}[\"']?[\w.-]+[\"']?,?|--[\w-]+[\"']?,?|\b(?:login|user)\s+\S+"
+    r"|PRIVATE KEY(?: BLOCK)?-----)\s*$"
+)
+_BASE64 = re.compile(r"(?<![\w+/=-])[\w+/-]{24,}={0,2}")
+_STANDARD = str.maketrans("-_", "+/")  # of the alphabet for URLs
+_OPEN_CHARS = 100
 
 
 class Secret(NamedTuple):
@@ -89,14 +108,25 @@ class Secret(NamedTuple):
 
 
 def plain_lines(line: str) -> list[str]:
-    """Lines of text in a line of a file: the escapes of JSON are undone, also of JSON in JSON.
+    """Lines of text in a line of a file: escapes of JSON and URLs are undone, also of JSON in JSON.
 
     Pictures of notebooks and lists of numbers are left out.
     """
     text = _NUMBERS.sub(" ", _IMAGE.sub("", line) if '"image/' in line else line)
-    if "\\" not in text:
-        return text.split("\n")
-    return _ESCAPED_QUOTE.sub(r"\1", _ESCAPED_BREAK.sub("\n", text)).split("\n")
+    if "\\" in text:
+        text = _ESCAPED_QUOTE.sub(r"\1", _ESCAPED_BREAK.sub("\n", text))
+    if "%" in text or "\\u00" in text:
+        text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
+    return text.split("\n")
+
+
+def joined(before: str, line: str) -> str | None:
+    """Line behind the end of the one before, if that ends in a name or in the heading of a key."""
+    tail = before[-_OPEN_CHARS:]
+    match = _OPEN.search(tail)
+    if match is None:
+        return None
+    return f"{tail[: match.end('kept') if match['kept'] else match.end('whole')]} {line.lstrip(' -')}"
 
 
 def tokens(text: str) -> Iterator[Secret]:
@@ -104,17 +134,39 @@ def tokens(text: str) -> Iterator[Secret]:
     for word in _LONG_WORD.findall(text):
         for match in _TOKEN.finditer(word):
             yield Secret("token", match[0])
+    for match in _WHOLE_KEY.finditer(text):
+        yield Secret("private-key", match[0])
 
 
 def secrets(text: str) -> Iterator[Secret]:
     """Yield all possible secrets of a line of text, a value once for each rule that finds it."""
+    yield from _plain_secrets(text)
+    for match in _PAIR.finditer(text):
+        name, value = filter(None, match.groups())
+        yield from _plain_secrets(f'{name}: "{value}"')
+    for match in _BASE64.finditer(text):
+        for found in _plain_secrets(_decoded(match[0])):
+            yield Secret(found.rule, match[0])
+
+
+def _decoded(word: str) -> str:
+    """Text that a word in base64 holds; empty if it holds none."""
+    padded = word.rstrip("=").translate(_STANDARD)
+    try:
+        return base64.b64decode(padded + "=" * (-len(padded) % 4)).decode("ascii")
+    except ValueError:
+        return ""
+
+
+def _plain_secrets(text: str) -> Iterator[Secret]:
     yield from tokens(text)
     for rule, pattern in (("private-key", _PRIVATE_KEY), ("webhook", _WEBHOOK)):
         for match in pattern.finditer(text):
             yield Secret(rule, match[0])
-    for match in _ADDRESS.finditer(text):
-        if not _PLACEHOLDER.match(match[1]):
-            yield Secret("address", match[1])
+    for pattern in (_ADDRESS, _ORACLE_ADDRESS):
+        for match in pattern.finditer(text):
+            if not _PLACEHOLDER.match(match[1]):
+                yield Secret("address", match[1])
     for match in _KEYED_ADDRESS.finditer(text):
         if _is_key(match[1]):
             yield Secret("address", match[1])

@@ -1,8 +1,10 @@
 """Checks before an upload: complete models and adapters, listed files of a run, and no secrets."""
 
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from text2sql_grpo.errors import HubError, ModelError
-from text2sql_grpo.publishing.secrets import Secret, plain_lines, secrets, tokens
+from text2sql_grpo.publishing.secrets import Secret, joined, plain_lines, secrets, tokens
 
 MODEL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 ADAPTER_WEIGHTS = ("adapter_model*.safetensors",)
@@ -100,9 +102,12 @@ def check_no_secrets(folder: Path, names: Iterable[str], *, allow: Sequence[str]
         allow: Findings that are no secrets, such as `config.yaml:3:password-1f2e`; `*` stands for any text.
 
     Raises:
-        HubError: Lists all findings by file, line and rule, with the values masked.
+        HubError: A file cannot be read, or holds secrets: lists them by file, line and rule, values masked.
     """
-    findings = [finding for name in names for finding in _findings(folder / name, name)]
+    try:
+        findings = [finding for name in names for finding in _findings(folder / name, name)]
+    except (OSError, EOFError, zlib.error) as error:
+        raise HubError(f"cannot search for secrets: {error}; nothing was sent ({folder})") from error
     left = [
         finding for finding in findings if not any(fnmatchcase(finding.name, pattern) for pattern in allow)
     ]
@@ -136,6 +141,7 @@ def _findings(path: Path, name: str) -> Iterator[_Finding]:
     variables = _secret_variables(_MIN_SECRET_CHARS_IN_VOCABULARY if is_vocabulary else _MIN_SECRET_CHARS)
     search = tokens if is_vocabulary else secrets
     clean: set[str] = set()  # the lines of a log repeat each other
+    before = ""
     for number, line in _text_lines(path):
         found: list[Secret] = []
         parts = plain_lines(line)
@@ -148,6 +154,8 @@ def _findings(path: Path, name: str) -> Iterator[_Finding]:
                 found += new
                 if not new:
                     clean.add(part)
+            found += search(joined(before, part) or "")
+            before = part if part.strip() else before
         for index, secret in enumerate(found):  # each value once, by the first rule that found it
             if not any(secret.value in other.value or other.value in secret.value for other in found[:index]):
                 yield _Finding(name, number, secret)
@@ -165,7 +173,7 @@ def _secret_variables(least: int) -> dict[str, str]:
 
 def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of text in a file; of binary lines, the printable parts."""
-    with path.open("rb") as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         if path.suffix == ".safetensors":
             size = int.from_bytes(file.read(8), "little")
             yield 1, file.read(min(size, _MAX_HEADER_BYTES)).decode(errors="replace")
