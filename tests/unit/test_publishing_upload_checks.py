@@ -99,6 +99,7 @@ Authorization: Basic YWRtaW46dHIwdWI0ZG9yJjN4
 host=db.internal user=reader password=Tr0ub4dor port=5432
 Server=tcp:db;Database=shop;User Id=sa;Password={any 10}!x;
 password: hunter2horse
+requirepass tulip9garden
 passphrase: correct horse battery staple
 DB_PASSWORD=s3cr3tPa55
 SMTP_PASS=Sommer2024!
@@ -154,7 +155,7 @@ def test_secrets_of_many_providers(tmp_path: Path, carrier: Callable[[str], str]
         except HubError:
             continue
         passed.append(form)
-    assert len(SECRETS) == 45 and passed == []
+    assert len(SECRETS) == 46 and passed == []
 
 
 PASSWORD = "Wq7hGt2pLx"

@@ -47,7 +47,8 @@ _ASSIGNED = re.compile(
 )
 # Passwords behind a space, and the last field of a line of .pgpass.
 _SPACED = re.compile(
-    r"(?i)(?:\b(?:login|user)\s+\S{1,128}\s+password\s+|(?:^|\s)--?(?:pass(?:word|phrase)?|pwd|token|api-?key|secret)\s+"
+    r"(?i)(?:\b(?:password|passwd|requirepass|masterauth)\s+(?=[^\s\"']*\d[^\s\"']*\W{0,4}$)"
+    r"|\b(?:login|user)\s+\S{1,128}\s+password\s+|(?:^|\s)--?(?:pass(?:word|phrase)?|pwd|token|api-?key|secret)\s+"
     r"|\bpassword\s+(?=')|\bidentified\s+by\s+(?=')|\bwandb\s+login\s+(?:--\S+\s+)*|\s-u\s+[\w.@-]{1,64}:"
     r"|\bsshpass\s+-p\s*|\bmysql\w*\s[^|;]{0,200}?\s-p|(?:^|[\s\"'])[\w.*-]{1,64}:(?:\d{2,5}|\*):[\w*-]{1,64}:[\w*-]{1,64}:)[\"']?(?P<value>[^\s\"']{4,512})"
 )
