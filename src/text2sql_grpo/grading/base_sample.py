@@ -96,6 +96,7 @@ def read_sample(database: Path) -> BaseSample:
     schema = read_schema(database)
     try:
         with closing(open_database(database)) as connection:
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             views = connection.execute(
                 "SELECT lower(name), sql FROM sqlite_master WHERE type = 'view'"
             ).fetchall()
