@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import permutations
 from random import Random
 
 from text2sql_grpo.grading.base_sample import BaseSample, Reference, TableSample
@@ -14,6 +15,7 @@ from text2sql_grpo.sql.outcome import Cell, Row
 OTHER_ROWS = 5  # rows of a table that the query does not read
 MAX_TABLE_ROWS = 300
 MAX_POOL = 40
+MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 
 
@@ -137,6 +139,7 @@ class _Content:
         dates = table.dates.get(position)
         exact: list[Cell] = []
         near: list[Cell] = []
+        cores: list[str] = []
         for literal in literals:
             if dates:
                 met, beside = dates.around(literal, alike)
@@ -145,12 +148,15 @@ class _Content:
                 continue
             if literal in self._gold.patterns and isinstance(literal, str):
                 if any(isinstance(value, str) for value in alike):
-                    exact += matching_texts(literal)[:4]
-                    near += matching_texts(literal)[4:]
+                    texts = matching_texts(literal)
+                    exact += texts[:4]
+                    near += texts[4:]
+                    cores.append(str(texts[0]))
                 continue
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
+        exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
