@@ -28,7 +28,8 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
     if isinstance(typed, int):
         return _distinct(typed, [typed - 1, typed + 1, typed // 2, typed * 2])
     if isinstance(typed, float):
-        return _distinct(typed, [typed - 1, typed - 0.5, typed + 0.5, typed + 1, typed * 0.9, typed * 1.1])
+        near = [typed - 1, typed - 0.5, typed + 0.5, typed + 1, typed * 0.9, typed * 1.1]
+        return _distinct(typed, [*near, typed - 0.25, typed + 0.25])  # round() moves a half up, these back
     text = str(typed)
     if _INTEGER.fullmatch(text):
         return _distinct(text, [_padded(int(text) - 1, text), _padded(int(text) + 1, text)])
