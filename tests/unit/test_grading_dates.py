@@ -45,6 +45,12 @@ def test_months_and_days_of_any_year_are_planted() -> None:
     assert dates.around("%-31", ["2020-01-31"])[0] == ["2020-01-31"]
 
 
+def test_a_day_in_the_columns_own_format_is_planted_with_hours_of_one_digit() -> None:
+    dates = date_format(["8/21/2015 17:03", "8/1/2015 9:05"])
+    assert dates is not None
+    assert dates.around("8/2/2015%", [])[0] == ["8/2/2015 0:00"]
+
+
 def test_a_day_is_planted_at_both_ends_of_it_where_the_column_has_times() -> None:
     dates = date_format(["2020-01-31 10:00:00"])
     assert dates is not None

@@ -12,7 +12,7 @@ _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y", "%d.%m.%Y"),
     *("%Y%m%d", "%d %B %Y", "%d %b %Y", "%B %d, %Y", "%b %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%m/%d/%y"),
 )
-_CLOCK = re.compile(r"(?<=\d)([ T])\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$")
+_CLOCK = re.compile(r"(?<=\d)([ T])\d?\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$")
 _PERIOD = re.compile(r"([12]\d{3})(?:-(0[1-9]|1[0-2])?)?")  # a year, or a month of it
 _DAY, _SECOND = timedelta(days=1), timedelta(seconds=1)
 
@@ -22,7 +22,7 @@ class DateFormat:
     """Format of a column in which every value is a date, perhaps with a time.
 
     Attributes:
-        pattern: As of `strftime`, with `%-d` and `%-m` for numbers that are not padded.
+        pattern: As of `strftime`, with `%-d`, `%-m` and `%-H` for numbers that are not padded.
         kind: Type of the values: text, or an integer such as 20190131.
     """
 
@@ -50,7 +50,8 @@ class DateFormat:
         """
         text = str(literal).strip("%")
         moments = [moment for moment in map(self.read, known[:3]) if moment]
-        moment = self.read(literal)
+        day = DateFormat(re.split("[ T]%-?H", self.pattern)[0], self.kind)
+        moment = self.read(literal) or day.read(text)
         with suppress(ValueError):
             moment = moment or datetime.fromisoformat(text).replace(tzinfo=None)
         if moment and 1001 < moment.year < 2999:
@@ -94,8 +95,9 @@ def date_format(values: Sequence[Cell]) -> DateFormat | None:
         fraction = ".%f" if len(clock[3] or "") == 7 else clock[3] or ""
         time = f"{clock[1]}%H:%M{':%S' if clock[2] else ''}{fraction}{clock[4] or ''}"
     for day in _DAYS:
-        for pattern in (day, day.replace("%d", "%-d").replace("%m", "%-m")):
-            found = DateFormat(pattern + time, kind)
+        short = day.replace("%d", "%-d").replace("%m", "%-m")
+        for pattern in (day + time, short + time, short + time.replace("%H", "%-H")):
+            found = DateFormat(pattern, kind)
             if all(found.read(value) for value in values):
                 return found
     return None
