@@ -97,6 +97,12 @@ RIGHT = [
         "SELECT n FROM visit WHERE 10 < paid",
     ),
     ("SELECT avg(paid) / 3.0 FROM visit", "SELECT sum(paid) * (1.0 / 3) / count(*) FROM visit"),
+    # Where no row matches, one is NULL and the other 0 or no row.
+    (
+        "SELECT max(age) FROM person WHERE rating > 1",
+        "SELECT age FROM person WHERE rating > 1 ORDER BY age DESC LIMIT 1",
+    ),
+    ("SELECT count(*) FROM person WHERE age > 30", "SELECT sum(age > 30) FROM person"),
     (
         "SELECT code FROM person ORDER BY age DESC LIMIT 3",
         "/* oldest */ SELECT code FROM person ORDER BY age DESC LIMIT 3 -- three",

@@ -23,6 +23,7 @@ from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.perturb import Recipe, perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
 from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.grading.strict import find_nothing
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
@@ -108,10 +109,13 @@ class Refuter:
                 connection = stack.enter_context(closing(build(base, content, path)))
                 result = run_trusted(connection, gold_sql)
                 if result.is_ok and not result.is_truncated:
-                    variants.append((path, connection, differs_from(connection, gold_sql, result)))
+                    variants.append((path, connection, result))
             asked = [(path, predicted_sql) for path, _, _ in variants]
             outcomes = self._executor.execute_many(asked, limits=self._limits)
-            for (path, connection, differs), outcome in zip(variants, outcomes, strict=True):
+            for (path, connection, result), outcome in zip(variants, outcomes, strict=True):
+                if outcome.is_ok and find_nothing(result, outcome):
+                    continue
+                differs = differs_from(connection, gold_sql, result)
                 if differs(outcome) and is_stable(base, connection, gold_sql, again, differs):
                     yield path
 

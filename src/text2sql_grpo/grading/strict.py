@@ -108,6 +108,18 @@ def compare_strict(
     return "order" if same_bags else "values"
 
 
+def find_nothing(left: ExecutionOutcome, right: ExecutionOutcome) -> bool:
+    """True if neither result holds more than one row of NULLs and zeros.
+
+    So differ right answers where no row matches: `max(x)` from `ORDER BY x DESC LIMIT 1`, `count(*)` from
+    `sum(condition)`.
+    """
+    return all(
+        len(rows) <= 1 and all(cell is None or cell == 0 for row in rows for cell in row)
+        for rows in (left.rows, right.rows)
+    )
+
+
 def _are_whole(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
     """True if the rows are all those of each group."""
     whole = [TieGroup(group.rows, len(group.rows)) for group in groups]

@@ -12,7 +12,7 @@ from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.refute import Refuter
-from text2sql_grpo.grading.strict import Difference
+from text2sql_grpo.grading.strict import Difference, find_nothing
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
@@ -157,6 +157,8 @@ class Grader:
                 continue
             if not outcome.is_ok:
                 return "neighbour"
+            if find_nothing(gold.outcome, outcome):
+                continue
             # Rows that tie at the gold's LIMIT are a chance of the neighbour: all of them are right too.
             if gold.difference(outcome, predicted_sql, accepts_whole_ties=True) != "equal":
                 return "neighbour"
