@@ -55,6 +55,15 @@ WRONG = [
         "SELECT code FROM person WHERE name LIKE '%ame%'",
         "SELECT code FROM person WHERE name LIKE '%ame%' AND name NOT LIKE 'zz%'",
     ),
+    # Wrong only where all rows of a group share a value.
+    (
+        "SELECT city FROM person GROUP BY city HAVING count(*) > 1",
+        "SELECT city FROM person GROUP BY city HAVING count(DISTINCT age) > 1",
+    ),
+    (
+        "SELECT city FROM person GROUP BY city HAVING count(*) > 2",
+        "SELECT city FROM person GROUP BY city HAVING max(joined) > min(joined) AND count(*) > 2",
+    ),
     # Texts that must not keep the variants from being made.
     (ITALY, f"{ITALY} OR country = 'zz' OR id > 1e300 OR id > {10**30} OR id = {2**62}"),
     (ITALY, f"{ITALY} OR country = 'zz' LIMIT {2**63 - 1}"),

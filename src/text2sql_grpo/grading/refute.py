@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from threading import Lock
 
-from text2sql_grpo.grading.base_sample import BaseSample, with_links
+from text2sql_grpo.grading.base_sample import BaseSample, TableSample, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.perturb import Recipe, perturbed
 from text2sql_grpo.grading.small_database import build, run_trusted
@@ -26,9 +26,10 @@ from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_d
 from text2sql_grpo.grading.strict import find_nothing
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import Limits
+from text2sql_grpo.sql.outcome import Limits, Row
 
 N_VARIANTS = 12
+N_REPEATING = 4  # more of them, with many rows alike
 ROWS = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 MAX_KNOWN = 16_384  # pairs whose verdict is cached
 
@@ -101,11 +102,14 @@ class Refuter:
         self._folder.mkdir(exist_ok=True)  # a forked process that ended has removed it
         with ExitStack() as stack:
             variants = []
-            for _ in range(N_VARIANTS):
+            for index in range(N_VARIANTS + N_REPEATING):
                 path = self._folder / f"{os.getpid()}-{next(self._numbers)}.sqlite"
                 stack.callback(path.unlink, missing_ok=True)
                 recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS), planted=0.6, exact=0.6)
                 content = perturbed(base, seeds, rng, recipe)
+                if index >= N_VARIANTS:
+                    for name in sorted(seeds.tables & content.keys()):
+                        content[name] = _repeating(base.tables[name], content[name], rng)
                 connection = stack.enter_context(closing(build(base, content, path)))
                 result = run_trusted(connection, gold_sql)
                 if result.is_ok and not result.is_truncated:
@@ -118,6 +122,13 @@ class Refuter:
                 differs = differs_from(connection, gold_sql, result)
                 if differs(outcome) and is_stable(base, connection, gold_sql, again, differs):
                     yield path
+
+
+def _repeating(table: TableSample, rows: Sequence[Row], rng: Random) -> list[Row]:
+    """Rows that repeat a few of them, keys aside: many share their values, or all equal their mean."""
+    in_keys = {position for key in table.keys for position in key}
+    few = rng.sample(rows, min(rng.choice((1, 2, 4)), len(rows)))
+    return [tuple(row[p] if p in in_keys else cell for p, cell in enumerate(rng.choice(few))) for row in rows]
 
 
 def _joined(gold: GoldQuery, predicted: GoldQuery) -> GoldQuery:
