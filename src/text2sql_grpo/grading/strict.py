@@ -108,16 +108,16 @@ def compare_strict(
     return "order" if same_bags else "values"
 
 
-def find_nothing(left: ExecutionOutcome, right: ExecutionOutcome) -> bool:
-    """True if neither result holds more than one row of NULLs and zeros.
+def find_nothing(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> bool:
+    """True if the prediction holds at most a row of NULLs, and the gold at most a row of NULLs and zeros.
 
     So differ right answers where no row matches: `max(x)` from `ORDER BY x DESC LIMIT 1`, `count(*)` from
-    `sum(condition)`.
+    `sum(condition)`. A zero for the gold's NULL stays wrong.
     """
-    return all(
-        len(rows) <= 1 and all(cell is None or cell == 0 for row in rows for cell in row)
-        for rows in (left.rows, right.rows)
-    )
+    if len(gold.rows) > 1 or len(predicted.rows) > 1:
+        return False
+    is_void = all(cell is None for row in predicted.rows for cell in row)
+    return is_void and all(cell is None or cell == 0 for row in gold.rows for cell in row)
 
 
 def _are_whole(groups: Sequence[TieGroup], rows: tuple[Row, ...]) -> bool:
