@@ -8,6 +8,7 @@ COLUMNS: list[tuple[list[Cell], Cell, Cell]] = [
     (["2020-01-31 10:00:00", "2021-12-01 09:30:00"], "1997-05-31 23:59:59", "1998-01-01 00:00:00"),
     (["2020-01-31T10:00:00.000Z"], "1997-05-01T00:00:00.000Z", "1998-01-01T00:00:00.000Z"),
     (["3/14/2019", "12/1/2020"], "5/1/1997", "1/1/1998"),
+    (["23-OCT-10", "02-MAY-11"], "01-MAY-97", "01-JAN-98"),
     (["March 5, 2019"], "May 1, 1997", "January 1, 1998"),
     ([20190101, 20200229], 19970501, 19980101),
 ]
@@ -43,6 +44,13 @@ def test_months_and_days_of_any_year_are_planted() -> None:
     assert dates is not None
     assert dates.around("05", ["2020-01-31"])[0] == ["2020-05-01", "2020-01-05"]
     assert dates.around("%-31", ["2020-01-31"])[0] == ["2020-01-31"]
+
+
+def test_a_month_in_the_columns_own_format_is_planted() -> None:
+    dates = date_format(["23-OCT-10"])
+    assert dates is not None
+    exact, near = dates.around("%-MAY-97", ["23-OCT-10"])
+    assert (exact, near) == (["01-MAY-97", "31-MAY-97"], ["30-APR-97", "01-JUN-97", "01-MAY-98"])
 
 
 def test_a_day_in_the_columns_own_format_is_planted_with_hours_of_one_digit() -> None:

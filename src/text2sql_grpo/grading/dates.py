@@ -11,6 +11,7 @@ from text2sql_grpo.sql.outcome import Cell
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y", "%d.%m.%Y"),
     *("%Y%m%d", "%d %B %Y", "%d %b %Y", "%B %d, %Y", "%b %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%m/%d/%y"),
+    *("%d-%^b-%Y", "%d-%^b-%y", "%d %^b %Y"),
 )
 _CLOCK = re.compile(r"(?<=\d)([ T])\d?\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$")
 _PERIOD = re.compile(r"([12]\d{3})(?:-(0[1-9]|1[0-2])?)?")  # a year, or a month of it
@@ -22,7 +23,7 @@ class DateFormat:
     """Format of a column in which every value is a date, perhaps with a time.
 
     Attributes:
-        pattern: As of `strftime`, with `%-d`, `%-m` and `%-H` for numbers that are not padded.
+        pattern: As of `strftime`, with `%-d`, `%-m` and `%-H` for numbers that are not padded, `%^b` for JAN.
         kind: Type of the values: text, or an integer such as 20190131.
     """
 
@@ -32,7 +33,7 @@ class DateFormat:
     def read(self, value: Cell) -> datetime | None:
         """Moment that a value stands for; None unless it has the format."""
         with suppress(ValueError):
-            moment = datetime.strptime(str(value), self.pattern.replace("%-", "%"))
+            moment = datetime.strptime(str(value), _readable(self.pattern))
             if 1000 < moment.year < 3000 and self.written(moment) == value:
                 return moment
         return None
@@ -54,6 +55,10 @@ class DateFormat:
         moment = self.read(literal) or day.read(text)
         with suppress(ValueError):
             moment = moment or datetime.fromisoformat(text).replace(tzinfo=None)
+        after_day = _readable(self.pattern).partition("%d")[2].strip("-/. ")
+        with suppress(ValueError):  # OCT-10 of 23-OCT-10
+            if re.match("%[bBm]", after_day):
+                text = datetime.strptime(text.strip("-/. "), after_day).strftime("%Y-%m")
         if moment and 1001 < moment.year < 2999:
             start = moment.replace(hour=0, minute=0, second=0, microsecond=0)
             steps = (-_DAY, _DAY, -366 * _DAY, 366 * _DAY, -_SECOND, _SECOND)
@@ -64,7 +69,8 @@ class DateFormat:
             start = datetime(year, month or 1, 1)
             end = datetime(year + (month in (0, 12)), month % 12 + 1 if month else 1, 1)
             inside = [m.replace(year=year, month=month or m.month, day=1) for m in moments]
-            exact, near = [start, end - _SECOND, *inside], [start - _SECOND, end]
+            exact = [start, end - _SECOND, *inside]
+            near = [start - _SECOND, end, start.replace(year=year + 1)]
         else:
             number = int(text.strip("-")) if re.fullmatch(r"-?\d\d?-?", text) else 0
             exact = [m.replace(month=number, day=1) for m in moments if 0 < number < 13]
@@ -72,6 +78,11 @@ class DateFormat:
             near = []
         met = dict.fromkeys(map(self.written, exact))
         return list(met), [value for value in dict.fromkeys(map(self.written, near)) if value not in met]
+
+
+def _readable(pattern: str) -> str:
+    """Pattern as `strptime` takes it, which reads numbers and names in any form."""
+    return re.sub("%[-^]", "%", pattern)
 
 
 def date_format(values: Sequence[Cell]) -> DateFormat | None:
