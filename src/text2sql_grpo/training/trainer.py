@@ -181,6 +181,7 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             processing_class=processing_class,
             **options,
         )
+        trl_compat.keep_one_hook(self.model)
         # Assigned here, not passed: TRL then neither warns nor requires a known template.
         self.rollout_func = self._rollout
         self._chat = ChatFormat(

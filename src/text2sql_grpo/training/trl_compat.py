@@ -12,7 +12,6 @@
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
 | text of a log message | masked samples are no error | a class of warning |
 | `_last_lr` | a warm-up whose first step is not 0 | `get_scheduler(.., first_step=1)` |
-| `_require_grads_hooks` | hooks that each rollout left behind | an `enable` that removes the old ones |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
 | `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
@@ -178,8 +177,6 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
 
     A single autocast spans all passes, so that weights are cast once.
     """
-    policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    hooks = getattr(policy, "_require_grads_hooks", ())
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,
@@ -190,10 +187,21 @@ def unwrapped_model(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
         autocast(trainer, model),
     ):
         yield model
-    # transformers registers new hooks when checkpointing is enabled again, and forgets the old ones.
-    if getattr(policy, "_require_grads_hooks", ()) is not hooks:
-        for hook in hooks:
-            hook.remove()
+
+
+def keep_one_hook(model: torch.nn.Module) -> None:
+    """Remove the hooks on a policy's embeddings whenever transformers adds new ones.
+
+    TRL enables gradient checkpointing again after each rollout, and transformers then forgets the old hooks.
+    """
+    policy: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    enable = policy.enable_input_require_grads
+
+    def enable_anew() -> None:
+        policy.disable_input_require_grads()
+        enable()
+
+    policy.enable_input_require_grads = enable_anew
 
 
 @contextmanager
