@@ -243,7 +243,9 @@ def test_a_run_s_own_texts_are_no_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b"x" * 99)[:-9], gzip.compress(b"x")[:10] + b"?" * 9]
+    "content",
+    [b"no gzip", gzip.compress(b"x" * 99)[:-9], gzip.compress(b"x")[:10] + b"?" * 9],
+    ids=["no gzip", "cut", "broken"],  # the bytes hold the time
 )
 def test_a_file_that_cannot_be_read_is_not_sent(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log.gz").write_bytes(content)
