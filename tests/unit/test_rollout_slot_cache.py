@@ -74,7 +74,7 @@ class Shadow:
         model.set_attn_implementation("slots")
         return logits
 
-    def append(self, counts: list[int]) -> None:
+    def append(self, counts: list[int], num_short: int = 0) -> None:
         """Appends so many tokens to each row, and compares what follows with plain passes."""
         new = [self.tokens(count) for count in counts]
         singles = [row for row, count in enumerate(counts) if count == 1]
@@ -87,6 +87,7 @@ class Shadow:
             torch.tensor(singles, dtype=torch.long),
             several,
             [counts[row] for row in several],
+            num_short,
         )
         ids = torch.tensor([token for row in order for token in new[row]])
         prefix_lengths = torch.tensor([len(self.prefixes[self.rows[row][0]]) for row in step.rows.tolist()])
@@ -126,7 +127,8 @@ def test_ragged_passes_are_plain_passes(model: PreTrainedModel, data: st.DataObj
                         shadow.add_row(data.draw(st.integers(0, len(shadow.prefixes) - 1)))
             # Of each row: nothing (its tool is at work), one token, or a whole reply, past the capacity.
             counts = [data.draw(st.sampled_from([0, 1, 1, 2, 9, 33])) for _ in shadow.rows]
-            shadow.append(counts)
+            num_several = sum(count > 1 for count in counts)
+            shadow.append(counts, data.draw(st.integers(0, num_several)))
 
 
 def test_capacity_follows_what_is_stored(model: PreTrainedModel) -> None:

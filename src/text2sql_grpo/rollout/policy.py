@@ -224,10 +224,10 @@ def _trial(policy: SlotPolicy) -> str | None:
             for number in (0, 0, 1):
                 cache.add_row(number)
             starts = torch.tensor(cache.prefix_lengths, device=device)[cache.prefix]
-            for sizes in _TRIAL_STEPS:
+            for number, sizes in enumerate(_TRIAL_STEPS):
                 several = (sizes > 1).nonzero()[:, 0].tolist()
                 singles = (sizes == 1).nonzero()[:, 0].to(device)
-                step = StepPass(cache, singles, several, sizes[several].tolist())
+                step = StepPass(cache, singles, several, sizes[several].tolist(), num_short=number)
                 ids, positions = own[step.rows, step.positions], starts[step.rows] + step.positions
                 logits = policy.logits(ids, positions, torch.arange(len(ids), device=device), step)
                 found.append((step.rows * count + step.positions, logits))

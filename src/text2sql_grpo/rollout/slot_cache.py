@@ -206,7 +206,7 @@ class _Line:
         per_prefix: Places per prefix.
         places: Place of each row.
         rows: Row of each place; any row if the place is free.
-        mask: Mask added to the scores of the prefixes' tokens; shape (F, 1, 1, P).
+        mask: Mask added to the scores of the prefixes' tokens; shape (F, 1, P).
         lengths: Tokens of each prefix; shape (F,).
     """
 
@@ -226,7 +226,7 @@ def _line(cache: SlotCache) -> _Line:
     rank[order] = torch.arange(len(prefix), device=prefix.device) - (counts.cumsum(0) - counts)[prefix[order]]
     per_prefix = int(counts.max())
     is_token = torch.arange(cache.prefixes.shape[4], device=prefix.device) < lengths[:, None]
-    mask = torch.where(is_token, 0.0, _FAR)[:, None, None]
+    mask = torch.where(is_token, 0.0, _FAR)[:, None]
     places = prefix * per_prefix + rank
     return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask, lengths)
 
@@ -307,6 +307,7 @@ class StepPass:
         singles: Rows that get one token, in order; shape (n,).
         chunk_rows: Rows that get several.
         chunk_sizes: Number of tokens of each.
+        num_short: The first so many chunks are short, and attend together with the single tokens.
 
     Attributes:
         rows: Row of each token; shape (N,).
@@ -314,7 +315,12 @@ class StepPass:
     """
 
     def __init__(
-        self, cache: SlotCache, singles: torch.Tensor, chunk_rows: Sequence[int], chunk_sizes: Sequence[int]
+        self,
+        cache: SlotCache,
+        singles: torch.Tensor,
+        chunk_rows: Sequence[int],
+        chunk_sizes: Sequence[int],
+        num_short: int = 0,
     ) -> None:
         self._cache = cache
         device = singles.device
@@ -324,11 +330,13 @@ class StepPass:
         index = torch.arange(len(rows), device=device).repeat_interleave(sizes, output_size=count)
         columns = torch.arange(count, device=device) - (sizes.cumsum(0) - sizes)[index]
         self.rows = torch.cat([singles, rows[index]])
-        self.positions = cache.length[self.rows] + torch.cat([torch.zeros_like(singles), columns])
+        columns = torch.cat([torch.zeros_like(singles), columns])
+        self.positions = cache.length[self.rows] + columns
         cache.make_room(self.positions, is_one_each=not chunk_rows)
-        self._num_singles = len(singles)
-        self._singles = _Singles(cache, singles) if len(singles) else None
-        self._chunks = _chunks(cache, chunk_rows, chunk_sizes)
+        first = self._num_first = len(singles) + sum(chunk_sizes[:num_short])
+        width = max(chunk_sizes[:num_short], default=1)
+        self._first = _Together(cache, self.rows[:first], columns[:first], width) if first else None
+        self._chunks = _chunks(cache, chunk_rows[num_short:], chunk_sizes[num_short:])
 
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -337,10 +345,10 @@ class StepPass:
         for which, states in enumerate((key, value)):
             stored[which][self.rows, :, self.positions] = states.transpose(0, 1).to(stored.dtype)
         outputs = []
-        if self._singles is not None:
-            single = (query[:, : self._num_singles] * kind.scaling).to(stored.dtype).transpose(0, 1)
-            outputs.append(self._singles.attend(kind, single.unflatten(1, (len(key), -1))).flatten(1, 2))
-        start = self._num_singles
+        start = self._num_first
+        if self._first is not None:
+            first = (query[:, :start] * kind.scaling).to(stored.dtype).transpose(0, 1)
+            outputs.append(self._first.attend(kind, first.unflatten(1, (len(key), -1))).flatten(1, 2))
         for chunk in self._chunks:
             end = start + chunk.size
             outputs.append(chunk.attend(kind, query[:, start:end].to(stored.dtype)).transpose(0, 1))
@@ -383,47 +391,56 @@ def _chunks(cache: SlotCache, rows: Sequence[int], sizes: Sequence[int]) -> list
     return [_Chunk(cache, row, prefix, size, stored + size) for row, prefix, size, stored in places]
 
 
-class _Singles:
-    """One query of each of some rows, against the stored keys; computed for all rows in use, without a copy.
+class _Together:
+    """A few queries of each of some rows, against the stored keys; for all rows in use, without a copy.
 
     Args:
-        rows: Indices of the rows, in order.
+        rows: Row of each query.
+        columns: Its number among the queries of its row.
+        width: Most queries of a row; T below.
     """
 
-    def __init__(self, cache: SlotCache, rows: torch.Tensor) -> None:
-        self._cache, self._rows = cache, rows
-        self._tokens = _inverse(rows, cache.num_rows)
-        lengths = cache.length[: cache.num_rows, None]
-        seen = torch.arange(cache.suffixes.shape[4], device=rows.device) <= lengths
+    def __init__(self, cache: SlotCache, rows: torch.Tensor, columns: torch.Tensor, width: int) -> None:
+        self._cache, self._places, self._width = cache, rows * width + columns, width
+        self._tokens = _inverse(self._places, cache.num_rows * width)
+        columns = torch.arange(width, device=rows.device)
+        self._last = cache.length[: cache.num_rows, None] + columns  # token that is seen last; (R, T)
+        seen = torch.arange(cache.suffixes.shape[4], device=rows.device) <= self._last[..., None]
         self._line = cache.line()
-        # Of suffixes (R, 1, 1, S) and of prefixes (F, 1, 1 or places * Q, P), by the window.
+        # Of suffixes (R, T, S) and of prefixes (F, 1 or places * T, P), by the window.
         self._masks: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._masks[None] = (torch.where(seen, 0.0, _FAR)[:, None, None], self._line.mask)
+        self._masks[None] = (torch.where(seen, 0.0, _FAR), self._line.mask)
 
     def attend(self, kind: LayerKind, query: torch.Tensor) -> torch.Tensor:
-        """Attention output of these rows, shape (n, H, Q, D) as the queries."""
-        query = query[self._tokens]  # (R, H, Q, D)
-        suffix_mask, prefix_mask = self._masks_of(kind.window, query.shape[2])
+        """Attention output of these queries, shape (n, H, Q, D) as they are."""
+        heads = query.shape[1:3]
+        query = query[self._tokens].unflatten(0, (-1, self._width))
+        query = query.transpose(1, 2).flatten(2, 3)  # (R, H, T * Q, D)
+        suffix_mask, prefix_mask = (
+            mask if mask.shape[1] == 1 else mask.repeat_interleave(heads[1], dim=1)
+            for mask in self._masks_of(kind.window)
+        )
         keys, values = self._cache.suffixes[:, kind.layer, : self._cache.num_rows]
-        own = _attended(query, keys, values, suffix_mask, kind)
+        own = _attended(query, keys, values, suffix_mask[:, None], kind)
 
         line = self._line
         keys, values = self._cache.prefixes[:, kind.layer, : len(self._cache.prefix_lengths)]
         in_line = query[line.rows].unflatten(0, (len(keys), line.per_prefix))
-        in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * Q, D)
+        in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * T * Q, D)
         shared = [
             part.unflatten(2, (line.per_prefix, -1)).transpose(1, 2).flatten(0, 1)[line.places]
-            for part in _attended(in_line, keys, values, prefix_mask, kind)
+            for part in _attended(in_line, keys, values, prefix_mask[:, None], kind)
         ]
         share = (shared[1] - own[1]).sigmoid()  # softmax over the keys of both
         output = torch.lerp(own[0].float(), shared[0].float(), share)
         if kind.sinks is not None:
-            sinks = kind.sinks.float().view(*query.shape[1:3], 1)
+            sinks = kind.sinks.float().view(*heads, 1).repeat(1, self._width, 1)
             output = output * (torch.logaddexp(own[1], shared[1]) - sinks).sigmoid()
-        picked: torch.Tensor = output.to(query.dtype)[self._rows]
+        output = output.to(query.dtype).unflatten(2, (self._width, -1)).transpose(1, 2).flatten(0, 1)
+        picked: torch.Tensor = output[self._places]
         return picked
 
-    def _masks_of(self, window: int | None, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _masks_of(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Masks of suffixes and of prefixes."""
         line, cache = self._line, self._cache
         capacity, longest = cache.suffixes.shape[4], max(cache.prefix_lengths)
@@ -431,13 +448,13 @@ class _Singles:
             window = None
         if window is not None and window not in self._masks:
             suffix, prefix = self._masks[None]
-            device, prefixes = self._rows.device, cache.prefix[: cache.num_rows]
-            first = cache.length[: cache.num_rows] - window + 1  # in the suffix; below 0 in the prefix
-            hidden = torch.arange(capacity, device=device) < first[:, None]
-            suffix = suffix.masked_fill(hidden[:, None, None], _FAR)
-            first = (first + line.lengths[prefixes])[line.rows].unflatten(0, (-1, line.per_prefix))
-            hidden = torch.arange(prefix.shape[-1], device=device) < first[..., None]  # (F, places, P)
-            prefix = prefix.masked_fill(hidden.repeat_interleave(num_queries, dim=1)[:, None], _FAR)
+            device, prefixes = suffix.device, cache.prefix[: cache.num_rows]
+            first = self._last - window + 1  # in the suffix; below 0 in the prefix
+            hidden = torch.arange(capacity, device=device) < first[..., None]
+            suffix = suffix.masked_fill(hidden, _FAR)
+            first = (first + line.lengths[prefixes][:, None])[line.rows].view(len(line.lengths), -1)
+            hidden = torch.arange(prefix.shape[-1], device=device) < first[..., None]  # (F, places * T, P)
+            prefix = prefix.masked_fill(hidden, _FAR)
             self._masks[window] = suffix, prefix
         return self._masks[window]
 
