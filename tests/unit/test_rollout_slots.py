@@ -200,6 +200,7 @@ def test_free_slots_are_given_to_those_that_wait(
         return logits(self, ids, *args)
 
     monkeypatch.setattr(SlotPolicy, "logits", counted)
+    monkeypatch.setattr(slots, "_FREE_TOKENS", 1)  # no drafts
 
     questions = ["one?", "two?", "three?", "four?", "five?"]
     policy = scripted_slots(chat, [[ANSWER], ["?" * 80] * 3, *[[ANSWER]] * 3], max_slots=2)
@@ -240,7 +241,8 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
     monkeypatch: pytest.MonkeyPatch,
     sampling: Sampling,
 ) -> None:
-    """To see which turns are over. More is asked only where turns begin and end."""
+    """To see which turns are over. More is asked only where turns begin and end, and for drafts."""
+    monkeypatch.setattr(slots, "_FREE_TOKENS", 1)  # no drafts
     waits: list[int] = []
     step = slots._Scheduler._step
 
@@ -266,6 +268,55 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
 
     assert len(waits) > 20
     assert set(waits) == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05])
+def test_drafts_change_no_token(
+    model: PreTrainedModel,
+    environment: SQLEnvironment,
+    chat: ChatFormat,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+) -> None:
+    """A random model that is nearly greedy repeats itself, and so do the members of a group."""
+    chat = ChatFormat(chat.tokenizer)
+    played = []
+    for free in (1, slots._FREE_TOKENS):
+        monkeypatch.setattr(slots, "_FREE_TOKENS", free)
+        torch.manual_seed(1)
+        policy = SlotPolicy(model, Sampling(temperature))
+        questions = ["Porto?"] * 4 + ["Faro?"]
+        episodes = run(sessions(environment, questions), policy, chat, Budgets(40, 150, 900))
+        played.append((tokens(episodes), [e.log_probs for e in episodes]))
+
+    (plain, plain_log_probs), (drafted, drafted_log_probs) = played
+    assert drafted == plain
+    for one, other in zip(plain_log_probs, drafted_log_probs, strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
+
+
+def test_drafts_spare_passes(
+    environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    logits = SlotPolicy.logits
+
+    def counted(self: SlotPolicy, ids: torch.Tensor, *args: Any) -> torch.Tensor:
+        passes.append(len(ids))
+        return logits(self, ids, *args)
+
+    monkeypatch.setattr(SlotPolicy, "logits", counted)
+    chat = ChatFormat(chat.tokenizer)
+    sql = "SELECT staff FROM branch WHERE code = 'LIS-02'"
+    look = f"<sql>{sql}</sql>"
+    policy = scripted_slots(chat, [[look, look, ANSWER]])
+
+    (episode,) = run(sessions(environment, ["Lisbon?"]), policy, chat, Budgets(100, 1_000, 10_000))
+
+    assert [action.sql for action in episode.actions][:2] == [
+        "SELECT staff FROM branch WHERE code = 'LIS-02'"
+    ] * 2
+    assert len(passes) < 0.5 * sum(episode.completion_mask)
 
 
 def test_an_equal_prompt_is_read_once(
@@ -383,7 +434,7 @@ def test_a_failure_on_our_side_stops_the_run_and_leaves_the_model_as_it_was(
 ) -> None:
     chat = ChatFormat(chat.tokenizer)
     policy = scripted_slots(chat, [[LOOK, ANSWER]] * 3)
-    attention, threads = policy.model.config._attn_implementation, threading.active_count()
+    attention = policy.model.config._attn_implementation
 
     def before(session: SQLSession, turn: int) -> None:
         if session.episode.example.id == "two?" and turn == 1:
@@ -393,7 +444,7 @@ def test_a_failure_on_our_side_stops_the_run_and_leaves_the_model_as_it_was(
         run(slow(environment, ["one?", "two?", "three?"], before), policy, chat, Budgets(90, 1_000, 10_000))
 
     assert policy.model.config._attn_implementation == attention != "slots"
-    assert threading.active_count() == threads
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tool")]
     ids = torch.tensor([[1, 2, 3]])
     assert policy.model(ids).logits.requires_grad
 

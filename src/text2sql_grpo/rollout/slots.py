@@ -3,7 +3,9 @@
 It computes the same episodes as `engine.run` from the same draws, and starts each turn as soon as its row is
 ready. Each distinct prompt (or common prefix of prompts) is prefilled once. Every forward pass then decodes
 one token of each decoding row, and prefills the whole reply of each row whose tool call returned, without
-padding. Tools run in threads meanwhile, and a finished row is given to the next session at once.
+padding. While few rows decode, the pass also reads guesses of the tokens that follow, and keeps those that
+would be sampled (speculative decoding, with drafts of `drafts.Drafts`). Tools run in threads meanwhile, and a
+finished row is given to the next session at once.
 """
 
 from collections import defaultdict, deque
@@ -15,12 +17,14 @@ from typing import Any
 import torch
 
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.drafts import Drafts
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, StepPass
 from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 
 _PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
+_FREE_TOKENS = 32  # a pass of so many takes hardly longer than one of a single token
 _REPLY_PASSES = 1  # between a turn and its reply, if `same_draws`; SQL within milliseconds takes no longer
 
 
@@ -31,12 +35,17 @@ class _Family:
     Attributes:
         number: Index of the prefix in the cache; None before the first member is admitted.
         active: Members that have a row.
+        drafts: Guesses of what its members say next.
     """
 
     prefix: list[int]
     waiting: deque[Session[Any]]
     number: int | None = None
     active: int = 0
+    drafts: Drafts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drafts = Drafts(self.prefix)
 
 
 def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
@@ -79,6 +88,7 @@ class _Row:
         is_decoding: whether the row takes part in the next decode step.
         reply: Running tool call of its turn; None during prefill and decoding.
         due: Number of forward passes before the one that may read the reply.
+        text: Tokens of prompt and completion that its family's drafts know.
     """
 
     session: Session[Any]
@@ -89,6 +99,7 @@ class _Row:
     is_decoding: bool = False
     reply: Future[None] | None = None
     due: int = 0
+    text: list[int] = field(default_factory=list)
 
 
 def play(
@@ -147,7 +158,8 @@ class _Scheduler:
         self._rows: list[_Row] = []
         self._order = {id(session): i for i, session in enumerate(sessions)}
         self._uniforms = policy.sampling.uniforms(len(sessions), budgets.max_episode_tokens).to(device)
-        self._eos = torch.tensor(sorted(chat.eos_token_ids), device=device)
+        self._ends = frozenset(chat.eos_token_ids)
+        self._eos = torch.tensor(sorted(self._ends), device=device)
         zeros = torch.zeros(self._max_rows, dtype=torch.long, device=device)
         self._session, self._last, self._left = zeros, zeros.clone(), zeros.clone()
         self._sampled, self._drawn, self._prompt = zeros.clone(), zeros.clone(), zeros.clone()
@@ -186,6 +198,7 @@ class _Scheduler:
     def _add_row(self, session: Session[Any], family: _Family) -> None:
         assert family.number is not None
         row = _Row(session, family, self._cache.add_row(family.number), len(family.prefix))
+        row.text += session.episode.prompt_ids
         self._rows.append(row)
         self._session[row.number] = self._order[id(session)]
         self._prompt[row.number] = len(family.prefix)
@@ -242,6 +255,7 @@ class _Scheduler:
                 continue
             reply.result()
             row.reply = None
+            self._tell(row, [])
             if row.session.episode.stop_reason is None:
                 self._start_turn(row)
             else:
@@ -282,7 +296,7 @@ class _Scheduler:
             self._numbered.pop()
 
     def _step(self) -> None:
-        """Run one forward pass: decode a token of every decoding row, prefill whole replies."""
+        """Run one forward pass: decode every decoding row, prefill whole replies."""
         prefilling = self._next_prefill()
         if self._decoding is None:
             numbers = [row.number for row in self._rows if row.is_decoding]
@@ -290,26 +304,69 @@ class _Scheduler:
         decoding = self._decoding
         if not prefilling and not len(decoding):
             return
-        numbers, sizes = [row.number for row in prefilling], [len(row.unread) for row in prefilling]
-        rows = decoding
-        ids, keep = self._last[decoding], torch.arange(len(decoding), device=decoding.device)
-        cache = self._cache
-        if prefilling:
-            rows = torch.cat([decoding, torch.tensor(numbers, device=decoding.device)])
-            unread = [token for row in prefilling for token in row.unread]
-            ids = torch.cat([ids, torch.tensor(unread, device=ids.device)])
-            ends = torch.tensor(sizes, device=keep.device).cumsum(0) + len(decoding) - 1
-            keep = torch.cat([keep, ends])
+        drafts = self._drafts()
+        singles = decoding[[number not in drafts for number in decoding.tolist()]] if drafts else decoding
+        chunks = [*drafts.items(), *((row.number, row.unread) for row in prefilling)]
+        ids, read = self._inputs(singles, chunks, len(drafts))
+        keep, rows, offsets, inputs = read.unbind(1)
         self._num_passes += 1
-        step = StepPass(cache, decoding, numbers, sizes)
-        with self._policy.stages.of(prefill=sum(sizes), decode=len(decoding)):
+        numbers, sizes = [number for number, _ in chunks], [len(tokens) for _, tokens in chunks]
+        step = StepPass(self._cache, singles, numbers, sizes, num_short=len(drafts))
+        new = sum(len(row.unread) for row in prefilling)
+        with self._policy.stages.of(prefill=new, decode=len(decoding)):
             logits = self._policy.logits(ids, self._prompt[step.rows] + step.positions, keep, step)
-        cache.length[decoding] += 1
-        for row, size in zip(prefilling, sizes, strict=True):
-            cache.length[row.number] += size
+        for row in prefilling:
+            self._cache.length[row.number] += len(row.unread) - 1
             row.unread, row.is_decoding = [], True
             self._decoding = None
-        self._draw(rows, logits)
+        self._draw(rows, logits, offsets, inputs if drafts else None)
+
+    def _inputs(
+        self, singles: torch.Tensor, chunks: Sequence[tuple[int, list[int]]], num_drafts: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input of a pass: the last token of each of some rows, then the tokens of each chunk.
+
+        Args:
+            chunks: Rows with their tokens; the first `num_drafts` of them are drafts.
+
+        Returns:
+            Token ids, shape (N,); and for each token whose logits are read its place in them, its row, the
+            number of guesses up to it and its id, shape (n, 4): all of a draft, the last one of a reply.
+        """
+        ids, places = self._last[singles], torch.arange(len(singles), device=singles.device)
+        read = torch.stack([places, singles, torch.zeros_like(places), ids], dim=1)
+        if not chunks:
+            return ids, read
+        place, of_chunks = len(singles), []
+        for i, (row, tokens) in enumerate(chunks):
+            first = 0 if i < num_drafts else len(tokens) - 1
+            of_chunks += [(place + j, row, j - first, tokens[j]) for j in range(first, len(tokens))]
+            place += len(tokens)
+        new = torch.tensor([token for _, tokens in chunks for token in tokens], device=ids.device)
+        return torch.cat([ids, new]), torch.cat([read, torch.tensor(of_chunks, device=ids.device)])
+
+    def _drafts(self) -> dict[int, list[int]]:
+        """Last token of decoding rows with guesses of those after it, by row."""
+        rows = [row for row in self._rows if row.is_decoding]
+        if not 0 < 2 * len(rows) <= _FREE_TOKENS:
+            return {}
+        limit = _FREE_TOKENS // len(rows) - 1
+        drafts = {}
+        state = torch.column_stack([self._sampled, self._left, self._tokens])
+        states = state[torch.tensor([row.number for row in rows], device=state.device)].tolist()
+        for row, (sampled, left, *tokens) in zip(rows, states, strict=True):
+            self._tell(row, tokens[:sampled])
+            guesses = row.family.drafts.after(row.text, min(limit, left - 1))
+            ends = (i for i, token in enumerate(guesses) if token in self._ends)
+            if guesses := guesses[: next(ends, None)]:
+                drafts[row.number] = [row.text[-1], *guesses]
+        return drafts
+
+    def _tell(self, row: _Row, turn: list[int]) -> None:
+        """Tell a family's drafts what a row has said, its unfinished turn included."""
+        episode = row.session.episode
+        text = episode.prompt_ids + episode.completion_ids + turn
+        row.family.drafts.extend(row.text, text[len(row.text) :])
 
     def _next_prefill(self) -> list[_Row]:
         chosen: list[_Row] = []
@@ -320,18 +377,33 @@ class _Scheduler:
                 tokens += len(row.unread)
         return chosen
 
-    def _draw(self, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Sample one token for each of these rows, and end turns at their last token."""
-        drawn = self._drawn[rows]
+    def _draw(
+        self, rows: torch.Tensor, logits: torch.Tensor, offsets: torch.Tensor, inputs: torch.Tensor | None
+    ) -> None:
+        """Sample the next tokens of these rows, and end turns at their last token.
+
+        Args:
+            rows: Row of each logit, shape (N,) like the others.
+            offsets: Number of guesses read with it; 0 for the first of a row.
+            inputs: Token before each logit, None if no row has a draft. What follows a guess that was not
+                sampled is left out.
+        """
+        drawn = self._drawn[rows] + offsets
         uniforms = self._uniforms[self._session[rows], drawn.clamp(max=self._uniforms.shape[1] - 1)]
         tokens, log_probs = self._policy.sampling.draw(logits, uniforms)
-        sampled = self._sampled[rows]
+        sampled = self._sampled[rows] + offsets
         self._tokens[rows, sampled] = tokens
         self._log_probs[rows, sampled] = log_probs
+        if inputs is not None:
+            wrong = ((offsets > 0) & (inputs != tokens.roll(1))).cumsum(0)
+            is_right = wrong == wrong[torch.arange(len(rows), device=rows.device) - offsets]
+            last = (is_right & ~(is_right & (offsets > 0)).roll(-1)).nonzero()[:, 0]
+            rows, tokens, offsets = rows[last], tokens[last], offsets[last]
         self._last[rows] = tokens
-        self._sampled[rows] = sampled + 1
-        self._drawn[rows] = drawn + 1
-        left = self._left[rows] - 1
+        self._sampled[rows] += offsets + 1
+        self._drawn[rows] += offsets + 1
+        self._cache.length[rows] += offsets + 1
+        left = self._left[rows] - offsets - 1
         self._left[rows] = left
         over = rows[(left == 0) | torch.isin(tokens, self._eos)]
         if len(over):
