@@ -193,6 +193,22 @@ def test_questions_without_words_have_many_shapes_and_no_odd_columns(tmp_path: P
     assert "bought" not in golds  # no noun
 
 
+def test_rows_of_a_table_called_by_its_columns_have_the_name_of_its_key(tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    with closing(sqlite3.connect(tmp_path / "databases" / "phones.sqlite")) as connection:
+        connection.execute("CREATE TABLE AREA_CODE_STATE (area_code INTEGER PRIMARY KEY, state TEXT)")
+        states = [(200 + i, ("NY", "TX", "WY")[i % 3]) for i in range(30)]
+        connection.executemany("INSERT INTO AREA_CODE_STATE VALUES (?, ?)", states)
+        connection.commit()
+
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+
+    rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    questions = {row["question"] for row in rows}
+    assert 'Count the area codes whose state is "WY".' in questions
+    assert not any("area code state" in question for question in questions)
+
+
 def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:

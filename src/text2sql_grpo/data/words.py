@@ -168,7 +168,7 @@ def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[S
 def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: Mapping[str, Any]) -> Table:
     sql = quote_name(table.name)
     foreign = {name for key in table.foreign_keys for name in key.columns}
-    given = words.get("tables", {}).get(table.name) or table_noun(table.name)
+    given = words.get("tables", {}).get(table.name) or table_noun(_rows_name(table))
     if len(foreign) > 1 and foreign >= {column.name for column in table.columns}:
         given = None  # it links other tables
     noun = given or f'row of the table "{table.name}"'
@@ -205,6 +205,14 @@ def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: 
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
     return Table(table.name, sql, noun, table.n_rows, distinct)
+
+
+def _rows_name(table: sql_schema.Table) -> str:
+    """Name of what a row is: the table's, or its key's if the table is called by its columns (`ZIP_CITY`)."""
+    keys = [column.name for column in table.columns if column.is_primary_key]
+    letters = [re.sub(r"[\W_]", "", column.name).lower() for column in table.columns]
+    is_called = len(letters) > 1 and "".join(letters) == re.sub(r"[\W_]", "", table.name).lower()
+    return keys[0] if is_called and len(keys) == 1 else table.name
 
 
 def _kind(values: tuple[Any, ...]) -> Kind | None:
