@@ -1,4 +1,4 @@
-"""Drafts: guesses of what follows a text, from what followed the same tokens before."""
+"""Draft tokens of a text, from what followed the same tokens before."""
 
 from text2sql_grpo.rollout.drafts import Drafts
 

@@ -1,35 +1,36 @@
-"""Drafts of the next tokens: what followed the same tokens before, in the prompt or in the group.
+"""Draft tokens for speculative decoding, by prompt lookup over the episodes of a group.
 
-As prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over all episodes of
-a group: they name the same tables and often say the same. A pass checks the tokens of a draft together.
+Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) proposes the tokens that
+followed the last n-gram before. Episodes of a group name the same tables and often repeat each other.
 """
 
 from collections.abc import Iterable, Sequence
 
-_KEY = 2  # tokens that a draft follows
+_NGRAM = 2  # tokens
 
 
 class Drafts:
-    """Texts of one prompt and its episodes, searched by their last tokens.
+    """N-gram index of a prompt and the texts behind it.
 
     Args:
-        prompt: Token ids that the episodes share.
+        prompt: Token ids that the texts share.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
+        # N-gram -> a text, and the index of the token that followed it there.
         self._places: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self.extend([], prompt)
 
     def extend(self, text: list[int], tokens: Iterable[int]) -> None:
-        """Append tokens to a text, and remember what follows what."""
+        """Append tokens to a text and index them; a later place of an n-gram replaces an earlier one."""
         for token in tokens:
-            self._places[tuple(text[-_KEY:])] = text, len(text)
+            self._places[tuple(text[-_NGRAM:])] = text, len(text)
             text.append(token)
 
     def after(self, text: list[int], limit: int) -> list[int]:
-        """Up to `limit` tokens that may follow a text; empty if its last tokens were not seen before."""
-        other, place = self._places.get(tuple(text[-_KEY:]), (text, len(text)))
-        followed = other[place : place + limit]
-        if other is text and followed:  # as if it repeated itself
-            followed = (followed * -(-limit // len(followed)))[:limit]
-        return followed
+        """Return up to `limit` draft tokens of a text; none if its last n-gram has no place."""
+        other, place = self._places.get(tuple(text[-_NGRAM:]), (text, len(text)))
+        draft = other[place : place + limit]
+        if other is text and draft:  # it repeats itself
+            draft = (draft * -(-limit // len(draft)))[:limit]
+        return draft

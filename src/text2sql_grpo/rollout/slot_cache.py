@@ -307,7 +307,7 @@ class StepPass:
         singles: Rows that get one token, in order; shape (n,).
         chunk_rows: Rows that get several.
         chunk_sizes: Number of tokens of each.
-        num_short: The first so many chunks are short, and attend together with the single tokens.
+        num_short: Number of leading chunks that are short, and attend together with the single tokens.
 
     Attributes:
         rows: Row of each token; shape (N,).

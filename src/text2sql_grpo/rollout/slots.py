@@ -3,8 +3,8 @@
 It computes the same episodes as `engine.run` from the same draws, and starts each turn as soon as its row is
 ready. Each distinct prompt (or common prefix of prompts) is prefilled once. Every forward pass then decodes
 one token of each decoding row, and prefills the whole reply of each row whose tool call returned, without
-padding. While few rows decode, the pass also reads guesses of the tokens that follow, and keeps those that
-would be sampled (speculative decoding, with drafts of `drafts.Drafts`). Tools run in threads meanwhile, and a
+padding. While few rows decode, decoding is speculative: a pass also reads draft tokens (`drafts.Drafts`), and
+those are kept that the same draws would have sampled one by one. Tools run in threads meanwhile, and a
 finished row is given to the next session at once.
 """
 
@@ -24,7 +24,7 @@ from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 
 _PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
-_FREE_TOKENS = 32  # a pass of so many takes hardly longer than one of a single token
+_FREE_TOKENS = 32  # in a pass of SmolLM2-135M on a CPU, which takes hardly longer than one of a single token
 _REPLY_PASSES = 1  # between a turn and its reply, if `same_draws`; SQL within milliseconds takes no longer
 
 
@@ -35,7 +35,7 @@ class _Family:
     Attributes:
         number: Index of the prefix in the cache; None before the first member is admitted.
         active: Members that have a row.
-        drafts: Guesses of what its members say next.
+        drafts: Index of its members' texts, for draft tokens.
     """
 
     prefix: list[int]
@@ -88,7 +88,7 @@ class _Row:
         is_decoding: whether the row takes part in the next decode step.
         reply: Running tool call of its turn; None during prefill and decoding.
         due: Number of forward passes before the one that may read the reply.
-        text: Tokens of prompt and completion that its family's drafts know.
+        text: Tokens of prompt and completion that are indexed in its family's `drafts`.
     """
 
     session: Session[Any]
@@ -255,7 +255,7 @@ class _Scheduler:
                 continue
             reply.result()
             row.reply = None
-            self._tell(row, [])
+            self._index(row, [])
             if row.session.episode.stop_reason is None:
                 self._start_turn(row)
             else:
@@ -330,8 +330,8 @@ class _Scheduler:
             chunks: Rows with their tokens; the first `num_drafts` of them are drafts.
 
         Returns:
-            Token ids, shape (N,); and for each token whose logits are read its place in them, its row, the
-            number of guesses up to it and its id, shape (n, 4): all of a draft, the last one of a reply.
+            Token ids, shape (N,); and for each token whose logits are read its place in them, its row, its
+            offset in a draft and its id, shape (n, 4): all tokens of a draft, the last one of a reply.
         """
         ids, places = self._last[singles], torch.arange(len(singles), device=singles.device)
         read = torch.stack([places, singles, torch.zeros_like(places), ids], dim=1)
@@ -346,7 +346,7 @@ class _Scheduler:
         return torch.cat([ids, new]), torch.cat([read, torch.tensor(of_chunks, device=ids.device)])
 
     def _drafts(self) -> dict[int, list[int]]:
-        """Last token of decoding rows with guesses of those after it, by row."""
+        """Last token of decoding rows and the draft tokens after it, by row; empty while many rows decode."""
         rows = [row for row in self._rows if row.is_decoding]
         if not 0 < 2 * len(rows) <= _FREE_TOKENS:
             return {}
@@ -355,15 +355,15 @@ class _Scheduler:
         state = torch.column_stack([self._sampled, self._left, self._tokens])
         states = state[torch.tensor([row.number for row in rows], device=state.device)].tolist()
         for row, (sampled, left, *tokens) in zip(rows, states, strict=True):
-            self._tell(row, tokens[:sampled])
-            guesses = row.family.drafts.after(row.text, min(limit, left - 1))
-            ends = (i for i, token in enumerate(guesses) if token in self._ends)
-            if guesses := guesses[: next(ends, None)]:
-                drafts[row.number] = [row.text[-1], *guesses]
+            self._index(row, tokens[:sampled])
+            draft = row.family.drafts.after(row.text, min(limit, left - 1))
+            ends = (i for i, token in enumerate(draft) if token in self._ends)
+            if draft := draft[: next(ends, None)]:
+                drafts[row.number] = [row.text[-1], *draft]
         return drafts
 
-    def _tell(self, row: _Row, turn: list[int]) -> None:
-        """Tell a family's drafts what a row has said, its unfinished turn included."""
+    def _index(self, row: _Row, turn: list[int]) -> None:
+        """Index the new tokens of a row for draft tokens, its unfinished turn included."""
         episode = row.session.episode
         text = episode.prompt_ids + episode.completion_ids + turn
         row.family.drafts.extend(row.text, text[len(row.text) :])
@@ -384,9 +384,9 @@ class _Scheduler:
 
         Args:
             rows: Row of each logit, shape (N,) like the others.
-            offsets: Number of guesses read with it; 0 for the first of a row.
-            inputs: Token before each logit, None if no row has a draft. What follows a guess that was not
-                sampled is left out.
+            offsets: Number of draft tokens before it; 0 for the first of a row.
+            inputs: Token before each logit, None if no row has a draft. What follows a draft token that was
+                not sampled is left out.
         """
         drawn = self._drawn[rows] + offsets
         uniforms = self._uniforms[self._session[rows], drawn.clamp(max=self._uniforms.shape[1] - 1)]
