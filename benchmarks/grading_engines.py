@@ -113,12 +113,12 @@ def compare_engines(
 def processor_time() -> float:
     """Processor seconds of this process and of all processes that it started and that still run."""
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended just now
             continue
-        parents[int(stat.parent.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
+        parents[int(pid)] = (int(fields[1]), sum(map(int, fields[11:15])))
     own = {os.getpid()}
     while more := {pid for pid, (parent, _) in parents.items() if parent in own} - own:
         own |= more
