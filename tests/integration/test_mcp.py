@@ -35,7 +35,7 @@ from text2sql_grpo.jobs.collect import collect
 from text2sql_grpo.jobs.evaluate import evaluate
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.sft import sft
+from text2sql_grpo.jobs.sft import sft, started_policy
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -295,9 +295,12 @@ def test_a_policy_that_drops_tables_through_mcp_server_sqlite_changes_nothing_ke
         tmp_path / "questions.jsonl",
         [row | ({"look_sql": "DROP TABLE branch"} if "look_sql" in row else {}) for row in QUESTIONS],
     )
+    # SFT without the server, which each DROP starts anew.
+    local = dataclasses.replace(config, environment=dataclasses.replace(config.environment, mcp=None))
+    start = started_policy(open_workbench(local), training.run_arguments(config), Console(quiet=True))
     bench = open_workbench(config)
     with caplog.at_level(logging.WARNING), closing(bench.environment):
-        episodes = train(bench, tmp_path / "run")  # SFT without the server, which each DROP starts anew
+        episodes = train(bench, start.folder, tmp_path / "run")
 
     assert ("run_sql", "DROP TABLE branch") in [call for episode in episodes for call in episode["actions"]]
     warning = "The tool write_query of an MCP server wrote to its private copy"
