@@ -69,7 +69,7 @@ def test_the_shipped_start_is_made_again(smollm2: Path, tmp_path: Path) -> None:
     assert len(made) == 3
     for row, expected in zip(made, recorded, strict=False):
         assert row["tokens"] == expected["tokens"]
-        assert row["learning_rate"] == pytest.approx(expected["learning_rate"])
+        assert round(row["learning_rate"], 9) == expected["learning_rate"]
         assert row["loss"] == pytest.approx(expected["loss"], rel=0.02)  # bfloat16, on any processor
 
 
