@@ -1,10 +1,12 @@
 import contextlib
+import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,22 @@ def test_sixty_four_calls_at_once_share_one_connection(start: Start, server: Ser
     assert slept == ["slept"] * 64
     assert time.perf_counter() - started < 16  # 32 s one after the other
     assert events(log) == {"start": 1, "initialize": 1, "call": 128}
+
+
+def test_many_calls_at_once_stay_within_the_queue_of_this_package_s_server(
+    start: Start, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection:
+        connection.execute("CREATE TABLE branch (code TEXT)")
+    command = (sys.executable, "-m", "text2sql_grpo", "mcp", "--db", str(tmp_path / "shop.sqlite"))
+    server, pool = Server(command=(*command, "--audit_log", str(tmp_path / "log"))), start()
+    counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30000) "
+
+    with ThreadPoolExecutor(96) as threads:
+        queries = [f"{counted}SELECT count(*) + {i} FROM n" for i in range(96)]
+        answers = list(threads.map(lambda sql: said(pool, server, "run_sql", sql=sql), queries))
+
+    assert [str(30_000 + i) in answer for i, answer in enumerate(answers)] == [True] * 96
 
 
 def test_no_more_connections_than_allowed_and_the_idle_one_makes_room(

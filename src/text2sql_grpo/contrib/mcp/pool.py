@@ -30,6 +30,7 @@ from text2sql_grpo.errors import RunError
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_CHARS = 500
+_CALLS_EACH = 32  # running calls of a connection; a server may refuse more, as `server.WAITING_EACH` does
 _PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
@@ -199,6 +200,9 @@ class _Connections:
                 n_open = len(self._open) + self._opening.total()
                 if any(connection.calls == 0 for connection in own) or (own and n_open >= self._most):
                     chosen = min(own, key=lambda connection: connection.calls)
+                    if chosen.calls == _CALLS_EACH:
+                        await self._changed.wait()
+                        continue
                     self._open.remove(chosen)
                     self._open.append(chosen)
                     chosen.calls += 1
