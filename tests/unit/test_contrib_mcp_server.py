@@ -358,17 +358,17 @@ def test_endless_queries_of_one_client_delay_no_other_and_are_dropped_when_it_ha
                 assert result["serverInfo"]["version"] == __version__
                 assert "prompts" not in result["capabilities"] and "resources" not in result["capabilities"]
             async with httpx2.AsyncClient(
-                timeout=60, headers=HEADERS, limits=httpx2.Limits(max_connections=40)
+                timeout=60, headers=HEADERS, limits=httpx2.Limits(max_connections=80)
             ) as greedy:
                 posts = [
                     asyncio.create_task(greedy.post(url, json=call(ENDLESS), headers=sessions[0]))
-                    for _ in range(40)
+                    for _ in range(80)
                 ]
                 while not any(post.done() for post in posts):  # the refusal of those over the limit
                     await asyncio.sleep(0.05)
                 started = asyncio.get_running_loop().time()
                 response = await web.post(url, json=call("SELECT 1"), headers=sessions[1])
-                assert asyncio.get_running_loop().time() - started < 5  # 40 x 40 s one after the other
+                assert asyncio.get_running_loop().time() - started < 5  # 80 x 40 s one after the other
                 assert response.json()["result"]["content"][0]["text"] == "1\n1"
                 refused = next(post for post in posts if post.done()).result().json()["result"]
                 assert refused["isError"] and "queries of this session wait already" in str(refused)

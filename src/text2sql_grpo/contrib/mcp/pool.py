@@ -30,7 +30,7 @@ from text2sql_grpo.errors import RunError
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_CHARS = 500
-_CALLS_EACH = 32  # running calls of a connection; a server may refuse more, as `server.WAITING_EACH` does
+_CALLS_EACH = 64  # running calls of a connection; a server may refuse more, as `server.WAITING_EACH` does
 _PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),

@@ -37,7 +37,7 @@ from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
 
 PATH = "/mcp"
-WAITING_EACH = 32
+WAITING_EACH = 64
 MAX_PAGE_ROWS = 1_000
 # The SDK's server answers these with empty lists, and so advertises what there is none of.
 _NOT_OFFERED = ("prompts/list", "prompts/get", "resources/list", "resources/read", "resources/templates/list")
