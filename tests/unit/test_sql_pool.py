@@ -17,6 +17,7 @@ from random import Random
 from typing import TypeVar
 
 import duckdb
+import psutil
 import psycopg
 import pytest
 
@@ -76,11 +77,9 @@ def wait_for(found: Callable[[], T], timeout_s: float = 10.0) -> T:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_workers_start_late_and_are_kept(executor: SQLExecutor, database: Path) -> None:
