@@ -5,14 +5,16 @@ Two tasks, each with the real trainer, environment and grading:
   4 right nearly always, 12 never (their aggregates are in no demonstration), and 8 now and then, against a
   habit of another answer. So about two thirds of the groups are dead at the start, and 8 words can be
   learned. A question's template is its word; held-out questions ask the same words about other columns. It is
-  no language model: it shows what selection does to the use of episodes, nothing about text-to-SQL.
+  no language model: it shows what selection does to the use of episodes, nothing about text-to-SQL. The way
+  `oracle` (only if named) draws uniformly from those 8 words, as if they were known.
 - `quickstart`: the real model of `make train` (a run takes some ten minutes of a core and 5 GB).
 
 Run: OMP_NUM_THREADS=1 python benchmarks/selection.py --quick       (two ways, one seed; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/selection.py --seeds 0 1 2
      OMP_NUM_THREADS=1 python benchmarks/selection.py --task quickstart --target 0.6
 
-The last line is JSON. Evaluations and SFT are outside the clock; a run ends when it meets `--stop`.
+Other options set fields of the config (`--grpo.learning_rate 3e-4`). The last line is JSON. Evaluations and
+SFT are outside the clock; a run ends when it meets `--stop`.
 """
 
 import argparse
@@ -44,6 +46,7 @@ from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.run_folder import ROLLOUTS
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
@@ -95,7 +98,8 @@ def write_task(folder: Path, *, sft_steps: int) -> Path:
                 gold = _query(chosen, table, column)
                 shown.append(row | {"id": f"{row['id']}-{copy}", "gold_sql": gold, "template": None})
     draw.shuffle(shown)
-    for name, rows in (("train", train), ("test", test), ("shown", shown)):
+    learnable = [row for row in train if row["difficulty"] == "medium"]
+    for name, rows in (("train", train), ("test", test), ("shown", shown), ("learnable", learnable)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     texts = [text for row in shown for text in (row["question"], f"<answer>{row['gold_sql']}</answer>")]
@@ -201,12 +205,11 @@ class Curve(TrainerCallback):
                 yield from map(json.loads, lines)
 
 
-def run(config: Config, *, every: int, target: float) -> dict[str, Any]:
-    """Curve of one run until the target, and its shares of zero-variance groups."""
-    bench = open_workbench(config)
-    arguments, folder = run_arguments(config), config.run.output_dir
-    policy = started_policy(bench, arguments, Console(quiet=True))
-    curve = Curve(bench, policy, folder, every=every, target=target)
+def make_trainer(
+    bench: Workbench, arguments: SQLGRPOConfig, policy: LoadedPolicy, callbacks: list[TrainerCallback]
+) -> SQLGRPOTrainer:
+    """The trainer of a run, which prints nothing and logs its episodes."""
+    config = bench.config
     trainer = SQLGRPOTrainer(
         policy.model,
         arguments,
@@ -215,11 +218,21 @@ def run(config: Config, *, every: int, target: float) -> dict[str, Any]:
         rewards=RewardMix(config.rewards),
         grader=bench.grader,
         processing_class=policy.tokenizer,
-        callbacks=[curve],
-        run_log=RunLog(folder),
+        callbacks=callbacks,
+        run_log=RunLog(config.run.output_dir),
         selection=config.selection,
     )
     trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def run(config: Config, *, every: int, target: float) -> dict[str, Any]:
+    """Curve of one run until the target, and its shares of zero-variance groups."""
+    bench = open_workbench(config)
+    arguments, folder = run_arguments(config), config.run.output_dir
+    policy = started_policy(bench, arguments, Console(quiet=True))
+    curve = Curve(bench, policy, folder, every=every, target=target)
+    trainer = make_trainer(bench, arguments, policy, [curve])
     trainer.train()
     steps = [row for row in trainer.state.log_history if "group/no_spread" in row]
     kept, played = "group/no_spread", "selection/frac_verdict_zero_std_played"
@@ -230,11 +243,13 @@ def run(config: Config, *, every: int, target: float) -> dict[str, Any]:
     }
 
 
-def ways(names: Sequence[str]) -> dict[str, list[str]]:
+def ways(names: Sequence[str], folder: Path) -> dict[str, list[str]]:
     """Options of each way to select, by its name; `+1` has one further round for zero-variance groups."""
     options = {name: ["--selection.by", name] for name in METHODS}
     options |= {f"{name}+1": [*more, "--selection.resample_flat", "1"] for name, more in options.items()}
-    return {name: options[name] for name in names or options}
+    usual = list(options)
+    options["oracle"] = ["--data.train", str(folder / "learnable.jsonl")]
+    return {name: options[name] for name in names or usual}
 
 
 def main() -> None:
@@ -248,7 +263,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="at most; default: the config's")
     parser.add_argument("--out", type=Path, help="JSONL of finished runs, which are not run again")
     parser.add_argument("--quick", action="store_true", help="two ways, one seed, few steps")
-    options = parser.parse_args()
+    options, fields = parser.parse_known_args()
     if options.quick:
         options.seeds, options.steps, options.every = [0], 12, 4
         options.ways = options.ways or ["uniform", "learnability+1"]
@@ -258,12 +273,12 @@ def main() -> None:
         if options.task == "dead":
             path = write_task(Path(place) / "task", sft_steps=100 if options.quick else 250)
         for seed in options.seeds:
-            for name, more in ways(options.ways).items():
+            for name, more in ways(options.ways, path.parent).items():
                 if (name, seed) in done:
                     continue
                 print(f"{name}, seed {seed}:", flush=True)
                 overrides = ["--run.output_dir", f"{place}/{name}-{seed}", "--run.seed", str(seed), *more]
-                overrides += ["--grpo.report_to", "none", "--grpo.save_strategy", "'no'"]
+                overrides += ["--grpo.report_to", "none", "--grpo.save_strategy", "'no'", *fields]
                 if options.task == "quickstart":
                     overrides += ["--evaluation.every", "null", "--evaluation.keep", "last"]
                 if options.steps:
