@@ -288,11 +288,14 @@ class RolloutConfig(_Bounded):
         max_slots: Concurrent training episodes in the engine `slots`; None for as many as memory allows.
         same_draws: Let training episodes of the engine `slots` be the same token by token for the same seed,
             however long tools take. Costs little if they take milliseconds (docs/resume.md).
+        staleness: Generation batches that are played ahead, beside the updates before them (docs/scale.md).
+            Their weights are as many batches old, which the loss corrects. 0 plays each batch when it is due.
     """
 
     engine: Literal["auto", "slots", "generation"] = "auto"
     max_slots: Positive | None = None
     same_draws: bool = False
+    staleness: Literal[0, 1, 2] = 0
 
 
 @dataclass(frozen=True)
@@ -537,7 +540,7 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
         nested = next(filter(dataclasses.is_dataclass, parts), None)
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         text = f"{opening(nested) if nested else ''} {about.get(f.name, '')}"
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
         yield ConfigField(name, " ".join(text.split()), default, nested, choices)
         if nested:
             yield from config_fields(nested, f"{name}.")

@@ -297,9 +297,11 @@ def steps_of(count: int) -> tuple[str, ...]:
     return (*SGD, *STRATA, "--grpo.max_steps", str(count))
 
 
-def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_ranks_select_the_same_questions(config: Path, tmp_path: Path, staleness: int) -> None:
     """Each plays the groups of its part, and other questions in place of its dead ones; one state."""
-    options = ("--selection.by", "regret", "--selection.resample_flat", "1", "--grpo.num_generations", "8")
+    options = ("--rollout.staleness", str(staleness))
+    options += ("--selection.by", "regret", "--selection.resample_flat", "1", "--grpo.num_generations", "8")
     finish(config, tmp_path / "run", *options, "--grpo.max_steps", "3", first=only_train)
     (newest, *_) = saved_checkpoints(tmp_path / "run")[::-1]
     one, other = (torch.load(newest / f"loop_state_{rank}.pt")["selection"] for rank in range(2))
@@ -505,12 +507,13 @@ def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--rollout.staleness", "1", "--rollout.same_draws", "true")])
 def test_a_run_whose_processes_are_killed_at_random_ends_as_if_undisturbed(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     """Ten times one of the two is killed once it trains: the other one notices, and a new pair resumes."""
     one, other = tmp_path / "undisturbed", tmp_path / "killed"
-    options = ("--grpo.max_steps", "24", "--grpo.save_steps", "1")
+    options = ("--grpo.max_steps", "24", "--grpo.save_steps", "1", *more)
     finish(config, one, *options, first=only_train)
     seconds = (one / "checkpoint-24").stat().st_mtime - (one / "config.yaml").stat().st_mtime
     moment, n_killed = random.Random(0), 0

@@ -153,6 +153,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert part == other[name], name
 
 
+AHEAD = (*REGRET, "--rollout.staleness", "2", "--rollout.same_draws", "true")
 LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
 
 
@@ -163,6 +164,7 @@ LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
         pytest.param(10, 14, (), id="10", marks=pytest.mark.slow),
         pytest.param(10, 14, REGRET, id="10-regret", marks=pytest.mark.slow),
         pytest.param(10, 14, LORA, id="10-lora", marks=pytest.mark.slow),
+        pytest.param(10, 14, AHEAD, id="10-ahead", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(

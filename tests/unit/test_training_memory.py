@@ -150,6 +150,8 @@ def qwen(mode: str, **options: object) -> MemoryEstimate:
 
 def test_modes_and_optimizers(traced_once: None) -> None:
     full, lora, qlora = qwen("full"), qwen("lora"), qwen("qlora")
+    ahead = qwen("lora", staleness=1)
+    assert ahead.copies == 2 * ahead.gradients == ahead.peak - lora.peak
 
     assert full.weights == full.gradients == 4 * full.parameters
     assert full.optimizer == 8 * full.parameters

@@ -26,7 +26,9 @@ from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 
-def make_trainer(folder: Path, *, lora: bool = False, engine: str = "auto", **fields: Any) -> SQLGRPOTrainer:
+def make_trainer(
+    folder: Path, *, lora: bool = False, engine: str = "auto", staleness: int = 0, **fields: Any
+) -> SQLGRPOTrainer:
     model = write_model(folder / "model", architecture="qwen2", max_positions=2048)
     settings = EnvironmentSettings(instructions=False, schema_text="compact", max_turns=2)
     batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1, "save_strategy": "no"}
@@ -38,6 +40,8 @@ def make_trainer(folder: Path, *, lora: bool = False, engine: str = "auto", **fi
             max_turn_tokens=12,
             max_completion_length=300,
             engine=engine,
+            staleness=staleness,
+            same_draws=staleness > 0,
         ),
         examples=[ask("Lisbon?")],
         environment=shop_environment(folder, settings),
@@ -249,5 +253,5 @@ def test_sampling_is_corrected_where_wanted(tmp_path: Path) -> None:
         folder.mkdir()
         assert make_trainer(folder, **fields)._corrects_sampling == is_corrected, fields
     (tmp_path / "refused").mkdir()
-    with pytest.raises(ConfigError, match="correct_sampling needs the engine slots"):
+    with pytest.raises(ConfigError, match=r"correct_sampling compares .*: leave out top_p"):
         make_trainer(tmp_path / "refused", correct_sampling=True, top_p=0.9)

@@ -218,6 +218,7 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         engine=config.rollout.engine,
         max_slots=config.rollout.max_slots,
         same_draws=config.rollout.same_draws,
+        staleness=config.rollout.staleness,
         disable_tqdm=True,
     )
 

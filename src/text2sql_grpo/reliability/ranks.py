@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -14,6 +15,9 @@ from text2sql_grpo.errors import RunError
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(days=365)
+_IS_SEPARATE: ContextVar[bool] = ContextVar(
+    "collectives of this thread have a group of their own", default=False
+)
 
 
 def is_distributed() -> bool:
@@ -32,9 +36,20 @@ def rank() -> int:
 
 
 def create_group() -> None:
-    """Create the long-timeout group. Call on every rank at start-up: later calls may be hours apart."""
+    """Create the long-timeout groups. Call on every rank at start-up: later calls may be hours apart."""
     if is_distributed():
-        _long_timeout_group()
+        _long_timeout_group(is_separate=False)
+        _long_timeout_group(is_separate=True)
+
+
+@contextmanager
+def separate_group() -> Iterator[None]:
+    """Context of a thread whose collectives run beside those of the main thread."""
+    token = _IS_SEPARATE.set(True)
+    try:
+        yield
+    finally:
+        _IS_SEPARATE.reset(token)
 
 
 def gather(values: Sequence[T]) -> list[list[T]]:
@@ -47,7 +62,9 @@ def gather(values: Sequence[T]) -> list[list[T]]:
         return [list(values)]
     gathered: list[Any] = [None] * distributed.get_world_size()
     with collective_errors():
-        distributed.all_gather_object(gathered, list(values), group=_long_timeout_group())
+        distributed.all_gather_object(
+            gathered, list(values), group=_long_timeout_group(is_separate=_IS_SEPARATE.get())
+        )
     return gathered
 
 
@@ -93,8 +110,8 @@ def destroy_group() -> None:
 
 
 @cache
-def _long_timeout_group() -> Any:
-    """Group for evaluations and merges, which outlast the default timeout."""
+def _long_timeout_group(*, is_separate: bool) -> Any:
+    """Group for evaluations and merges, which outlast the default timeout; one for each thread."""
     return distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
 

@@ -1,7 +1,7 @@
 """Policies of a transformers model for the engines, and the choice of the engine."""
 
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -130,6 +130,7 @@ class SlotPolicy:
         same_draws: Read each reply a fixed number of passes after its turn, and wait for it. Which rows share
             a pass, and so the last digits of their logits, then never depend on the time of a tool.
         stages: Where the time of prefill and of waits for tools is counted.
+        before_pass: Callback before each forward pass.
     """
 
     model: PreTrainedModel
@@ -137,6 +138,7 @@ class SlotPolicy:
     max_slots: int | None = None
     same_draws: bool = False
     stages: Stages = field(default_factory=Stages)
+    before_pass: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         plays_by_slots("slots", obstacle(self.model))
@@ -176,6 +178,7 @@ class SlotPolicy:
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
     ) -> torch.Tensor:
         """Logits after the tokens `keep` of a flat list, shape (len(keep), vocabulary)."""
+        self.before_pass()
         with running(slot_pass):
             output = self.model(
                 input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False

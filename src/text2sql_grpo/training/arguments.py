@@ -25,6 +25,7 @@ _DECIDED_ELSEWHERE = {
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
     "same_draws": "rollout.same_draws",
+    "staleness": "rollout.staleness",
     "reward_weights": "rewards",
 }
 # TRL checks these in the first step only, minutes after the config is read.
@@ -51,6 +52,8 @@ class SQLGRPOConfig(GRPOConfig):
         engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
         max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
         same_draws: See `rollout.policy.SlotPolicy`.
+        staleness: Number of generation batches that are played ahead, beside the updates before them, with
+            weights that many batches old. The ratio of the loss is then to the log-probs of sampling.
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
@@ -71,6 +74,7 @@ class SQLGRPOConfig(GRPOConfig):
     engine: Engine = "auto"
     max_slots: int | None = None
     same_draws: bool = False
+    staleness: int = 0
     shared_prefix: bool = True
     gradient_noise_every: int | None = None
     turn_credit: Literal["none", "rewards", "tree", "gae"] = "none"
@@ -155,6 +159,24 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
         reasons.append(
             "turn_credit gae reads hidden states of the whole model, which no rank holds where weights are "
             "sharded (FSDP, ZeRO-3): train with DDP or ZeRO-2"
+        )
+    corrected = "grpo.correct_sampling" if arguments.correct_sampling and not arguments.use_vllm else ""
+    corrected = "rollout.staleness" if arguments.staleness else corrected
+    if corrected and (arguments.top_p < 1 or arguments.top_k or arguments.min_p is not None):
+        reasons.append(
+            f"{corrected} compares log-probs of sampling with those of the whole vocabulary: "
+            "leave out top_p, top_k and min_p"
+        )
+    if arguments.staleness and (arguments.use_vllm or arguments.engine == "generation"):
+        reasons.append("rollout.staleness needs the engine slots: leave out rollout.engine and use_vllm")
+    if arguments.staleness and is_sharded:
+        reasons.append(
+            "rollout.staleness copies the policy on each rank, which holds no whole one where weights are "
+            "sharded (FSDP, ZeRO-3): set it to 0, or train with DDP"
+        )
+    if arguments.staleness and arguments.cast_lm_head_to_fp32:
+        reasons.append(
+            "rollout.staleness plays with a head in the model's dtype: set cast_lm_head_to_fp32: false"
         )
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")

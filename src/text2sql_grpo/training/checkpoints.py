@@ -178,7 +178,10 @@ class Checkpoints(TrainerCallback):
     ) -> None:
         """Restore the loop state; transformers has set its sums to zero by now."""
         if self._loop_state is not None:
-            trl_compat.set_loop_state(self._trainer, self._loop_state)
+            is_same = trl_compat.set_loop_state(self._trainer, self._loop_state)
+            ahead = getattr(self._trainer, "ahead", None)
+            if ahead and is_same:
+                ahead.restore(self._loop_state.get("ahead"))
             selection = getattr(self._trainer, "selection", None)
             if selection is not None:
                 selection.restore(self._loop_state.get("selection"))
@@ -215,8 +218,10 @@ def _moves_reference(trainer: Trainer) -> bool:
 
 def _save_more(trainer: Trainer, folder: Path) -> None:
     if isinstance(trainer, GRPOTrainer):
-        selection = getattr(trainer, "selection", None)
-        state = trl_compat.loop_state(trainer) | {"selection": selection and selection.state()}
+        selection, ahead = getattr(trainer, "selection", None), getattr(trainer, "ahead", None)
+        state = trl_compat.loop_state(trainer)
+        state["ahead"] = ahead.state() if ahead else None  # waits for the thread, which selects too
+        state["selection"] = selection and selection.state()
         torch.save(state, folder / _loop_name(trainer))
     if _moves_reference(trainer) and trainer.args.should_save:
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))

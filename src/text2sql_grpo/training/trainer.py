@@ -2,8 +2,9 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,15 +18,15 @@ from trl import GRPOTrainer
 
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, obstacle, plays_by_slots, trial_obstacle
+from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training import trl_compat
@@ -41,8 +42,10 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.bad_steps import BadSteps
 from text2sql_grpo.training.checkpoints import Checkpoints
 from text2sql_grpo.training.gradient_noise import GradientNoise
+from text2sql_grpo.training.overlap import RolloutsAhead, current_player
 from text2sql_grpo.training.quarantine import contradicted
 from text2sql_grpo.training.run_log import RunLog, episode_metrics, family_metrics
+from text2sql_grpo.training.scored import Played, Scored, Scores
 from text2sql_grpo.training.selection import Selection
 from text2sql_grpo.training.step_times import StepTimes
 from text2sql_grpo.training.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
@@ -51,37 +54,6 @@ from text2sql_grpo.training.value_head import ValueHead, turn_states
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Scores = dict[str, float] | None
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Judged rollouts of one generation batch; one entry of each list per rollout.
-
-    Attributes:
-        scores: Score of each named reward; None for a rollout that must not be trained on.
-        rewards: Weighted sums of the scores.
-        metrics: Figures that are averaged over the batch and logged.
-        families: Families of the questions; None where there are no families.
-        turn_rewards: Additional rewards of the sampled turns, of the first ones if fewer; None for none.
-        verdicts: Strict verdicts, None for a rollout that must not be trained on; None where there are none.
-    """
-
-    rollouts: Sequence[Rollout]
-    scores: Sequence[Scores]
-    rewards: Sequence[float | None]
-    metrics: Sequence[dict[str, float]]
-    turn_rewards: Sequence[Sequence[float]] | None = None
-    families: Sequence[str] | None = None
-    verdicts: Sequence[bool | None] | None = None
-
-    def with_rows(self, rows: Mapping[int, int], other: "Scored") -> "Scored":
-        """Replace rows by those of other rollouts; `rows` maps the index here to the index there."""
-
-        def mixed(own: Any, others: Any) -> Any:
-            return own and [others[rows[i]] if i in rows else value for i, value in enumerate(own)]
-
-        return Scored(**{f.name: mixed(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
 
 @dataclass
@@ -90,8 +62,8 @@ class StepState:
 
     Attributes:
         sampler: Sampler of prompts, for the whole run.
-        batch: Prompt index of each rollout of the current generation batch.
-        scored: Judged rollouts of `batch`; None until they are played and after the batch is made.
+        batch: Prompt index of each rollout of the current generation batch, as TRL's sampler draws them.
+        scored: Judged rollouts of the batch; None until they are played and after the batch is made.
         sampled: Masks of their completions, 1 for tokens that the loss may read; None with `scored`.
         micro_batch: Inputs of the loss; None until they are prepared.
         half: Half of `micro_batch`, trained on instead of it after out-of-memory; None for the whole.
@@ -132,19 +104,23 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         tools: JSON schemas for the chat template; None for none.
         select: Makes the selection of questions from the size of a generation batch; None for TRL's
             shuffled epochs.
+        write: Writes lines to the log of episodes; None for no log.
         options: Other arguments of `GRPOTrainer`.
 
     Attributes:
         on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank.
+            Not called for batches that are played beside updates.
         selection: Selection of questions; None for TRL's shuffled epochs.
+        ahead: Batches that are played beside updates; None if `staleness` is 0.
     """
 
     # A step, in the order in which TRL calls the methods; `StepState` holds what one leaves for another:
     # training_step                     each micro-batch; again for each half after out-of-memory
     #   _prepare_inputs                 plays and splits a generation batch when one is due
-    #     _generate_and_score_completions   selects the questions
+    #     _generate_and_score_completions
     #       _rollout                    (`rollout_func`)
-    #         _play_selected            others in place of zero-variance groups too
+    #         _play_selected            selects questions, others in place of zero-variance groups too;
+    #                                   with `staleness` in a thread (`RolloutsAhead`), some batches earlier
     #           _play_batch             plays and judges; the subclass
     #             _play                 the rollout engine
     #       _named_reward               one reward function for each score
@@ -165,9 +141,10 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         tools: list[dict[str, Any]] | None,
         processing_class: PreTrainedTokenizerBase,
         select: Callable[..., Selection] | None = None,
+        write: Callable[[Iterable[Mapping[str, Any]]], None] | None = None,
         **options: Any,
     ) -> None:
-        self._step_state = StepState()
+        self._step_state, self._write_records = StepState(), write
         self.on_episode: Callable[[int, int], None] = lambda done, total: None
         trl_compat.silence_masked_samples()
         args.reward_weights = list(reward_weights.values())
@@ -201,6 +178,11 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             shuffle=self.shuffle_dataset,
         )
         self._corrects_sampling = trl_compat.corrects_sampling(self, knows_log_probs=self._plays_by_slots)
+        if args.staleness and self.selection is None:
+            raise ConfigError("rollout.staleness needs a selection of questions, which this trainer lacks")
+        self.ahead: RolloutsAhead | None = None
+        if args.staleness:
+            self.ahead = RolloutsAhead(self, self._play_selected, staleness=args.staleness)
         self._value_head: ValueHead | None = None
         self._noise = GradientNoise(self, every=args.gradient_noise_every)
         self._update = TokenTreeUpdate(
@@ -241,6 +223,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Add the gradient of one micro-batch; half by half if it does not fit into memory."""
         step, losses = self._step_state, list[torch.Tensor]()
         step.clear_micro_batch()
+        if self.ahead:
+            self.ahead.before_micro_batch()
         with self._bad_steps.attempt():
             losses.append(super().training_step(*args, **kwargs))
         for half, weight in self._bad_steps.halves(step.micro_batch, is_forwarded=step.is_forwarded):
@@ -266,23 +250,29 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         """Play a generation batch; TRL's inputs of the loss, with advantages of turns."""
         step = self._step_state
         step.batch = [row["example"] for row in inputs]
-        if self.selection is not None and self.model.training:
-            with self._times.stages.of(select=1):
-                self.selection.draw(progress=self.state.global_step / max(1, self.state.max_steps))
-            step.batch = [self.selection.batch[place] for place in self._places(len(inputs))]
         with trl_compat.correcting(self, is_on=False):  # `_rollout` begins it
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert step.scored is not None  # set by `_rollout`
         self._credit_turns(step.scored, output)
         self._log_families(step.scored, output["advantages"])
+        if self.ahead and self.model.training and not self._corrects_sampling:
+            # The policy that the ratio of the loss is to, as the episodes are older than the weights.
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
         step.scored = step.sampled = None
         return output
 
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one generation batch and score it: TRL's `rollout_func`."""
         step = self._step_state
-        step.scored = scored = self._play_selected()
-        self._compare_rewards(scored)
+        if self.ahead and self.model.training:
+            self._try_slots()
+            with self._times.stages.of(wait=1):
+                played = self.ahead.take()
+        else:
+            played = self._play_selected()
+        self._log_played(played)
+        self._compare_rewards(played)
+        step.scored = scored = played.scored
         episodes, scores = scored.rollouts, scored.scores
         filler = [self._chat.turn_ids("")[-1]]  # TRL fails on an empty completion
         trl_compat.begin_correcting(self, is_on=self._corrects_sampling)
@@ -293,7 +283,9 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids or filler for episode in episodes],
-            "logprobs": trl_compat.sampling_log_probs(self, episodes, is_corrected=self._corrects_sampling),
+            "logprobs": trl_compat.sampling_log_probs(
+                self, episodes, is_corrected=self._corrects_sampling or self.args.staleness > 0
+            ),
             "env_mask": step.sampled,
             "scores": scores,
             "metrics": list(scored.metrics),
@@ -304,53 +296,99 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         first = self.accelerator.process_index * count
         return [row // self.num_generations for row in range(first, first + count)]
 
-    def _play_selected(self) -> Scored:
-        """Play the batch; play other questions in place of its zero-variance groups, if so configured."""
-        step, selection = self._step_state, self.selection
-        scored = self._play_batch(step.batch)
-        if selection is None or not self.model.training:
-            return scored
-        places = self._places(len(step.batch))
+    def _play_selected(self) -> Played:
+        """Play selected questions, and others in place of zero-variance groups, if configured."""
+        selection, player = self.selection, current_player()
+        batch = self._step_state.batch
+        if selection is None or not self._is_training:
+            scored = self._play_batch(batch)
+            return Played(scored, batch, records=[*(scored.records or ())])
+        done, total = trl_compat.generation_batches(self)
+        with self._stages.of(select=1):
+            selection.draw(progress=player.progress if player else done / max(1, total))
+        places = self._places(self.args.per_device_train_batch_size * self.args.steps_per_generation)
+        scored = self._play_batch([selection.batch[place] for place in places])
+        records = [*(scored.records or ())]
         selection.observe(_of_all_ranks(scored.verdicts))
         while True:
-            with self._times.stages.of(select=1):
+            with self._stages.of(select=1):
                 replaced = selection.replacements()
             if not replaced:
                 break
             rows = [row for row, place in enumerate(places) if place in replaced]
             others = self._play_batch([replaced[places[row]] for row in rows])
+            records += others.records or ()
             changed = selection.observe(_of_all_ranks(others.verdicts), replaced)
             scored = scored.with_rows(
                 {row: i for i, row in enumerate(rows) if places[row] in changed}, others
             )
-        step.batch = [selection.batch[place] for place in places]
-        for name, value in selection.metrics().items():
+        drawn = list(selection.batch)
+        return Played(
+            scored,
+            [drawn[place] for place in places],
+            drawn=drawn,
+            records=records,
+            metrics=selection.metrics(),
+        )
+
+    def _log_played(self, played: Played) -> None:
+        """Log a batch that is trained on now, the lines of its episodes in order of ranks."""
+        for name, value in played.metrics.items():
             trl_compat.log_metric(self, name, value)
-        return scored
+        self._times.ahead = played.seconds
+        step = {"step": self.state.global_step}
+        gathered = gather([record | step for record in played.records])
+        if self._write_records is not None and self.accelerator.is_main_process:
+            self._write_records(record for records in gathered for record in records)
+
+    @property
+    def _is_training(self) -> bool:
+        return current_player() is not None or bool(self.model.training)
+
+    @property
+    def _stages(self) -> Stages:
+        player = current_player()
+        return player.stages if player else self._times.stages
 
     @abstractmethod
     def _play_batch(self, batch: Sequence[int]) -> Scored:
         """Play these prompts (indices) by `_play`, and judge them."""
 
     def _play(self, sessions: Sequence[Session[R]]) -> list[R]:
-        over, fork = count(1), self.args.subtree_size if self.model.training else 1
+        over, fork = count(1), self.args.subtree_size if self._is_training else 1
+        player = current_player()
         self._try_slots()
 
         def on_end(episode: R) -> None:
-            self.on_episode(next(over), len(sessions))
+            if player is None:
+                self.on_episode(next(over), len(sessions))
 
         if not self._plays_by_slots:
             with trl_compat.generating(self), self._times.stages.of(tools=1):  # `generate` decodes
                 return run(sessions, self, self._chat, self._budgets, fork=fork, on_end=on_end)
-        with trl_compat.unwrapped_model(self) as model, self._times.stages.of(decode=1):
+        with self._playing_model() as model, self._stages.of(decode=1):
             policy = SlotPolicy(
                 model,
                 trl_compat.sampling(self),
                 max_slots=self.args.max_slots,
                 same_draws=self.args.same_draws,
-                stages=self._times.stages,
+                stages=self._stages,
             )
+            if player is not None and self.ahead is not None:
+                sampling = replace(policy.sampling, generator=player.generator)
+                policy = replace(policy, sampling=sampling, before_pass=self.ahead.before_pass)
             return run(sessions, policy, self._chat, self._budgets, fork=fork, on_end=on_end)
+
+    @contextmanager
+    def _playing_model(self) -> Iterator[PreTrainedModel]:
+        """Model that plays in this thread: the policy, or its copy."""
+        player = current_player()
+        if player is None:
+            with trl_compat.unwrapped_model(self) as model:
+                yield model
+        else:
+            with trl_compat.autocast(self, player.model):
+                yield player.model
 
     def _try_slots(self) -> None:
         """Compare the engine `slots` with the model's own code, once, and fall back if they differ.
@@ -372,6 +410,8 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             self._way = "slots"
         else:
             self._way = f"generation: {reason or 'rollout.engine is generation'}"
+        if self.args.staleness and not self._plays_by_slots:
+            raise ConfigError(f"rollout.staleness needs the engine slots, but rollouts are by {self._way}")
 
     @property
     def ways(self) -> dict[str, str]:
@@ -383,16 +423,16 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
         with self._times.stages.of(decode=1):
             return trl_compat.generate(self, prompts, max_new_tokens=max_new_tokens) or Continuations([])
 
-    def _compare_rewards(self, scored: Scored) -> None:
+    def _compare_rewards(self, played: Played) -> None:
         """Mark rollouts of zero-variance groups; warn if the batch of all ranks has no gradient.
 
         Ranks wait here: rollouts last unequally long, and TRL's collectives have a time-out.
         """
-        batch = self._step_state.batch
+        scored, batch = played.scored, played.prompts
         stops = (str(rollout.stop_reason) for rollout in scored.rollouts)
         gathered = gather(list(zip(batch, scored.rewards, stops, strict=True)))
         prompts, rewards, reasons = zip(*(row for rows in gathered for row in rows), strict=True)
-        if self.selection is not None and self.model.training and set(prompts) != set(self.selection.batch):
+        if played.drawn is not None and set(prompts) != set(played.drawn):
             raise RunError("ranks drew different questions: selection has another state on another rank")
         has_zero_variance = zero_variance_by_prompt(zip(prompts, rewards, strict=True))
         for row, prompt in zip(scored.metrics, batch, strict=True):
@@ -472,6 +512,14 @@ class RolloutGRPOTrainer(GRPOTrainer, ABC):
             log_probs = log_probs.where(tokens.is_scored.bool(), 0.0)
         return log_probs, *others
 
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train, and drop the batches that are played ahead when training ends."""
+        try:
+            return super().train(*args, **options)
+        finally:
+            if self.ahead:
+                self.ahead.close()
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint atomically."""
         with self._checkpoints.writing():
@@ -529,8 +577,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         selection: SelectionConfig | None = None,
     ) -> None:
         select = None
-        if selection is not None and selection != SelectionConfig():
-            select = partial(Selection, examples, selection)
+        if selection not in (None, SelectionConfig()) or args.staleness:
+            select = partial(Selection, examples, selection or SelectionConfig())
         super().__init__(
             model,
             args,
@@ -541,6 +589,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             peft_config=peft_config,
             callbacks=callbacks,
             select=select,
+            write=None if run_log is None else partial(run_log.write, ROLLOUTS),
         )
         self.environment = environment
         environment.count_tokens_by(self._chat.count_tokens)
@@ -554,26 +603,25 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         )
         if args.turn_credit == "gae":
             self._value_head = ValueHead(self.model.config.get_text_config().hidden_size, *rewards.bounds())
-        self._run_log = run_log
 
     def _play_batch(self, batch: Sequence[int]) -> Scored:
         examples = [self._examples[number] for number in batch]
         episodes = self._play([self.environment.session(example) for example in examples])
         address = self.environment.databases.address
-        with self._times.stages.of(grade=1):
+        with self._stages.of(grade=1):
             answers = [self._judge.judge(one, address(one.example.database)) for one in episodes]
-            self._write(answers)
             self._quarantine(batch, answers)
         changed = {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
-        trl_compat.log_metric(self, "grading/changed_golds", float(len(changed)))
         return Scored(
             episodes,
             scores=[answer.scores for answer in answers],
             rewards=[answer.reward for answer in answers],
             metrics=[
                 episode_metrics(answer.episode, answer.verdict, answer.flags, answer.turn_scores)
+                | {"grading/changed_golds": float(len(changed))}
                 for answer in answers
             ],
+            records=[answer.record() for answer in answers],
             turn_rewards=[answer.turn_rewards for answer in answers],
             families=[example.family for example in examples],
             verdicts=[None if answer.scores is None else answer.verdict.strict for answer in answers],
@@ -582,20 +630,13 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
     def _quarantine(self, batch: Sequence[int], answers: Sequence[Answer]) -> None:
         """Take questions out of the draw whose answers contradict the gold, if so configured."""
         selection = self.selection
-        if selection is None or not (selection.settings.quarantine_suspects and self.model.training):
+        if selection is None or not (selection.settings.quarantine_suspects and self._is_training):
             return
         for number in selection.quarantine(
             contradicted(batch, answers, self.environment, self._judge.grader)
         ):
             name = self._examples[number].id
             logger.warning("question %s is drawn no more: its answers contradict the gold", name)
-
-    def _write(self, answers: Sequence[Answer]) -> None:
-        if self._run_log is None:
-            return
-        gathered = gather([answer.record() | {"step": self.state.global_step} for answer in answers])
-        if self.accelerator.is_main_process:
-            self._run_log.write(ROLLOUTS, (record for records in gathered for record in records))
 
 
 def _of_all_ranks(values: Sequence[T] | None) -> list[T]:

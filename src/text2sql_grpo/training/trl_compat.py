@@ -136,12 +136,12 @@ def corrects_sampling(trainer: GRPOTrainer, *, knows_log_probs: bool) -> bool:
         knows_log_probs: True if the engine records log-probs of sampling.
 
     Raises:
-        ConfigError: `correct_sampling` is set, but the log-probs are not known or of another distribution.
+        ConfigError: `correct_sampling` is set, but the log-probs are not known.
     """
     if trainer.use_vllm or not trainer.args.correct_sampling:
         return False
-    if not (knows_log_probs and _is_unfiltered(trainer)):
-        raise ConfigError("grpo.correct_sampling needs the engine slots, and no top_p, top_k or min_p")
+    if not knows_log_probs:
+        raise ConfigError("grpo.correct_sampling needs the engine slots")
     return True
 
 
@@ -391,22 +391,32 @@ def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
     }
 
 
+def generation_batches(trainer: GRPOTrainer) -> tuple[int, int]:
+    """Number of generation batches that were taken, and that the whole run takes."""
+    every = math.prod(_batch_shape(trainer)[1:])
+    micro_batches = trainer.state.max_steps * trainer.args.gradient_accumulation_steps
+    return trainer._step // every, math.ceil(micro_batches / every)
+
+
 def _batch_shape(trainer: GRPOTrainer) -> list[int]:
     """Episodes per micro-batch, micro-batches per generation batch, and iterations over it."""
     args = trainer.args
     return [args.per_device_train_batch_size, args.steps_per_generation, trainer.num_iterations]
 
 
-def set_loop_state(trainer: GRPOTrainer, state: dict[str, Any]) -> None:
+def set_loop_state(trainer: GRPOTrainer, state: dict[str, Any]) -> bool:
     """Restore `loop_state`, after transformers has begun to train.
 
-    If the resumed run has another batch shape, its episodes are played anew.
+    Returns:
+        False if the resumed run has another batch shape: its episodes are played anew.
     """
-    if state["batch"] == _batch_shape(trainer):
+    is_same = state["batch"] == _batch_shape(trainer)
+    if is_same:
         trainer._step, trainer._buffered_inputs = state["step"], state["episodes"]
     trainer._metrics["train"].update(state["metrics"])
     trainer._tr_loss += state["loss"]
     trainer._globalstep_last_logged = state["logged_step"]
+    return bool(is_same)
 
 
 def draw_orders(trainer: GRPOTrainer, sampler: Any) -> None:

@@ -21,7 +21,8 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.trainer import RolloutGRPOTrainer, Scored
+from text2sql_grpo.training.scored import Scored
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
