@@ -41,13 +41,14 @@ from text2sql_grpo.rollout.policy import (
     SlotPolicy,
     _warn_once,
     attention_of,
+    cached_numbers,
     context_length,
     model_policy,
     obstacle,
     plays_by_slots,
     trial_obstacle,
 )
-from text2sql_grpo.rollout.slot_cache import StepPass
+from text2sql_grpo.rollout.slot_cache import PrefillPass, StepPass
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [1, 2], [20] * 11, [3], [40, 41, 42]]
 
@@ -295,6 +296,20 @@ def test_slots_are_as_many_as_sessions_limit_and_memory_allow(
 
     assert slots(9, 100) == 9
     assert slots(9, 100, max_slots=4) == 4
-    bytes_per_token = 2 * 2 * 2 * 2 * 8 * 4  # keys and values, twice; layers, heads, head size, float32
+    bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
     assert slots(1_000_000, 1_000) == (2 << 30) // (1_000 * bytes_per_token)
     assert slots(3, 1 << 40) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4_text", "deepseek_v3"])
+def test_the_size_of_a_cache_is_known_from_the_config(family: str) -> None:
+    model = tiny(family).eval()
+    policy = SlotPolicy(model)
+    cache = policy.new_cache(1, 8)
+    with policy.attending():
+        cache.add_prefixes([3])
+        places = torch.arange(3)
+        policy.logits(places, places, places[:1], PrefillPass(cache, [0]))
+
+    stored = sum(each[0, :, 0].numel() for layer in cache.prefixes.layers.values() for each in layer)
+    assert cached_numbers(model.config) == stored

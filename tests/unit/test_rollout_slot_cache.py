@@ -13,9 +13,9 @@ from text2sql_grpo.rollout.slot_cache import PrefillPass, SlotCache, StepPass
 VOCABULARY = 40
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4, "gemma2", "gpt_oss"], ids=str)
+@pytest.fixture(scope="module", params=[1, 2, 4, "gemma2", "gpt_oss", "gemma4_text", "deepseek_v3"], ids=str)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """Llama by its number of key-value heads; windows of 16 with softcaps, and with sinks."""
+    """Llama by its number of key-value heads; windows of 16 with softcaps, with sinks; heads of two sizes."""
     if isinstance(request.param, str):
         return tiny(request.param).eval()
     torch.manual_seed(0)
@@ -138,12 +138,15 @@ def test_capacity_follows_what_is_stored(model: PreTrainedModel) -> None:
         for prefix in (0, 1, 1):
             shadow.add_row(prefix)
         shadow.append([1, 80, 1])
-        assert shadow.cache.suffixes.shape[2:5] == (3, shadow.cache.suffixes.shape[3], 96)
+        suffixes, prefixes = shadow.cache.suffixes, shadow.cache.prefixes
+        assert (suffixes.places, suffixes.tokens) == (3, 96)
         shadow.drop_row(1)
         shadow.append([1, 1])
-        assert shadow.cache.suffixes.shape[4] == 32
-        assert shadow.cache.prefixes.shape[2] == 2
-        assert shadow.cache.prefixes.shape[4] == 96
+        assert suffixes.tokens == 32
+        assert (prefixes.places, prefixes.tokens) == (2, 96)
+        for store in (suffixes, prefixes):
+            shapes = {(each.shape[0], each.shape[2]) for layer in store.layers.values() for each in layer}
+            assert shapes == {(store.places, store.tokens)}
 
 
 def test_the_attention_of_the_model_comes_back(model: PreTrainedModel) -> None:

@@ -113,16 +113,16 @@ def test_greedy_episodes_are_those_of_the_other_engine(
     assert max(turns) > 1
 
 
-# Families that transformers' attention serves, but not this cache: key-value heads that the config does not
-# name, and attention twice in a layer.
-UNSERVED = {"jetmoe", "diffllama"}
-ADMITTED = [*(FAST.keys() - UNSERVED), "gpt2", "hunyuan_v1_dense"]
+# Families that transformers' attention serves, but not this cache: attention twice in a layer.
+UNSERVED = {"diffllama"}
+ADMITTED = [*(FAST.keys() - UNSERVED), "gpt2", "gpt_bigcode", "hunyuan_v1_dense"]
+PLAYED_BY_DEFAULT = ("gemma3_text", "gemma4_text", "gpt_oss")
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in ("gemma3_text", "gpt_oss") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in PLAYED_BY_DEFAULT else pytest.mark.slow)
         for name in sorted(FAST | PLAIN)
     ],
 )

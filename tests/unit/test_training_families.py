@@ -40,6 +40,14 @@ FIELDS: dict[str, Any] = {
 }
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 LONG |= {"original_max_position_embeddings": 24}
+# Latent attention: heads of values are smaller than those of keys.
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8}
+LATENT |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+LATENT |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+# Heads of another size in layers without a window, and a layer that has the keys of the one before.
+GEMMA4 = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", *["full_attention"] * 2]}
+GEMMA4 |= {"global_head_dim": 16, "num_kv_shared_layers": 1}
+GEMMA4 |= {"vocab_size_per_layer_input": 304, "hidden_size_per_layer_input": 8}
 # Families that share prefixes, with fields of their own.
 FAST: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -50,6 +58,7 @@ FAST: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {"layer_types": ["full_attention", "sliding_attention"]},
+    "gemma4_text": GEMMA4,
     "vaultgemma": {},
     "mistral": {},
     "ministral": {},
@@ -84,6 +93,10 @@ FAST: dict[str, dict[str, Any]] = {
     "persimmon": {},
     "opt": {},
     "jetmoe": {},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": LATENT,
+    "minicpm3": LATENT,
     "nanochat": {},
     "diffllama": {},
 }
@@ -112,7 +125,8 @@ def tiny(family: str) -> PreTrainedModel:
     """Model of a family with random weights, norms and biases too."""
     kind = family.partition("-")[0]
     known = AutoConfig.for_model(kind)
-    fields = {name: value for name, value in FIELDS.items() if hasattr(known, name)}
+    names = dir(known.per_layer_config[0])  # the config as a whole has no value that differs between layers
+    fields = {name: value for name, value in FIELDS.items() if name in names or name in known.attribute_map}
     config = AutoConfig.for_model(kind, **fields | (FAST | PLAIN)[family])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)

@@ -23,7 +23,7 @@ from text2sql_grpo.rollout.turns import Continuations
 logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "slots", "generation"]
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # others depend on the length of the whole batch
+_LENGTH_ROPES = ("dynamic", "longrope")  # the types that `dynamic_rope_update` of transformers acts on
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
 _CPU_CACHE_BYTES = 2 << 30
 _TRIAL_STEPS = torch.tensor([[3, 3, 3], [1, 2, 1], [2, 1, 2]])  # new tokens of each row in each pass
@@ -54,7 +54,7 @@ def row_obstacle(model: PreTrainedModel) -> str | None:
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = (part for part in rope.values() if isinstance(part, dict))  # one for each kind of layer
     for kind in (rope, *kinds):
-        if kind.get("rope_type", "default") not in _ROPE_TYPES:
+        if any(name in kind.get("rope_type", "default") for name in _LENGTH_ROPES):
             return f"its rotary positions, {kind['rope_type']}, depend on the longest sequence of a batch"
     return None
 
@@ -160,19 +160,10 @@ class SlotPolicy:
         dtype = self.model.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_CACHE_BYTES
-        # Twice: keys and values. Twice again: the cache is copied when it grows.
-        bytes_per_row = 4 * tokens * config.num_hidden_layers * heads * dim * dtype.itemsize
-        return SlotCache(
-            max_rows=max(1, min(num_sessions, self.max_slots or num_sessions, free // bytes_per_row)),
-            num_layers=config.num_hidden_layers,
-            num_heads=heads,
-            head_dim=dim,
-            dtype=dtype,
-            device=device,
-        )
+        rows = free // (tokens * cached_numbers(config) * dtype.itemsize)
+        max_rows = max(1, min(num_sessions, self.max_slots or num_sessions, rows))
+        return SlotCache(max_rows=max_rows, dtype=dtype, device=device)
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
@@ -185,6 +176,19 @@ class SlotPolicy:
             )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def cached_numbers(config: PreTrainedConfig) -> int:
+    """Estimated numbers in the keys and values of one token in all layers, by a text config."""
+    total = 0
+    # Absent before transformers gave layers configs of their own.
+    for layer in getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers:
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+        # Latent attention, as of DeepSeek, has names of its own; its keys and values are stored whole.
+        key, value = (getattr(layer, name, None) or dim for name in ("qk_head_dim", "v_head_dim"))
+        total += heads * (key + value)
+    return total
 
 
 def trial_obstacle(model: PreTrainedModel) -> str | None:
@@ -222,7 +226,7 @@ def _trial(policy: SlotPolicy) -> str | None:
             numbers = cache.add_prefixes([len(prefix) for prefix in prefixes])
             positions = torch.cat([torch.arange(len(prefix), device=device) for prefix in prefixes])
             policy.logits(torch.cat(prefixes), positions, positions[:1], PrefillPass(cache, numbers))
-            if not cache.prefixes.flatten(2).any(-1).all():
+            if len(cache.prefixes.layers) < config.num_hidden_layers:
                 raise ModelError("not all of its layers use transformers' attention")
             for number in (0, 0, 1):
                 cache.add_row(number)

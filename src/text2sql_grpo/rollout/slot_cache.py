@@ -7,7 +7,7 @@ keys and values are stored once and read once (as in Hydragen, Juravsky et al. 2
 Windows, softcaps and sinks are those that a layer passes to its attention, as to FlashAttention.
 
 Shapes: N tokens of a pass, R rows (sequences), F prefixes, H key-value heads, Q query heads of each,
-S suffix and P prefix capacity, D head size.
+S suffix and P prefix capacity, D head size (of values another one than of queries and keys, in some models).
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,34 +88,65 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
+class Store:
+    """Keys and values of each layer for rows or prefixes, shape (places, H, tokens, D).
+
+    A layer's tensors are made for the first states that it attends to: heads and their sizes may differ
+    between layers, and between keys and values.
+
+    Attributes:
+        places: Capacity in rows or prefixes.
+        tokens: Capacity of each in tokens.
+        layers: Keys and values by the index of the layer.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.places = self.tokens = 0
+        self.layers: dict[int, list[torch.Tensor]] = {}
+        self._dtype = dtype
+
+    def of_layer(self, layer: int, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return keys and values of a layer that attends to `states`: keys and values (H, N, D)."""
+        if layer not in self.layers:
+            shapes = [(self.places, each.shape[0], self.tokens, each.shape[2]) for each in states]
+            self.layers[layer] = [
+                each.new_zeros(shape, dtype=self._dtype) for each, shape in zip(states, shapes, strict=True)
+            ]
+        return self.layers[layer]
+
+    def resize(self, places: int, tokens: int) -> None:
+        """Change the capacity, layer by layer, so that one layer at a time is there twice."""
+        if (places, tokens) != (self.places, self.tokens):
+            self.places, self.tokens = places, tokens
+            for layer, stored in self.layers.items():
+                self.layers[layer] = [_resized(each, places, tokens) for each in stored]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy the place `source` over another one."""
+        for stored in self.layers.values():
+            for each in stored:
+                each[target] = each[source]
+
+
 class SlotCache:
     """KV cache; rows and prefixes in use are contiguous.
 
     Attributes:
+        suffixes: Keys and values of rows.
+        prefixes: Keys and values of prefixes.
         num_rows: Rows in use.
         prefix: Index of each row's prefix; shape (max_rows,).
         length: Stored suffix tokens of each row; shape (max_rows,).
         prefix_lengths: Tokens of each prefix in use.
     """
 
-    def __init__(
-        self,
-        *,
-        max_rows: int,
-        num_layers: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.num_rows = 0
+    def __init__(self, *, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.num_rows = dtype, 0
         self.prefix = torch.zeros(max_rows, dtype=torch.long, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.long, device=device)
         self.prefix_lengths: list[int] = []
         self._max_rows = max_rows
-        shape = (2, num_layers, 0, num_heads, 0, head_dim)  # keys and values, layer, row, head, token
-        self.suffixes = torch.zeros(shape, dtype=dtype, device=device)
-        self.prefixes = torch.zeros(shape, dtype=dtype, device=device)
+        self.suffixes, self.prefixes = Store(dtype), Store(dtype)
         self._line: _Line | None = None
         self._longest: int | None = None  # at least the longest suffix; None if rows came or went
 
@@ -123,15 +154,15 @@ class SlotCache:
         """Add prefixes, to be filled by a `PrefillPass`; returns their indices."""
         numbers = list(range(len(self.prefix_lengths), len(self.prefix_lengths) + len(lengths)))
         self.prefix_lengths += lengths
-        rows, tokens = max(self.prefixes.shape[2], len(self.prefix_lengths)), max(self.prefix_lengths)
-        self.prefixes = _resized(self.prefixes, rows, max(self.prefixes.shape[4], _rounded(tokens)))
+        tokens = max(self.prefixes.tokens, _rounded(max(self.prefix_lengths)))
+        self.prefixes.resize(max(self.prefixes.places, len(self.prefix_lengths)), tokens)
         self._line = None
         return numbers
 
     def drop_prefix(self, number: int) -> int:
         """Remove an unused prefix; returns the old index of the one that takes its place."""
         last = len(self.prefix_lengths) - 1
-        self.prefixes[:, :, number] = self.prefixes[:, :, last]
+        self.prefixes.move(last, number)
         self.prefix[self.prefix == last] = number
         self.prefix_lengths[number] = self.prefix_lengths[last]
         self.prefix_lengths.pop()
@@ -154,8 +185,8 @@ class SlotCache:
         if row != last:
             for state in (self.prefix, self.length):
                 state[row] = state[last].clone()
-            if last < self.suffixes.shape[2]:  # else it has no room yet, and no suffix
-                self.suffixes[:, :, row] = self.suffixes[:, :, last]
+            if last < self.suffixes.places:  # else it has no room yet, and no suffix
+                self.suffixes.move(last, row)
         self._line = self._longest = None
         return last
 
@@ -169,10 +200,10 @@ class SlotCache:
         else:
             self._longest += 1
         tokens = self._longest
-        rows, capacity = self.suffixes.shape[2], self.suffixes.shape[4]
+        rows, capacity = self.suffixes.places, self.suffixes.tokens
         if not capacity // 2 < _rounded(tokens) <= capacity:
             rows, capacity = self.num_rows, _rounded(tokens + tokens // 8)
-        self.suffixes = _resized(self.suffixes, max(rows, self.num_rows), capacity)
+        self.suffixes.resize(max(rows, self.num_rows), capacity)
 
     def line(self) -> "_Line":
         """Layout of the rows in use by prefix."""
@@ -185,16 +216,14 @@ def _rounded(tokens: int) -> int:
     return max(1, -(-tokens // _STEP)) * _STEP
 
 
-def _resized(stored: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
-    """Copy keys and values into a tensor for `rows` and `tokens`."""
-    if stored.shape[2] == rows and stored.shape[4] == tokens:
-        return stored
-    kept = stored[:, :, :rows, :, :tokens]
-    resized = stored.new_empty((*stored.shape[:2], rows, stored.shape[3], tokens, stored.shape[5]))
-    resized[:, :, : kept.shape[2], :, : kept.shape[4]] = kept
+def _resized(stored: torch.Tensor, places: int, tokens: int) -> torch.Tensor:
+    """Copy keys or values into a tensor for `places` and `tokens`."""
+    kept = stored[:places, :, :tokens]
+    resized = stored.new_empty((places, stored.shape[1], tokens, stored.shape[3]))
+    resized[: len(kept), :, : kept.shape[2]] = kept
     # Unwritten entries are read too, with weight 0: they must be finite.
-    resized[:, :, kept.shape[2] :] = 0
-    resized[:, :, : kept.shape[2], :, kept.shape[4] :] = 0
+    resized[len(kept) :] = 0
+    resized[: len(kept), :, kept.shape[2] :] = 0
     return resized
 
 
@@ -225,7 +254,7 @@ def _line(cache: SlotCache) -> _Line:
     rank = torch.empty_like(prefix)
     rank[order] = torch.arange(len(prefix), device=prefix.device) - (counts.cumsum(0) - counts)[prefix[order]]
     per_prefix = int(counts.max())
-    is_token = torch.arange(cache.prefixes.shape[4], device=prefix.device) < lengths[:, None]
+    is_token = torch.arange(cache.prefixes.tokens, device=prefix.device) < lengths[:, None]
     mask = torch.where(is_token, 0.0, _FAR)[:, None]
     places = prefix * per_prefix + rank
     return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask, lengths)
@@ -257,14 +286,15 @@ class PrefillPass:
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        dtype = self._cache.prefixes.dtype
+        dtype = self._cache.dtype
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        prefixes = self._cache.prefixes.of_layer(kind.layer, (key, value))
         outputs = []
         for number, start, end in self._spans:
-            for which, states in enumerate((key, value)):
-                self._cache.prefixes[which, kind.layer, number, :, : end - start] = states[:, start:end]
+            for stored, states in zip(prefixes, (key, value), strict=True):
+                stored[number, :, : end - start] = states[:, start:end]
             outputs.append(_causal(query[:, start:end], key[:, start:end], value[:, start:end], kind))
-        return torch.cat(outputs, dim=1).transpose(0, 1)
+        return torch.cat(outputs, dim=1).transpose(0, 1).contiguous()  # JetMoE's code needs a view of it
 
 
 def _causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: LayerKind) -> torch.Tensor:
@@ -341,17 +371,19 @@ class StepPass:
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        stored = self._cache.suffixes[:, kind.layer]
-        for which, states in enumerate((key, value)):
-            stored[which][self.rows, :, self.positions] = states.transpose(0, 1).to(stored.dtype)
+        cache, dtype = self._cache, self._cache.dtype
+        cache.prefixes.of_layer(kind.layer, (key, value))  # made here if no prefix has a token
+        suffixes = cache.suffixes.of_layer(kind.layer, (key, value))
+        for stored, states in zip(suffixes, (key, value), strict=True):
+            stored[self.rows, :, self.positions] = states.transpose(0, 1).to(dtype)
         outputs = []
         start = self._num_first
         if self._first is not None:
-            first = (query[:, :start] * kind.scaling).to(stored.dtype).transpose(0, 1)
+            first = (query[:, :start] * kind.scaling).to(dtype).transpose(0, 1)
             outputs.append(self._first.attend(kind, first.unflatten(1, (len(key), -1))).flatten(1, 2))
         for chunk in self._chunks:
             end = start + chunk.size
-            outputs.append(chunk.attend(kind, query[:, start:end].to(stored.dtype)).transpose(0, 1))
+            outputs.append(chunk.attend(kind, query[:, start:end].to(dtype)).transpose(0, 1))
             start = end
         return torch.cat(outputs)
 
@@ -373,11 +405,9 @@ class _Chunk:
         """Attention output, shape (H * Q, size, D) as the queries."""
         prefix_length = self.cache.prefix_lengths[self.prefix]
         keys, values = (
-            torch.cat([prefix[:, :prefix_length], suffix[:, : self.length]], dim=1)
+            torch.cat([prefix[self.prefix, :, :prefix_length], suffix[self.row, :, : self.length]], dim=1)
             for prefix, suffix in zip(
-                self.cache.prefixes[:, kind.layer, self.prefix],
-                self.cache.suffixes[:, kind.layer, self.row],
-                strict=True,
+                self.cache.prefixes.layers[kind.layer], self.cache.suffixes.layers[kind.layer], strict=True
             )
         )
         return _causal(query, keys, values, kind)
@@ -405,7 +435,7 @@ class _Together:
         self._tokens = _inverse(self._places, cache.num_rows * width)
         columns = torch.arange(width, device=rows.device)
         self._last = cache.length[: cache.num_rows, None] + columns  # token that is seen last; (R, T)
-        seen = torch.arange(cache.suffixes.shape[4], device=rows.device) <= self._last[..., None]
+        seen = torch.arange(cache.suffixes.tokens, device=rows.device) <= self._last[..., None]
         self._line = cache.line()
         # Of suffixes (R, T, S) and of prefixes (F, 1 or places * T, P), by the window.
         self._masks: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -420,12 +450,13 @@ class _Together:
             mask if mask.shape[1] == 1 else mask.repeat_interleave(heads[1], dim=1)
             for mask in self._masks_of(kind.window)
         )
-        keys, values = self._cache.suffixes[:, kind.layer, : self._cache.num_rows]
+        keys, values = (each[: self._cache.num_rows] for each in self._cache.suffixes.layers[kind.layer])
         own = _attended(query, keys, values, suffix_mask[:, None], kind)
 
         line = self._line
-        keys, values = self._cache.prefixes[:, kind.layer, : len(self._cache.prefix_lengths)]
-        in_line = query[line.rows].unflatten(0, (len(keys), line.per_prefix))
+        count = len(self._cache.prefix_lengths)
+        keys, values = (each[:count] for each in self._cache.prefixes.layers[kind.layer])
+        in_line = query[line.rows].unflatten(0, (count, line.per_prefix))
         in_line = in_line.transpose(1, 2).flatten(2, 3)  # (F, H, places * T * Q, D)
         shared = [
             part.unflatten(2, (line.per_prefix, -1)).transpose(1, 2).flatten(0, 1)[line.places]
@@ -443,7 +474,7 @@ class _Together:
     def _masks_of(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Masks of suffixes and of prefixes."""
         line, cache = self._line, self._cache
-        capacity, longest = cache.suffixes.shape[4], max(cache.prefix_lengths)
+        capacity, longest = cache.suffixes.tokens, max(cache.prefix_lengths)
         if window is not None and window >= longest + capacity:
             window = None
         if window is not None and window not in self._masks:

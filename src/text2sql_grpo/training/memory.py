@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.rollout.policy import cached_numbers
 from text2sql_grpo.training.update_memory import Update, trace_update
 
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
@@ -206,15 +207,14 @@ def _rollout_bytes(model: Any, rollouts: Rollouts, autocast: torch.dtype | None)
     if rollouts.sessions == 0:
         return 0
     config = model.config.get_text_config()
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     size = rollouts.cache_dtype.itemsize
-    per_token = 2 * layers * config.num_key_value_heads * dim * size
+    per_token = cached_numbers(config) * size
     stored = rollouts.prompts * rollouts.prompt_tokens + rollouts.sessions * rollouts.completion_tokens
     seen = rollouts.prompt_tokens + rollouts.completion_tokens
-    scores = rollouts.sessions * heads * seen * (size + 4)
+    scores = rollouts.sessions * config.num_attention_heads * seen * (size + 4)
     logits = 3 * 4 * rollouts.sessions * config.vocab_size
     is_cast = autocast is not None and autocast.itemsize < model.dtype.itemsize
     cast = autocast.itemsize * sum(p.numel() for p in model.parameters()) if is_cast and autocast else 0
-    # Twice: growing the cache copies it.
-    return int(2 * per_token * stored + scores + logits + cast)
+    # The cache grows by an eighth more than it needs, one layer after another.
+    spare = 1 / 8 + 1 / config.num_hidden_layers
+    return int((1 + spare) * per_token * stored + scores + logits + cast)

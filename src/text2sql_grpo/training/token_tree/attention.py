@@ -43,6 +43,12 @@ class _TreeMask:
     tiles: list[_DeviceTile]
     counted: Callable[[], None]
 
+    def __getitem__(self, parts: tuple[slice, ...]) -> "_TreeMask":
+        """Return the mask of all queries, as Gemma 4 asks for where it could leave some out."""
+        if any(part not in (slice(None), slice(0, None)) for part in parts):
+            raise IndexError(f"the mask of a token tree has no part {parts}")
+        return self
+
 
 class TreePass:
     """One forward pass of a model over a tree."""
