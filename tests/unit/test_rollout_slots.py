@@ -113,9 +113,7 @@ def test_greedy_episodes_are_those_of_the_other_engine(
     assert max(turns) > 1
 
 
-# Families that transformers' attention serves, but not this cache: attention twice in a layer.
-UNSERVED = {"diffllama"}
-ADMITTED = [*(FAST.keys() - UNSERVED), "gpt2", "gpt_bigcode", "hunyuan_v1_dense"]
+ADMITTED = [*FAST, "gpt2", "gpt_bigcode", "hunyuan_v1_dense"]
 PLAYED_BY_DEFAULT = ("gemma3_text", "gemma4_text", "gpt_oss")
 
 

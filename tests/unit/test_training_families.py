@@ -99,6 +99,9 @@ FAST: dict[str, dict[str, Any]] = {
     "minicpm3": LATENT,
     "nanochat": {},
     "diffllama": {},
+    "hrm_text": {},
+    "laguna": {},
+    "mimo_v2_flash": {},
 }
 # Absolute positions, ALiBi, positions by the longest row, norms behind rotation, hybrids, state spaces.
 PLAIN: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ Shapes: N tokens of a pass, R rows (sequences), F prefixes, H key-value heads, Q
 S suffix and P prefix capacity, D head size (of values another one than of queries and keys, in some models).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,7 +32,7 @@ class LayerKind:
     """Attention of one layer.
 
     Attributes:
-        layer: Index of the layer.
+        layer: Its place among the attentions of a pass; some layers attend more than once.
         scaling: Factor of the scores.
         window: Number of tokens that a query attends to, its own included; None for all before it.
         softcap: Bound of the scores; None for none.
@@ -54,13 +55,13 @@ class Pass(Protocol):
         """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
 
 
-_RUNNING: ContextVar[Pass] = ContextVar("pass of the current forward call")
+_RUNNING: ContextVar[tuple[Pass, Iterator[int]]] = ContextVar("pass of the current forward call")
 
 
 @contextmanager
 def running(slot_pass: Pass) -> Iterator[None]:
     """Context of a forward call whose layers attend by a pass."""
-    token = _RUNNING.set(slot_pass)
+    token = _RUNNING.set((slot_pass, itertools.count()))
     try:
         yield
     finally:
@@ -80,9 +81,10 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    slot_pass, places = _RUNNING.get()
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = LayerKind(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
-    return _RUNNING.get().attend(kind, query[0], key[0], value[0])[None], None
+    kind = LayerKind(next(places), scaling, sliding_window, softcap, s_aux)
+    return slot_pass.attend(kind, query[0], key[0], value[0])[None], None
 
 
 AttentionInterface.register(ATTENTION, _attention)
