@@ -122,7 +122,7 @@ def write_adapter(
 @torch.no_grad()
 def logits_of(model: torch.nn.Module) -> torch.Tensor:
     """Logits for `TOKEN_IDS`, shape (2, 24, vocabulary), without dropout."""
-    return model.eval()(input_ids=TOKEN_IDS).logits
+    return model.eval()(input_ids=TOKEN_IDS, use_cache=False).logits
 
 
 def write_test_config_model(folder: Path) -> None:

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config, Qwen3MoeConfig
+from peft import get_peft_model
+from transformers import Qwen2Config
 
 from tests.tiny_model import write_model
+from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.policy import load_policy, lora_config, resolved
@@ -47,17 +49,32 @@ def test_auto_trains_lora_where_weights_cannot_be_packed(
 def test_adapters_by_family() -> None:
     settings = ModelConfig(path="m", lora=LORA)
     narrow, wide = Qwen2Config(hidden_size=896), Qwen2Config(hidden_size=3584)
-    experts = Qwen3MoeConfig(hidden_size=2048)
 
     assert lora_config(ModelConfig(path="m"), narrow) is None
-    made = [lora_config(settings, config) for config in (narrow, wide, experts)]
+    made = [lora_config(settings, config) for config in (narrow, wide)]
     assert [(one.r, one.lora_alpha, one.target_modules) for one in made if one] == [
         (32, 64, "all-linear"),
         (16, 32, "all-linear"),
-        (16, 32, {"q_proj", "k_proj", "v_proj", "o_proj"}),
     ]
     own = lora_config(replace(settings, lora=LoraSettings(r=4, target_modules=["q_proj"])), wide)
     assert own is not None and (own.r, own.lora_alpha, own.target_modules) == (4, 8, {"q_proj"})
+
+
+@pytest.mark.parametrize(
+    ("family", "adapted"),
+    [
+        ("qwen3_moe", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("deepseek_v3", {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}),
+    ],
+)
+def test_adapters_of_mixtures_of_experts_are_on_attention_alone(family: str, adapted: set[str]) -> None:
+    model = tiny(family)
+    peft_config = lora_config(ModelConfig(path="m", lora=LORA), model.config)
+    assert peft_config is not None
+
+    names = [name for name, _ in get_peft_model(model, peft_config).named_parameters() if "lora_A" in name]
+
+    assert {name.split(".lora_A")[0].rpartition("self_attn.")[2] for name in names} == adapted
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 100, 10_000])

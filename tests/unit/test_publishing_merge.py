@@ -11,9 +11,17 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+)
 
-from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model
+from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model, write_tokenizer
+from tests.unit.test_training_families import FAST, tiny
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.models.policy import load_policy
 from text2sql_grpo.publishing.merge import merge_adapter
@@ -321,3 +329,43 @@ def test_folder_with_other_files_is_never_replaced(llama: Path, tmp_path: Path) 
     with pytest.raises(ModelError, match="cannot write to the folder that is read"):
         merge_adapter(llama, llama)
     assert names_in(run) == {"metrics.jsonl"}
+
+
+# Families whose files hold other weights than the model: experts one by one, or parts under other names.
+CONVERTED = ("mixtral", "deepseek_v3", "gpt_oss", "gemma3")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in CONVERTED else pytest.mark.slow)
+        for name in [*FAST, "qwen3_next", "bamba", "minimax", "gemma3"]
+    ],
+)
+def test_a_family_is_merged_and_stored_as_it_was(tmp_path: Path, family: str) -> None:
+    base = tmp_path / "base"
+    model = gemma3() if family == "gemma3" else tiny(family)
+    model.save_pretrained(base)
+    write_tokenizer(base)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    attention = {name.rpartition(".")[2] for name in linear if "attn" in name and "indexer" not in name}
+    adapter = write_adapter(tmp_path / "adapter", base, target_modules=sorted(attention) or "all-linear")
+    expected = logits_of(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter))
+
+    merge_adapter(adapter, tmp_path / "merged")
+
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits_of(merged), expected, atol=1e-4, rtol=1e-5)
+    stored, written = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged"))
+    assert {name: each.shape for name, each in written.items()} == {
+        name: each.shape for name, each in stored.items()
+    }
+
+
+def gemma3() -> PreTrainedModel:
+    """As the larger models of the family are published: with a vision tower."""
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    text = Gemma3TextConfig(**small, vocab_size=304, head_dim=8, num_key_value_heads=1)
+    return AutoModelForCausalLM.from_config(
+        Gemma3Config(text_config=text, vision_config=SiglipVisionConfig(**small))
+    )

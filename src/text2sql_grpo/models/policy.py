@@ -157,6 +157,9 @@ def _four_bit_options(dtype: str) -> dict[str, Any]:
 
 
 _WIDE = 2048
+# Linear layers of attention, also of DeepSeek's latent one; PEFT passes over those that a model lacks.
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_ATTENTION += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
 
 
 def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | None:
@@ -171,7 +174,7 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
         return None
     text = model.get_text_config()
     has_experts = any(getattr(text, name, None) for name in ("num_experts", "num_local_experts"))
-    family = ["q_proj", "k_proj", "v_proj", "o_proj"] if has_experts else "all-linear"
+    family = _ATTENTION if has_experts else "all-linear"
     rank = settings.lora.r or (16 if text.hidden_size >= _WIDE else 32)
     return LoraConfig(
         r=rank,

@@ -31,7 +31,7 @@ from text2sql_grpo.publishing.merge_sources import (
     read_generation_config,
     read_model_config,
 )
-from text2sql_grpo.publishing.stored_weights import StoredWeights, to_four_bits_and_back, write_weights
+from text2sql_grpo.publishing.stored_weights import ModelWeights, to_four_bits_and_back, write_weights
 from text2sql_grpo.publishing.streamed_model import Fetch, base_name, filled, hollow_model, streamed_logits
 
 _PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
@@ -118,7 +118,8 @@ def merge_adapter(
     tokenizer = load_tokenizer(adapter, model_path, vocab_size=_vocab_size(plain))
     token_ids = torch.randint(_vocab_size(plain), (2, 16), generator=torch.Generator().manual_seed(0))
 
-    fetch = merged = _base_weights(plain, model_path, quantized_from)
+    weights = _read_weights(plain, model_path)
+    fetch = merged = _base_weights(plain, weights, model_path, quantized_from)
     if peft_config:
         adapted = put_adapter_on(hollow_model(config), peft_config, adapter, model_path)
         expected = streamed_logits(adapted, token_ids, fetch)
@@ -131,16 +132,12 @@ def merge_adapter(
     config.dtype = target_dtype
     config.architectures = [type(plain).__name__]
     with _complete_folder(out) as folder:
-        shapes = plain.state_dict()
-        outlines = {
-            name: torch.empty(shapes[name].shape, dtype=target_dtype, device="meta")
-            for name in _weight_names(plain)
-        }
-        write_weights(folder, outlines, merged)
+        write_weights(folder, weights.outlines(target_dtype), weights.stored_by(merged))
         config.save_pretrained(folder)
         read_generation_config(model_path, plain).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        written = streamed_logits(plain, token_ids, _base_weights(plain, str(folder), None))
+        reread = _base_weights(plain, _read_weights(plain, str(folder)), str(folder), None)
+        written = streamed_logits(plain, token_ids, reread)
         if target_dtype == torch.float32:
             _checked_difference(logits, written, tolerance, f"model written to {out}")
         _check_same_tokenizer(tokenizer, folder)
@@ -156,24 +153,21 @@ def merge_adapter(
     )
 
 
-def _weight_names(model: Any) -> list[str]:
-    """Names of the weights in a model folder: tied ones once."""
-    return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
+def _read_weights(model: Any, model_path: str) -> ModelWeights:
+    try:
+        return ModelWeights(model, model_path)
+    except (OSError, DataError, KeyError, SafetensorError) as error:
+        raise ModelError(f"cannot load the model: {error} ({model_path})") from error
 
 
-def _base_weights(model: Any, model_path: str, quantized_from: torch.dtype | None) -> Fetch:
+def _base_weights(
+    model: Any, stored: ModelWeights, model_path: str, quantized_from: torch.dtype | None
+) -> Fetch:
     """Weights of the base by their names in the model, equal to those in training.
 
     Those of linear layers are rounded to 4 bits, from the type `quantized_from`, if it is given.
     """
-    try:
-        stored = StoredWeights(model_path)
-    except (OSError, DataError, KeyError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model: {error} ({model_path})") from error
     tied = model.all_tied_weights_keys
-    missing = [name for name in _weight_names(model) if name not in stored]
-    if missing:
-        raise ModelError(f"weights are missing: {sorted(missing)[:3]} ({model_path})")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     kept = get_keys_to_not_convert(model)
     rounded = {
