@@ -12,8 +12,10 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model
+from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.errors import ModelError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.models.policy import lora_config
 from text2sql_grpo.rewards import RewardMix
@@ -22,7 +24,7 @@ from text2sql_grpo.training import memory
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
-from text2sql_grpo.training.update_memory import LiveBytes, Update, trace_update
+from text2sql_grpo.training.update_memory import LiveBytes, UntraceableError, Update, trace_update
 
 ROWS, PROMPT, COMPLETION = 8, 120, 40
 NO_ROLLOUTS = Rollouts(0, 0, 0, 0)
@@ -183,3 +185,28 @@ def test_the_peak_is_that_of_the_larger_phase() -> None:
     kept = estimate.peak - estimate.update - estimate.gradients
 
     assert replace(estimate, rollouts=rollouts).peak == kept + rollouts
+
+
+TRACED = Update(4, 4, 40, 30, 20, gradient_checkpointing=False, autocast=None)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("lora", [None, LoraSettings()])
+def test_updates_of_mixtures_of_experts_are_traced(family: str, lora: LoraSettings | None) -> None:
+    settings = ModelConfig(path="m", dtype="bfloat16" if lora else "float32", lora=lora)
+    dense, mixture = (
+        trace_update(tiny(name).config, settings, TRACED, "cpu")[1] for name in ("llama", family)
+    )
+    assert 0.8 < mixture / dense < 1.5  # of like size, and each token passes two of four experts
+
+
+def test_a_model_that_cannot_be_traced_is_named_so() -> None:
+    settings = ModelConfig(path="m", dtype="float32")
+    with pytest.raises(UntraceableError, match="memory cannot be estimated for this model: "):
+        trace_update(tiny("bloom").config, settings, TRACED, "cpu")
+
+
+def test_an_adapter_that_fits_no_layer_is_refused() -> None:
+    settings = ModelConfig(path="m", dtype="float32", lora=LoraSettings(target_modules=["w9"]))
+    with pytest.raises(ModelError, match=r"w9.*name its layers in model\.lora\.target_modules"):
+        trace_update(tiny("llama").config, settings, TRACED, "cpu")

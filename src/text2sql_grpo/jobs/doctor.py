@@ -23,6 +23,7 @@ from text2sql_grpo.models.policy import resolved
 from text2sql_grpo.models.sources import readable_folder
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.memory import MemoryEstimate, Sharding
+from text2sql_grpo.training.update_memory import UntraceableError
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 
@@ -124,12 +125,17 @@ def _with_model(
     context = doctor_model.context(bench, chat, questions, model)
     yield context
     longest = context.facts["longest_prompt"]
-    estimate = doctor_model.memory_of(
-        config, arguments, model, sharding, prompt_tokens=longest, episodes_per_step=episodes_per_step
-    )
-    fits = doctor_model.memory(estimate, sharding.processes)
+    try:
+        estimate = doctor_model.memory_of(
+            config, arguments, model, sharding, prompt_tokens=longest, episodes_per_step=episodes_per_step
+        )
+    except UntraceableError as error:
+        fits, disk_needed = Finding("memory", "note", str(error)), None
+    else:
+        fits = doctor_model.memory(estimate, sharding.processes)
+        disk_needed = _disk_needed(estimate, arguments)
     yield fits
-    yield doctor_checks.disk(config, _disk_needed(estimate, arguments))
+    yield doctor_checks.disk(config, disk_needed)
     reasons = {
         "--no-dry-run was given": not dry_run,
         "the model would not fit": fits.status == "problem",

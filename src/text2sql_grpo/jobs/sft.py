@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from rich.console import Console
 from transformers import Trainer
 from transformers.integrations import unset_hf_deepspeed_config
@@ -26,7 +26,14 @@ from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.hardware import device_type
-from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.models.policy import (
+    LoadedPolicy,
+    load_policy,
+    lora_config,
+    name_base,
+    resolved,
+    with_adapter,
+)
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
@@ -170,7 +177,7 @@ def stage_trainer(
     )
     model, adapter = policy.model, lora_config(config.model, policy.model.config)
     if adapter is not None and not isinstance(model, PeftModel):
-        model = get_peft_model(model, adapter)
+        model = with_adapter(model, adapter)
         name_base(model, policy)
         if arguments.gradient_checkpointing:
             model.enable_input_require_grads()

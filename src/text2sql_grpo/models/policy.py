@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -183,6 +183,20 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
         lora_dropout=0.0,  # Generation runs in train mode, so a dropout would change what the policy samples.
         task_type="CAUSAL_LM",
     )
+
+
+def with_adapter(model: PreTrainedModel, adapter: LoraConfig) -> PeftModel:
+    """Put a new adapter on a model.
+
+    Raises:
+        ModelError: PEFT refuses this adapter for this model.
+    """
+    try:
+        return get_peft_model(model, adapter)
+    except ValueError as error:
+        raise ModelError(
+            f"LoRA cannot be put on this model: {error}; name its layers in model.lora.target_modules"
+        ) from error
 
 
 def name_base(model: torch.nn.Module, policy: LoadedPolicy) -> None:

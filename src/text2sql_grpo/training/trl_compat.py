@@ -13,6 +13,8 @@
 | text of a log message | masked samples are no error | a class of warning |
 | `_last_lr` | a warm-up whose first step is not 0 | `get_scheduler(.., first_step=1)` |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
+| `_can_use_grouped_mm` | an estimate of mixtures of experts | an operation with fake tensors of any dtype |
+| `_weight_conversions` (in `publishing.stored_weights`) | merged models stored as their base | an argument |
 | `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
 
@@ -33,6 +35,7 @@ from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, Trainer
+from transformers.integrations import moe
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 from trl.models import unwrap_model_for_generation
@@ -312,6 +315,11 @@ def estimated_logit_tiles(vocabulary: int, *, is_packed: bool) -> Iterator[None]
         patched(chunked_logprob, TOKEN_CHUNK_SIZE=tokens),
     ):
         yield
+
+
+def traceable_experts() -> AbstractContextManager[None]:
+    """Compute experts by transformers' own product: torch's takes no fake tensors but bfloat16 ones."""
+    return patched(moe, _can_use_grouped_mm=lambda *_: False)
 
 
 def logit_tile_size(scored_tokens: int) -> int:

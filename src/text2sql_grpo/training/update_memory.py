@@ -3,12 +3,11 @@
 import copy
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from peft import get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from text2sql_grpo.config import ModelConfig
-from text2sql_grpo.models.policy import lora_config
+from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models.policy import lora_config, with_adapter
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
 from text2sql_grpo.training.token_tree.batch import keep_hidden_states
@@ -49,22 +49,45 @@ class Update:
     autocast: torch.dtype | None = torch.bfloat16
 
 
+class UntraceableError(ModelError):
+    """The code of a model does not run on fake tensors."""
+
+
 def trace_update(
     config: PreTrainedConfig, settings: ModelConfig, update: Update, device: str
 ) -> tuple[Any, int]:
-    """Run one update on fake tensors: the model, and the bytes added to its weights and gradients."""
+    """Run one update on fake tensors: the model, and the bytes added to its weights and gradients.
+
+    Raises:
+        UntraceableError: The code of the model reads the content of tensors.
+        ModelError: The adapter cannot be put on the model.
+    """
     model, causal_lm = _meta_model(config, settings)
     shares_prompts = update.shares_prompts and obstacle(causal_lm) is None
+    try:
+        return model, _traced_bytes(model, causal_lm, update, device, shares_prompts=shares_prompts)
+    except (RuntimeError, TypeError, ValueError, ModelError) as error:
+        if shares_prompts:  # its attention may be its own, which the config does not tell
+            return trace_update(config, settings, replace(update, shares_prompts=False), device)
+        reason = str(error).partition("\n")[0]
+        raise UntraceableError(f"memory cannot be estimated for this model: {reason}") from error
+
+
+def _traced_bytes(
+    model: Any, causal_lm: PreTrainedModel, update: Update, device: str, *, shares_prompts: bool
+) -> int:
     if update.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable()
-        if settings.lora is not None:
+        if model is not causal_lm:  # with an adapter
             causal_lm.enable_input_require_grads()
     scored = torch.zeros(1, update.rows * update.sampled_tokens, dtype=torch.long)
     if shares_prompts:
         attend_to_trees(causal_lm)
+    vocabulary = causal_lm.config.get_text_config().vocab_size
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        trl_compat.estimated_logit_tiles(config.get_text_config().vocab_size, is_packed=shares_prompts),
+        trl_compat.traceable_experts(),
+        trl_compat.estimated_logit_tiles(vocabulary, is_packed=shares_prompts),
     ):
         _fill_with_fakes(model)
         parameters = list(model.parameters())
@@ -83,7 +106,7 @@ def trace_update(
             after_forward = live.now
             output.sum().backward()
     head = 0 if device == "cpu" else _head_bytes(causal_lm, update)
-    return model, max(live.peak, after_forward + head)
+    return max(live.peak, after_forward + head)
 
 
 def _meta_model(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, PreTrainedModel]:
@@ -94,7 +117,7 @@ def _meta_model(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, P
         )
         add_fused_lm_head(causal_lm, outputs=("log_probs", "entropy"))
         adapter = lora_config(settings, config)
-        model = get_peft_model(causal_lm, adapter) if adapter else causal_lm
+        model = with_adapter(causal_lm, adapter) if adapter else causal_lm
     if settings.quantization == "4bit":
         for parameter in model.parameters():
             if parameter.requires_grad:  # TRL trains adapters of 4-bit models in this dtype
