@@ -34,7 +34,7 @@ from text2sql_grpo.jobs import train as job
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.checkpoints import find_damage, saved_checkpoints, steps_done
+from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints, steps_done
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 pytestmark = [

@@ -19,7 +19,7 @@ from text2sql_grpo.rewards import Answer, RewardMix
 from text2sql_grpo.run_folder import SCHEDULE, read_schedule
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 

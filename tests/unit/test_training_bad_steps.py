@@ -257,7 +257,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted_until_they_are_
         return loss * float("nan") if number in (2, 4, 5) else loss + 0.1 * decay
 
     after_loss(monkeypatch, change)
-    monkeypatch.setattr("text2sql_grpo.training.bad_steps.PATIENCE", 2)
+    monkeypatch.setattr("text2sql_grpo.reliability.bad_steps.PATIENCE", 2)
     with pytest.raises(RunError, match=r"the gradient was not finite in 2 steps in a row, .* 5:"):
         trainer.train()
     assert logged(trainer, "step/skipped") == [0.0, 1.0, 0.0, 1.0]

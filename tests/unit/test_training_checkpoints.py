@@ -21,7 +21,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
+from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 

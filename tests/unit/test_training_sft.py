@@ -22,7 +22,7 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.demonstrations import Demonstration, demonstrate
 from text2sql_grpo.training.sft import (
     ForwardPass,

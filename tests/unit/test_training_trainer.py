@@ -37,7 +37,7 @@ from text2sql_grpo.training.advantages import zero_variance_by_prompt
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.step_times import STAGES
-from text2sql_grpo.training.token_tree.batch import trimmed
+from text2sql_grpo.training.token_tree.scored_tree import trimmed
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"

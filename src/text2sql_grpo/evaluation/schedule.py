@@ -9,10 +9,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import accuracy
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import SCHEDULE, read_schedule
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.run_log import RunLog
 
 Record = Mapping[str, Any]
@@ -60,7 +60,7 @@ class EvaluationSchedule(TrainerCallback):
             return
         best = max((value for done, value in self._done.items() if done > 0), default=-1.0)
         if self._evaluate(state, control) > best:
-            control.should_save = True
+            control.should_save = control.should_log = True
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> float:
         started = time.monotonic()

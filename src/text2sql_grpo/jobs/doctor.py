@@ -17,7 +17,7 @@ from text2sql_grpo.jobs.doctor_checks import Finding, guarded
 from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import base_policy
-from text2sql_grpo.jobs.train import check_questions, run_arguments
+from text2sql_grpo.jobs.train import run_arguments, select_questions
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.policy import resolved
 from text2sql_grpo.models.sources import readable_folder
@@ -84,7 +84,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         check_folder(config.run.output_dir)
         bench = open_workbench(config)
         questions = bench.load(config.data.train, limit=config.data.train_samples)
-        check_questions(questions, bench, arguments)
+        select_questions(questions, bench, arguments)
     except RunError as error:
         yield Finding("data", "problem", str(error))
         return

@@ -23,7 +23,7 @@ from text2sql_grpo.models.policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file, read_metrics
-from text2sql_grpo.training.step_times import OWN_STAGES, STAGES
+from text2sql_grpo.training.record import STAGES
 
 SUSPECTS_BUDGET_S = 60.0
 
@@ -103,11 +103,7 @@ def step_times(rows: Iterable[dict[str, Any]]) -> str:
     total = sum(row["time/step"] for row in steps)
     shares = {name: sum(row.get(f"time/{name}", 0.0) for row in steps) / total for name in STAGES}
     parts = {name: f"{name} {share:.0%}" for name, share in shares.items() if share > 0.005}
-    beside = [
-        parts.pop(name) for name in STAGES if shares["wait"] and name in parts and name not in OWN_STAGES
-    ]
-    text = f"A step of GRPO: {total / len(steps):.1f} s, of which {', '.join(parts.values())}"
-    return f"{text}; beside it {', '.join(beside)}" if beside else text
+    return f"A step of GRPO: {total / len(steps):.1f} s, of which {', '.join(parts.values())}"
 
 
 def _write_suspects(run: Run) -> int:

@@ -14,10 +14,10 @@ from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.setup import Workbench
 from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.training.run_log import RunLog
 
 

@@ -36,12 +36,12 @@ from text2sql_grpo.models.policy import (
 )
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import attention_of
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
 from text2sql_grpo.training.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.training.progress import TrainingProgress, sft_facts
 from text2sql_grpo.training.run_log import RunLog

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, SelectionConfig
+from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError, ServerGoneError, needs_extra
 from text2sql_grpo.files import read_jsonl
@@ -36,15 +36,16 @@ from text2sql_grpo.models.hardware import choose_threads, device_type
 from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import ROLLOUTS, read_metrics
-from text2sql_grpo.training.advantages import no_signal
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.progress import TrainingProgress
+from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.selection import Selection
+from text2sql_grpo.training.select import open_gate, open_select
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
     bench = open_workbench(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
-    check_questions(questions, bench, arguments)
+    select = select_questions(questions, bench, arguments)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
@@ -116,7 +117,7 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         with closing(bench.environment), tracking(names, arguments) as tracked:
-            return _improve(run, arguments, policy, questions, checkpoint, tracked)
+            return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
         return INTERRUPTED
@@ -127,6 +128,7 @@ def _improve(
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
     questions: Sequence[Example],
+    select: Select,
     checkpoint: Path | None,
     tracked: "Tracking",
 ) -> int:
@@ -139,10 +141,9 @@ def _improve(
         keep_figures(run, figures)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
-    trainer = grpo_trainer(
-        run, arguments, policy, questions, [progress, stopper, *run.alerts, *tracked.callbacks]
-    )
-    trainer.on_episode = progress.show_episodes
+    callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]
+    trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
+    trainer.rollouts.on_episode = progress.show_episodes
     every = run.bench.config.evaluation.every
     schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
     try:
@@ -182,16 +183,17 @@ def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
         RunError: No step had a gradient, those before the checkpoint of a resumed run included.
     """
     rows = [*trainer.state.log_history, *read_metrics(folder)]
-    steps = [row for row in rows if "group/no_spread" in row]
+    steps = [row for row in rows if "frac_reward_zero_std" in row]
     had_gradient = any(
-        row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["group/no_spread"] < 1)
+        row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["frac_reward_zero_std"] < 1)
         for row in steps
     )
     if ranks.any_rank(had_gradient or not steps):
         return
     episodes = read_jsonl(folder / ROLLOUTS, "episodes")
     rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
-    reason = no_signal(rewards, stops, group_size=trainer.num_generations)
+    size = trainer.num_generations
+    reason = no_signal([rewards[first : first + size] for first in range(0, len(rewards), size)], stops)
     reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
     raise RunError(f"nothing was learned: no step had a gradient: {reason} (run folder: {folder})")
 
@@ -223,12 +225,11 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     )
 
 
-def check_questions(questions: Sequence[Example], bench: Workbench, arguments: SQLGRPOConfig) -> None:
-    """Fail if the questions do not suit the sections `grpo`, `selection` and `grading`.
+def select_questions(questions: Sequence[Example], bench: Workbench, arguments: SQLGRPOConfig) -> Select:
+    """Make the selection of questions, which must suit the sections `grpo`, `selection` and `grading`.
 
     Raises:
-        DataError: They do not fill one generation batch, and TRL drops a batch that is not full; or see
-            `training.selection.Selection`.
+        DataError: They do not fill one generation batch; or see `training.select.open_select`.
         ConfigError: Neighbours are asked for, and none of a question's database can be made on this machine.
     """
     needed = arguments.generation_batch_size // arguments.num_generations
@@ -238,12 +239,15 @@ def check_questions(questions: Sequence[Example], bench: Workbench, arguments: S
             f"{arguments.num_generations} of each), got {len(questions)} (data.train): "
             "lower grpo.per_device_train_batch_size"
         )
-    if bench.config.selection != SelectionConfig():
-        Selection(questions, bench.config.selection, batch_size=1, num_generations=1, seed=0)
+    select = open_select(
+        questions,
+        bench.config.selection,
+        num_generations=arguments.num_generations,
+        seed=arguments.seed,
+        shuffle=arguments.shuffle_dataset,
+    )
     neighbours = bench.grader.neighbours
-    if neighbours is None:
-        return
-    for name in bench.databases.names():
+    for name in bench.databases.names() if neighbours else ():
         if any(question.database == name for question in questions):
             try:
                 neighbours.check(bench.databases.address(name))
@@ -253,6 +257,7 @@ def check_questions(questions: Sequence[Example], bench: Workbench, arguments: S
                     "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
                     "answer that is right by accident is then paid like a right one"
                 ) from error
+    return select
 
 
 def grpo_trainer(
@@ -261,6 +266,7 @@ def grpo_trainer(
     policy: LoadedPolicy,
     questions: Sequence[Example],
     callbacks: list[TrainerCallback],
+    select: Select,
 ) -> SQLGRPOTrainer:
     """Make the trainer of a run, which prints nothing itself.
 
@@ -284,7 +290,8 @@ def grpo_trainer(
             peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
             callbacks=callbacks,
             run_log=RunLog(run.folder),
-            selection=config.selection,
+            select=select,
+            gate=open_gate(config.selection),
         )
     except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error

@@ -1,11 +1,12 @@
 """Policies of a transformers model for the engines, and the choice of the engine."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -116,7 +117,8 @@ def model_policy(
     """
     if engine != "generation" and plays_by_slots(engine, obstacle(model) or trial_obstacle(model)):
         return SlotPolicy(model, Sampling(temperature), max_slots=batch_size)
-    return ModelPolicy(model, chat, temperature=temperature, batch_size=batch_size)
+    sampling = GenerationConfig(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
+    return ModelPolicy(model, chat, sampling=sampling if temperature > 0 else None, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,6 @@ class SlotPolicy:
         model: Model without an `obstacle`; may be wrapped by PEFT or accelerate.
         sampling: Sampling distribution.
         max_slots: Concurrent episodes; None for as many as memory allows.
-        same_draws: Read each reply a fixed number of passes after its turn, and wait for it. Which rows share
-            a pass, and so the last digits of their logits, then never depend on the time of a tool.
         stages: Where the time of prefill and of waits for tools is counted.
         before_pass: Callback before each forward pass.
     """
@@ -136,7 +136,6 @@ class SlotPolicy:
     model: PreTrainedModel
     sampling: Sampling = field(default_factory=Sampling)
     max_slots: int | None = None
-    same_draws: bool = False
     stages: Stages = field(default_factory=Stages)
     before_pass: Callable[[], None] = lambda: None
 
@@ -251,33 +250,31 @@ class ModelPolicy:
     """A transformers model for the engine `generation`, in batches, greedy or sampled.
 
     Args:
-        model: In evaluation mode on its device.
+        model: On its device.
         chat: Source of the padding and end-of-turn tokens.
-        temperature: 0 is greedy.
+        sampling: How tokens are sampled; None is greedy.
         batch_size: Rows of one `generate` call.
     """
 
     def __init__(
-        self, model: PreTrainedModel, chat: ChatFormat, *, temperature: float = 0.0, batch_size: int = 64
+        self,
+        model: PreTrainedModel,
+        chat: ChatFormat,
+        *,
+        sampling: GenerationConfig | None = None,
+        batch_size: int = 64,
     ) -> None:
         self._model = model
         self._eos = sorted(chat.eos_token_ids)
         pad = chat.tokenizer.pad_token_id
         self._pad = self._eos[0] if pad is None else cast(int, pad)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if temperature > 0:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        self._sampling = sampling
+        self._sampling = sampling or GenerationConfig(do_sample=False)
         self._batch_size = batch_size
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
         """One continuation per prompt, up to and with the first end-of-turn token."""
-        config = GenerationConfig(
-            **self._sampling,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=self._eos,
-            pad_token_id=self._pad,
-        )
+        config = copy.deepcopy(self._sampling)
+        config.update(max_new_tokens=max_new_tokens, eos_token_id=self._eos, pad_token_id=self._pad)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         replies: list[list[int]] = [[] for _ in prompts]
         for start in range(0, len(by_length), self._batch_size):

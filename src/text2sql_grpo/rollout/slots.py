@@ -10,7 +10,7 @@ finished row is given to the next session at once.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
 _PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
 _FREE_TOKENS = 32  # in a pass of SmolLM2-135M on a CPU, which takes hardly longer than one of a single token
-_REPLY_PASSES = 1  # between a turn and its reply, if `same_draws`; SQL within milliseconds takes no longer
+_REPLY_PASSES = 1  # between a turn and its reply; SQL within milliseconds takes no longer
 
 
 @dataclass
@@ -241,18 +241,18 @@ class _Scheduler:
             self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
 
     def _take_replies(self) -> None:
-        """Start the next turn of each row whose tool call returned, or is due; block if no row can decode."""
+        """Start the next turn of each row whose reply is due: a fixed number of passes after its turn.
+
+        Which rows share a pass, and so the last digits of their logits, never depends on the time of a tool.
+        """
         running = {row.reply: row for row in self._rows if row.reply is not None}
         is_idle = not any(row.is_decoding or row.unread for row in self._rows)
-        if self._policy.same_draws:  # by passes, not by time
-            now = min((row.due for row in running.values()), default=0) if is_idle else self._num_passes
-            running = {reply: row for reply, row in running.items() if row.due <= now}
-        if running and (is_idle or self._policy.same_draws):
+        now = min((row.due for row in running.values()), default=0) if is_idle else self._num_passes
+        due = {reply: row for reply, row in running.items() if row.due <= now}
+        if due:
             with self._policy.stages.of(tools=1):
-                wait(running, return_when=ALL_COMPLETED if self._policy.same_draws else FIRST_COMPLETED)
-        for reply, row in running.items():
-            if not reply.done():
-                continue
+                wait(due)
+        for reply, row in due.items():
             reply.result()
             row.reply = None
             self._index(row, [])

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.run_folder import METRICS, read_metrics
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.training.run_log import RunLog, looks_by_family
 
 _LINE_EVERY_S = 15.0

@@ -72,37 +72,6 @@ def episode_metrics(
     }
 
 
-FamilyRow = tuple[str, Mapping[str, float], float | None, float]
-
-
-def family_metrics(rows: Iterable[FamilyRow]) -> dict[str, float]:
-    """Means over the episodes of each family, as `family/NAME/..`.
-
-    `share` of the episodes, `looks` (tool calls), `look_share` (episodes with a tool call), `strict`,
-    `reward` without masked episodes, `abs_advantage` (0: no gradient), and `look_advantage`, the mean
-    advantage of episodes with a tool call: above 0, the step raises their probability. (The mean advantage of
-    a group is 0 by construction.) Absent where there is no such episode.
-
-    Args:
-        rows: Family, `episode_metrics`, reward and advantage of each episode.
-    """
-    episodes = list(rows)
-    metrics: dict[str, float] = {}
-    for family in sorted({family for family, *_ in episodes}):
-        own = [row for row in episodes if row[0] == family]
-        values = {
-            "share": [float(row[0] == family) for row in episodes],
-            "looks": [facts["episode/looks"] for _, facts, _, _ in own],
-            "look_share": [float(facts["episode/looks"] > 0) for _, facts, _, _ in own],
-            "strict": [facts["accuracy/strict"] for _, facts, _, _ in own],
-            "reward": [reward for _, _, reward, _ in own if reward is not None],
-            "abs_advantage": [abs(advantage) for *_, advantage in own],
-            "look_advantage": [advantage for _, facts, _, advantage in own if facts["episode/looks"] > 0],
-        }
-        metrics |= {f"family/{family}/{name}": sum(of) / len(of) for name, of in values.items() if of}
-    return metrics
-
-
 MAX_FAMILIES = 4
 
 

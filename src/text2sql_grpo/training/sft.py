@@ -31,17 +31,18 @@ from text2sql_grpo.config import SFTSettings, SFTStop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, Checkpoints
 from text2sql_grpo.reliability.ranks import any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.checkpoints import SCHEDULED_METRIC, Checkpoints
 from text2sql_grpo.training.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees
-from text2sql_grpo.training.token_tree.batch import keep_hidden_states
+from text2sql_grpo.training.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.training.token_tree.tree import TokenTree
+from text2sql_grpo.training.token_tree.update import computes_in_float32, tree_obstacle
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +236,7 @@ class SFTStageTrainer(Trainer):
             self.remove_callback(printer)
         self._max_tokens = max_tokens
         self._is_checked = False
-        self.obstacle = trl_compat.tree_obstacle(self)
+        self.obstacle = tree_obstacle(self)
         if self.obstacle is None:
             attend_to_trees(trl_compat.causal_lm(self, self.model))
         self._checkpoints = Checkpoints(self)
@@ -279,7 +280,7 @@ class SFTStageTrainer(Trainer):
             model,
             lambda: mean(padded_pass(first, device)),
             lambda: mean(tree_pass(first, device)),
-            is_float32=trl_compat.computes_in_float32(self),
+            is_float32=computes_in_float32(self),
         )
         self.obstacle = any_reason(reason)
         if self.obstacle is not None:

@@ -20,7 +20,7 @@ from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.policy import lora_config, with_adapter
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
-from text2sql_grpo.training.token_tree.batch import keep_hidden_states
+from text2sql_grpo.training.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
 
 

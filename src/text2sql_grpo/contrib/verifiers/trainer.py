@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,92 @@ from text2sql_grpo.contrib.verifiers.package import open_package
 from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.scored import Scored
+from text2sql_grpo.training.parts import Judged, Play, Row
+from text2sql_grpo.training.play import Rollouts
+from text2sql_grpo.training.record import Episodes
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 logger = logging.getLogger(__name__)
+
+
+class TaskPlay(Play):
+    """Play of the tasks of a package: its code prompts, replies, stops and scores.
+
+    Args:
+        package: The tasks, and how they run.
+        loop: Running event loop of a thread of its own, for the package's coroutines.
+        run_log: Log of traces, in the output folder.
+        leaves_out_truncated: Leave truncated rollouts out of the loss and of the baselines.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        loop: asyncio.AbstractEventLoop,
+        run_log: RunLog,
+        *,
+        model: str,
+        leaves_out_truncated: bool,
+    ) -> None:
+        self._package, self._loop, self._model = package, loop, model
+        self._run_log, self._leaves_out_truncated = run_log, leaves_out_truncated
+        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), loop).result()
+        self.tools = tools or None
+
+    async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
+        taskset = self._package.taskset
+        toolsets = type(taskset).toolsets(taskset.config)
+        for toolset in toolsets:
+            await toolset.setup()
+        return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
+
+    def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
+        sessions = [
+            TaskSession(
+                self._package,
+                self._package.tasks[number],
+                rollouts.chat,
+                self._loop,
+                toolsets=self._toolsets,
+                model=self._model,
+            )
+            for number in questions
+        ]
+        rollouts.run(sessions)
+        traces = [session.finish() for session in sessions]
+        _check_some_ok(traces)
+        metrics = _metrics(traces)
+        return [
+            self._row(number, session, trace, figures, rollouts.step)
+            for number, session, trace, figures in zip(questions, sessions, traces, metrics, strict=True)
+        ]
+
+    def _row(
+        self, number: int, session: TaskSession, trace: vf.Trace, metrics: dict[str, float], step: int
+    ) -> Row:
+        is_left_out = not trace.ok or (self._leaves_out_truncated and session.episode.is_masked)
+        judged = Judged(
+            question=number,
+            scores=None if is_left_out else {"reward": trace.reward},
+            reward=None if is_left_out else trace.reward,
+            stop_reason=str(session.episode.stop_reason),
+            turn_rewards=turn_rewards(trace),
+            metrics=metrics,
+        )
+        return Row(session.episode, judged, self._record(trace, step))
+
+    def _record(self, trace: vf.Trace, step: int) -> dict[str, Any]:
+        episode = vf.Episode(
+            env=vf.EnvInfo(id=self._package.id),
+            task=trace.task,
+            ok=trace.ok,
+            traces=[trace],
+            run=vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step)),
+        )
+        record: dict[str, Any] = episode.to_record()
+        return record
 
 
 class VerifiersGRPOTrainer(RolloutGRPOTrainer):
@@ -33,8 +113,8 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     The package's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
     tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. If a
     task sets `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of their own
-    (`turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which `vf-replay`
-    reads if the taskset is a package.
+    (`training.credit.turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
+    `vf-replay` reads if the taskset is a package.
 
     Args:
         model: The policy, or its folder or Hub id.
@@ -63,32 +143,31 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     ) -> None:
         if args.turn_credit != "none":
             raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
-        self._package = package = open_package(taskset, taskset_config, num_tasks=num_tasks)
-        self._loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=[self._loop], name="verifiers", daemon=True)
+        package = open_package(taskset, taskset_config, num_tasks=num_tasks)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True)
         thread.start()
-        weakref.finalize(self, _close, self._loop, thread)
-        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), self._loop).result()
+        weakref.finalize(self, _close, loop, thread)
+        self._run_log = RunLog(Path(args.output_dir))
+        play = TaskPlay(
+            package,
+            loop,
+            self._run_log,
+            model=args.run_name or "policy",
+            leaves_out_truncated=args.mask_truncated_completions,
+        )
         super().__init__(
             model,
             args,
-            num_prompts=len(package.tasks),
-            reward_weights={"reward": 1.0},
-            tools=tools or None,
+            num_questions=len(package.tasks),
+            play=play,
+            record=[Episodes(partial(self._run_log.write, TRACES_FILE))],
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,
         )
-        self._run_log = RunLog(Path(args.output_dir))
         if self.accelerator.is_main_process:
             _write_config(self._run_log.folder, package.taskset)
-
-    async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
-        taskset = self._package.taskset
-        toolsets = type(taskset).toolsets(taskset.config)
-        for toolset in toolsets:
-            await toolset.setup()
-        return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train like TRL's trainer; refuses to mix its traces with those of an earlier run."""
@@ -103,52 +182,6 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.accelerator.is_main_process:
             self._run_log.cut_back(self.state.global_step)
-
-    def _play_batch(self, batch: Sequence[int]) -> Scored:
-        sessions = [
-            TaskSession(
-                self._package,
-                self._package.tasks[number],
-                self._chat,
-                self._loop,
-                toolsets=self._toolsets,
-                model=self.args.run_name or "policy",
-            )
-            for number in batch
-        ]
-        self._play(sessions)
-        traces = [session.finish() for session in sessions]
-        self._write(traces)
-        _check_some_ok(traces)
-        leaves_out = self.mask_truncated_completions
-        rewards = [
-            trace.reward if trace.ok and not (leaves_out and session.episode.is_masked) else None
-            for session, trace in zip(sessions, traces, strict=True)
-        ]
-        return Scored(
-            rollouts=[session.episode for session in sessions],
-            scores=[None if reward is None else {"reward": reward} for reward in rewards],
-            rewards=rewards,
-            metrics=_metrics(traces),
-            turn_rewards=[turn_rewards(trace) for trace in traces],
-        )
-
-    def _write(self, traces: Sequence[vf.Trace]) -> None:
-        everybody = gather([self._record(trace) for trace in traces])
-        if self.accelerator.is_main_process:
-            self._run_log.write(TRACES_FILE, (record for records in everybody for record in records))
-
-    def _record(self, trace: vf.Trace) -> dict[str, Any]:
-        step = self.state.global_step
-        episode = vf.Episode(
-            env=vf.EnvInfo(id=self._package.id),
-            task=trace.task,
-            ok=trace.ok,
-            traces=[trace],
-            run=vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step)),
-        )
-        record: dict[str, Any] = episode.to_record()
-        return record | {"step": step}
 
 
 def turn_rewards(trace: vf.Trace) -> list[float]:

@@ -1,23 +1,24 @@
 """The trainer's update, with each distinct token prefix of a micro-batch forwarded once."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
+from transformers import Trainer
 from trl import GRPOTrainer
+from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from text2sql_grpo.reliability.ranks import any_reason
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.token_tree.attention import attend_to_trees
-from text2sql_grpo.training.token_tree.batch import (
-    by_length,
+from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
+from text2sql_grpo.training.token_tree.scored_tree import (
+    ScoredTree,
     by_prompt,
+    keep_hidden_states,
     rows_with_advantage,
     scored_tree,
     trimmed,
@@ -40,40 +41,33 @@ class LossTokens:
     needs_gradient: torch.Tensor
 
     @classmethod
-    def sampled(cls, completion_mask: torch.Tensor, rows: Sequence[Sequence[int]] | None) -> "LossTokens":
-        """Sampled tokens, by the flags of each row; None for whole completions."""
-        sampled = torch.ones_like(completion_mask)
-        for mask, flags in zip(sampled, rows or (), strict=rows is not None):
-            mask[: len(flags)] = mask.new_tensor(flags)
-        return cls(completion_mask * sampled, torch.ones_like(sampled[:, :1], dtype=torch.bool))
+    def all_of(cls, inputs: Mapping[str, torch.Tensor]) -> "LossTokens":
+        """All tokens that the loss of a batch reads (`training.parts.Batch.tensors`)."""
+        is_scored = inputs["completion_mask"] * inputs["tool_mask"]
+        return cls(is_scored, torch.ones_like(is_scored[:, :1], dtype=torch.bool))
 
 
 class TokenTreeUpdate:
-    """Update without repeated prefixes, padding and zero-variance rows, as far as model and settings allow.
+    """Update without repeated prefixes, padding and zero-variance rows, or TRL's where a model does not allow it.
 
     Args:
         trainer: Complete, its models prepared.
         is_wanted: False for TRL's plain update.
         keeps_order: Keep the order of the generation batch, which decides the optimiser step of a group.
-        keeps_halves: Keep each group in its half of an optimiser step.
 
     Attributes:
         is_on: True if prefixes are shared. The first batch may show that they cannot be.
         way: Name of the way in which updates are computed, with the reason if it is TRL's.
     """
 
-    def __init__(
-        self, trainer: GRPOTrainer, *, is_wanted: bool, keeps_order: bool = False, keeps_halves: bool = False
-    ) -> None:
+    def __init__(self, trainer: GRPOTrainer, *, is_wanted: bool, keeps_order: bool = False) -> None:
         self._trainer = trainer
-        self._is_wanted = is_wanted
         self._keeps_order = keeps_order
-        self._keeps_halves = keeps_halves
-        self._is_checked = False
+        self._checked: set[str] = set()
         self.is_on = is_wanted
         self.way = "token trees" if is_wanted else "TRL's: grpo.shared_prefix is false"
         if is_wanted:
-            self._switch_off(trl_compat.tree_obstacle(trainer))
+            self._switch_off(tree_obstacle(trainer))
         if self.is_on:
             trl_compat.shrink_logit_tiles(trainer)
             for model in (trainer.model, trainer.ref_model):
@@ -86,70 +80,67 @@ class TokenTreeUpdate:
             self.is_on, self.way = False, f"TRL's: {reason}"
             logger.warning("shared_prefix is off, so the update is slower: %s", reason)
 
-    def check(self, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> bool:
-        """Return `is_on`; at the first call, compare both ways on some rows.
+    def check(
+        self, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int, *, role: str
+    ) -> bool:
+        """Return `is_on`; at the first call for a role, compare both ways on some rows.
 
         Args:
             input_ids: Prompts and completions, shape (B, P + K).
             mask: 0 for padding; same shape.
             width: K.
+            role: `policy` or `reference`, which is another model, or the policy with another adapter.
         """
-        if self._is_checked or not self.is_on:
+        if role in self._checked or not self.is_on:
             return self.is_on
-        self._is_checked = True
+        self._checked.add(role)
         rows = sorted({0, min(1, len(mask) - 1), len(mask) // 2, len(mask) - 1})
         # A column of padding shows whether positions count it. It replaces one: a context may be full.
         ids, mask = (functional.pad(each[rows, :-1], (1, 0)) for each in (input_ids, mask))
         width -= 1
         is_present, reason = mask[:, -width:] if width else mask[:, :0], None
         if is_present.any():
-            tree = partial(trl_compat.tree_log_probs, self._trainer, model)
+            tree = partial(tree_log_probs, self._trainer, model)
             reason = disagreement(
                 model,
-                lambda: trl_compat.plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
+                lambda: plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
                 lambda: tree(scored_tree(ids, mask, is_present))[0],
-                is_float32=trl_compat.computes_in_float32(self._trainer),
+                is_float32=computes_in_float32(self._trainer),
             )
         self._switch_off(any_reason(reason))
         if self.is_on:
             logger.info("shared_prefix is on: both ways of the update agree on %s rows", len(rows))
         return self.is_on
 
-    def splitting(self) -> AbstractContextManager[None]:
-        """Split a generation batch with like prompts together, or else by length where the loss allows it."""
-        args, halves = self._trainer.args, 2 if self._keeps_halves else 1
+    def split(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """Split a generation batch into micro-batches, prompts that begin alike together."""
+        args = self._trainer.args
         if self.is_on:
             steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
-            order = partial(by_prompt, parts=steps * halves, is_shuffled=not self._keeps_order)
-            return trl_compat.rows_ordered(order)
-        if self._is_wanted and trl_compat.may_sort_rows(self._trainer):
-            return trl_compat.rows_ordered(partial(by_length, parts=halves))
-        if self._keeps_order:
-            return trl_compat.rows_ordered(lambda batch: list(range(len(batch["prompt_ids"]))))
-        return nullcontext()
+            rows = by_prompt(batch, parts=steps, is_shuffled=not self._keeps_order)
+            batch = {name: value[rows] if value.ndim else value for name, value in batch.items()}
+        elif not self._keeps_order:
+            batch = shuffle_sequence_dict(batch)
+        micro_batches: list[dict[str, torch.Tensor]] = split_tensor_dict(batch, args.steps_per_generation)
+        return micro_batches
 
     def narrowed(
-        self, model: torch.nn.Module, inputs: dict[str, Any]
-    ) -> tuple[dict[str, Any], LossTokens | None]:
-        """Return the inputs of a loss without padding, and the tokens that it reads; None for all."""
-        if not self._is_wanted:
-            return inputs, None
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], LossTokens | None]:
+        """Return the inputs of a loss without padding, and the tokens that it reads; None for TRL's update."""
         ids, mask = (
             torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask")
         )
-        if self.check(model, ids, mask, inputs["completion_mask"].shape[1]):
-            inputs = trimmed(inputs)
-        elif trl_compat.may_trim_completions(self._trainer):
-            # Padding before a prompt stays: old log-probs were made with it, and positions may count it.
-            inputs = trimmed(inputs, prompts=False)
-        is_scored = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        needs_gradient = torch.ones_like(is_scored[:, :1], dtype=torch.bool)
-        if trl_compat.may_skip_zero_variance(self._trainer):
-            needs_gradient = rows_with_advantage(inputs)
+        if not self.check(model, ids, mask, inputs["completion_mask"].shape[1], role="policy"):
+            return inputs, None
+        inputs = trimmed(inputs)
+        tokens = LossTokens.all_of(inputs)
+        if may_skip_zero_variance(self._trainer):
+            tokens = replace(tokens, needs_gradient=rows_with_advantage(inputs))
         # A token without a log-prob could have an infinite ratio, which survives any mask.
         known = ("old_per_token_logps", "ref_per_token_logps")
-        masked = {name: inputs[name] * is_scored for name in known if name in inputs}
-        return inputs | masked, LossTokens(is_scored, needs_gradient)
+        masked = {name: inputs[name] * tokens.is_scored for name in known if name in inputs}
+        return inputs | masked, tokens
 
     def log_probs(
         self,
@@ -186,7 +177,7 @@ class TokenTreeUpdate:
     ) -> LogProbs:
         """Log-probs, entropies and the router's loss, with a gradient only where it is needed."""
         batch = scored_tree(input_ids, attention_mask, is_scored * needs_gradient, is_whole=compute_aux_loss)
-        log_probs, entropies, aux_loss = trl_compat.tree_log_probs(
+        log_probs, entropies, aux_loss = tree_log_probs(
             self._trainer, model, batch, compute_aux_loss=compute_aux_loss
         )
         if (is_scored * ~needs_gradient).any():
@@ -194,8 +185,62 @@ class TokenTreeUpdate:
             # Without the wrapper of distributed training, which would wait for the same pass on other ranks.
             model = self._trainer.accelerator.unwrap_model(model)
             with torch.no_grad():
-                other_log_probs, other_entropies, _ = trl_compat.tree_log_probs(self._trainer, model, batch)
+                other_log_probs, other_entropies, _ = tree_log_probs(self._trainer, model, batch)
             log_probs = torch.where(needs_gradient, log_probs, other_log_probs)
             if entropies is not None and other_entropies is not None:
                 entropies = torch.where(needs_gradient, entropies, other_entropies)
         return log_probs, entropies, aux_loss
+
+
+def tree_obstacle(trainer: Trainer) -> str | None:
+    """Reason why a trainer cannot forward token trees; None if none is known before it tries."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer.args.use_liger_kernel or trainer.args.torch_compile:
+        return "use_liger_kernel or torch_compile is set"
+    return obstacle(model)
+
+
+def tree_log_probs(
+    trainer: GRPOTrainer, model: torch.nn.Module, batch: ScoredTree, *, compute_aux_loss: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Log-probs and entropies of scored tokens by TRL's fused head, shape (B, K); loss of the router.
+
+    A reference has no entropies.
+    """
+    lm, tree_pass = trl_compat.causal_lm(trainer, model), TreePass(batch.tree, batch.targets.device)
+    router = {"output_router_logits": True} if compute_aux_loss else {}
+    with (
+        trl_compat.autocast(trainer, model),
+        keep_hidden_states(lm.base_model, batch.sources),
+        tree_pass.running(lm) as inputs,
+    ):
+        output = model(**inputs, **router, shift_labels=batch.targets[None], fused_lm_head=True)
+    entropy = None if output.entropy is None else batch.unpack(output.entropy[0])
+    return batch.unpack(output.log_probs[0]), entropy, output.aux_loss if compute_aux_loss else None
+
+
+def plain_log_probs(
+    trainer: GRPOTrainer, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int
+) -> torch.Tensor:
+    """TRL's log-probs of the last `width` columns, each row forwarded whole."""
+    inputs = (model, input_ids, mask, width)
+    log_probs: torch.Tensor = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs)[0]
+    return log_probs
+
+
+def computes_in_float32(trainer: Trainer) -> bool:
+    """True if the forward passes of training round to float32."""
+    dtype = trainer.accelerator.unwrap_model(trainer.model).dtype
+    return bool(trainer.accelerator.mixed_precision == "no" and dtype == torch.float32)
+
+
+def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
+    """True if rows of zero-variance groups have no gradient, and may have a forward pass of their own.
+
+    With sharded weights, each pass waits for the same pass on the other ranks.
+    """
+    args, plugin = trainer.args, trainer.accelerator.state.deepspeed_plugin
+    has_bonus = args.entropy_coef or args.use_adaptive_entropy
+    has_gradient = trainer.beta or has_bonus or trainer.aux_loss_enabled
+    is_zero3 = plugin is not None and plugin.zero_stage == 3
+    return not (has_gradient or trainer.is_fsdp_enabled or is_zero3)

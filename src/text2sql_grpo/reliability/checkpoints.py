@@ -1,14 +1,15 @@
 """Atomic checkpoints: written to a partial folder, synced, read back, then renamed."""
 
 import json
+import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +19,8 @@ from trl import GRPOTrainer
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
-from text2sql_grpo.training import trl_compat
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 BEST_METRIC = "accuracy/strict"
@@ -98,20 +100,32 @@ class Best:
     step: int
 
 
+class Stateful(Protocol):
+    """State that transformers does not save, such as that of the parts of a step."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Checkpoints(TrainerCallback):
-    """Callback that saves checkpoints and resumes from one, with the state of GRPO that TRL does not save.
+    """Callback that saves checkpoints and resumes from one, and logs every step that it saves.
+
+    (The metrics of steps that are not logged yet are in no checkpoint.)
+
+    Args:
+        stateful: Holder of further state, one on each rank; None for none.
 
     Attributes:
         partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
         best: Best checkpoint; None before the first one.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, stateful: Stateful | None = None) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
-        self._trainer = trainer
+        self._trainer, self._stateful = trainer, stateful
         self._last_step = 0
-        self._loop_state: dict[str, Any] | None = None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -131,7 +145,7 @@ class Checkpoints(TrainerCallback):
             self.partial = partial
             yield
             saved = partial / f"checkpoint-{step}"
-            _save_more(trainer, saved)
+            self._save_more(saved)
             trainer.accelerator.wait_for_everyone()
             self._note_best()
             if writes:
@@ -161,9 +175,13 @@ class Checkpoints(TrainerCallback):
         if manifest.is_file():
             best = read_json(manifest)["best"]
             self.best = Best(**best) if best else None
-        loop = checkpoint / _loop_name(trainer)
-        if loop.is_file():
-            self._loop_state = torch.load(loop, map_location=trainer.args.device)
+        more = checkpoint / _state_name(trainer)
+        if self._stateful is not None and more.is_file():
+            self._stateful.load_state_dict(torch.load(more, map_location=trainer.args.device))
+        elif self._stateful is not None:
+            logger.warning(
+                "the checkpoint holds no state of the parts of a step, which begin anew: no %s", more
+            )
         if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")
@@ -173,19 +191,18 @@ class Checkpoints(TrainerCallback):
         if trainer.args.should_save and is_newest:  # a process killed before it removed old ones left them
             self._remove_old(folder, trainer.args.save_total_limit)
 
-    def on_train_begin(
+    def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore the loop state; transformers has set its sums to zero by now."""
-        if self._loop_state is not None:
-            is_same = trl_compat.set_loop_state(self._trainer, self._loop_state)
-            ahead = getattr(self._trainer, "ahead", None)
-            if ahead and is_same:
-                ahead.restore(self._loop_state.get("ahead"))
-            selection = getattr(self._trainer, "selection", None)
-            if selection is not None:
-                selection.restore(self._loop_state.get("selection"))
-            self._loop_state = None
+        """Log a step that is saved."""
+        control.should_log |= control.should_save
+
+    def _save_more(self, folder: Path) -> None:
+        trainer = self._trainer
+        if self._stateful is not None:
+            torch.save(self._stateful.state_dict(), folder / _state_name(trainer))
+        if _moves_reference(trainer) and trainer.args.should_save:
+            save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
     def _note_best(self) -> None:
         args, state = self._trainer.args, self._trainer.state
@@ -207,24 +224,13 @@ class Checkpoints(TrainerCallback):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _loop_name(trainer: Trainer) -> str:
-    index = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-    return f"loop_state{index}.pt"
+def _state_name(trainer: Trainer) -> str:
+    rank = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+    return f"step_parts{rank}.pt"
 
 
 def _moves_reference(trainer: Trainer) -> bool:
     return isinstance(trainer, GRPOTrainer) and trainer.args.sync_ref_model
-
-
-def _save_more(trainer: Trainer, folder: Path) -> None:
-    if isinstance(trainer, GRPOTrainer):
-        selection, ahead = getattr(trainer, "selection", None), getattr(trainer, "ahead", None)
-        state = trl_compat.loop_state(trainer)
-        state["ahead"] = ahead.state() if ahead else None  # waits for the thread, which selects too
-        state["selection"] = selection and selection.state()
-        torch.save(state, folder / _loop_name(trainer))
-    if _moves_reference(trainer) and trainer.args.should_save:
-        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
 
 def _seal(folder: Path, best: Best | None) -> None:

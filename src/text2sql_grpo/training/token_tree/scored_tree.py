@@ -4,7 +4,7 @@ Tokens behind the last scored one of a row are not forwarded, and only scored to
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,26 +76,20 @@ def scored_tree(
     return ScoredTree(tree, *fields, is_scored.shape)
 
 
-def trimmed(inputs: dict[str, Any], *, prompts: bool = True) -> dict[str, Any]:
-    """Cut the columns of a micro-batch that are padding in every row.
+def trimmed(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Cut the columns of a micro-batch that are padding in every row, which shifts all tokens.
 
     At least two columns of completions stay: TRL reads a single one as a value of the whole sequence.
-
-    Args:
-        prompts: Trim prompts too, which shifts all tokens.
     """
     present = {name: inputs[f"{name}_mask"].any(0).nonzero()[:, 0] for name in ("prompt", "completion")}
     if not len(present["prompt"]) or not len(present["completion"]):
         return inputs
-    cut: dict[str, Any] = {}
-    if prompts:
-        columns = slice(int(present["prompt"][0]), int(present["prompt"][-1]) + 1)
-        cut |= {name: inputs[name][:, columns] for name in ("prompt_ids", "prompt_mask")}
+    columns = slice(int(present["prompt"][0]), int(present["prompt"][-1]) + 1)
+    cut = {name: inputs[name][:, columns] for name in ("prompt_ids", "prompt_mask")}
     shape = inputs["completion_mask"].shape
     last = max(int(present["completion"][-1]), min(1, shape[1] - 1))
     for name, value in inputs.items():
-        is_prompt = name in ("prompt_ids", "prompt_mask")
-        if not is_prompt and isinstance(value, torch.Tensor) and value.shape == shape:
+        if name not in cut and value.shape == shape:
             cut[name] = value[:, : last + 1]
     return inputs | cut
 
@@ -116,22 +110,14 @@ def by_prompt(batch: dict[str, Any], *, parts: int, is_shuffled: bool) -> list[i
         is_shuffled: Deal whole groups to the parts at random.
     """
     prompts = _prompts(batch["prompt_ids"], batch["prompt_mask"])
-    if not is_shuffled:
-        return _sorted(range(len(prompts)), prompts, parts)
-    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
-    dealt = [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
-    return _sorted(dealt, prompts, parts)
-
-
-def by_length(batch: dict[str, Any], *, parts: int = 1) -> list[int]:
-    """Order of the rows of a generation batch: shortest first within each of `parts` equal parts."""
-    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
-    return _sorted(range(len(lengths)), lengths.tolist(), parts)
-
-
-def _sorted(rows: Sequence[int], keys: Sequence[Any], parts: int) -> list[int]:
+    rows = list(range(len(prompts)))
+    if is_shuffled:
+        groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+        rows = [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
     bounds = [len(rows) * part // parts for part in range(parts + 1)]
-    return [row for one, other in pairwise(bounds) for row in sorted(rows[one:other], key=keys.__getitem__)]
+    return [
+        row for one, other in pairwise(bounds) for row in sorted(rows[one:other], key=prompts.__getitem__)
+    ]
 
 
 def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list[int]]:

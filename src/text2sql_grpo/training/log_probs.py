@@ -1,0 +1,87 @@
+"""Log-probs of a generation batch with which the loss compares the policy: sampler, old policy, reference."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
+
+from text2sql_grpo.training.parts import Batch
+from text2sql_grpo.training.token_tree.update import LossTokens
+
+if TYPE_CHECKING:
+    from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+
+Inputs = dict[str, torch.Tensor]
+
+
+def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs) -> Inputs:
+    """Log-probs that the loss reads beside those of the policy, each of shape (B, K).
+
+    `old_per_token_logps` if the policy changes before the batch is used up, `ref_per_token_logps` with a KL
+    term, `sampling_per_token_logps` for TRL's off-policy mask and for its correction of vLLM's probabilities,
+    and that correction, `importance_sampling_ratio`.
+
+    Args:
+        inputs: `Batch.tensors`.
+    """
+    found, args = dict[str, torch.Tensor](), trainer.args
+    corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    lifetime = args.steps_per_generation * trainer.num_iterations
+    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
+        if args.gradient_accumulation_steps % lifetime or corrects:
+            found["old_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "policy")
+        if trainer.beta and trainer.ref_model is not None:
+            found["ref_per_token_logps"] = _log_probs(trainer, trainer.ref_model, inputs, "reference")
+        elif trainer.beta:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            with use_adapter(model, "ref" if "ref" in model.peft_config else None):  # TRL's copy of the start
+                found["ref_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "reference")
+    sampled = batch.log_probs(inputs["completion_ids"])
+    if sampled is None or not (corrects or _is_masked_by_them(trainer)):
+        return found
+    found["sampling_per_token_logps"] = sampled
+    if corrects:
+        difference = (found["old_per_token_logps"] - sampled) * inputs["tool_mask"]
+        found["importance_sampling_ratio"] = sampling_ratio(trainer, difference.nan_to_num(0.0))
+        trainer.collect(
+            {"sampling/importance_sampling_ratio/mean": float(found["importance_sampling_ratio"].mean())}
+        )
+    return found
+
+
+def _log_probs(
+    trainer: "RolloutGRPOTrainer", model: torch.nn.Module, inputs: Inputs, role: str
+) -> torch.Tensor:
+    """Log-probs by one model; by token trees, 0 for tokens that the loss does not read."""
+    ids, mask = (
+        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
+    )
+    width, size = inputs["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+    if trainer.update.check(model, ids, mask, width, role=role):
+        tokens = LossTokens.all_of(inputs)
+        return trainer.update.log_probs(model, ids, mask, tokens, batch_size=size)[0]
+    log_probs: torch.Tensor = trainer._get_per_token_logps_and_entropies(
+        model, ids, mask, width, batch_size=size
+    )[0]
+    return log_probs
+
+
+def _is_masked_by_them(trainer: GRPOTrainer) -> bool:
+    """True if TRL's off-policy mask may read log-probs of sampling, which are of the whole vocabulary then."""
+    is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
+    return trainer.off_policy_mask_threshold is not None and is_whole
+
+
+def sampling_ratio(trainer: GRPOTrainer, difference: torch.Tensor) -> torch.Tensor:
+    """Importance ratio of the old policy to the sampler, truncated or masked; shape (B, K) or (B, 1).
+
+    Args:
+        difference: Log-probs of the old policy less those of sampling, 0 for other tokens; shape (B, K).
+    """
+    mode = trainer.vllm_importance_sampling_mode
+    low, high = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
+    ratio = (difference.sum(1, keepdim=True) if mode.startswith("sequence") else difference).exp()
+    inside = ratio.clamp(min=low, max=high) if (low, high) != (None, None) else ratio
+    return inside if mode.endswith("truncate") else ratio * (inside == ratio)

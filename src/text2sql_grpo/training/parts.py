@@ -1,0 +1,268 @@
+"""The parts of a GRPO step behind one interface, and the batch that passes through them.
+
+A step selects questions, plays and judges them, may replace groups (the gate), credits tokens, and records
+(`RolloutGRPOTrainer.generation_batch`). Each part has one verb; the trainer logs the metrics and saves the
+state of every part. The interface follows prime-rl's samplers, gates and algorithms
+(github.com/PrimeIntellect-ai/prime-rl).
+
+Shapes: B rows of this rank, P prompt tokens, K completion tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trl.trainer.utils import pad
+
+from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.reliability.ranks import gather, rank
+
+if TYPE_CHECKING:
+    from text2sql_grpo.training.play import Rollouts
+    from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+
+Scores = dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Facts of a judged rollout, without its tokens: ranks exchange them.
+
+    Attributes:
+        question: Index of the question.
+        scores: Score of each named reward; None for a rollout that must not be trained on.
+        reward: Weighted sum of the scores; None without scores.
+        stop_reason: Why the rollout stopped.
+        verdict: Strict verdict; None for a rollout without scores, and where there are no verdicts.
+        turn_rewards: Additional rewards of the sampled turns, of the first ones if fewer.
+        metrics: Figures that are averaged over the batch and logged.
+        family: Family of the question; None where there are no families.
+        place: Index of its group in the generation batch of all ranks; set by the trainer.
+    """
+
+    question: int
+    scores: Scores
+    reward: float | None
+    stop_reason: str
+    verdict: bool | None = None
+    turn_rewards: Sequence[float] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    family: str | None = None
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout of this rank.
+
+    Attributes:
+        record: Its line in the log of episodes, without the step; None for none.
+    """
+
+    rollout: Rollout
+    judged: Judged
+    record: Mapping[str, Any] | None = None
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for each completion token that the loss reads, 0 for all of a rollout without scores."""
+        mask = self.rollout.completion_mask or [0]
+        return [0] * len(mask) if self.judged.scores is None else mask
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A generation batch.
+
+    Attributes:
+        rows: Rollouts of this rank, in the order of their groups' places.
+        judged: Facts of the rollouts of all ranks, in order of ranks.
+        replaced: Rollouts of this rank that were played and are not trained on.
+    """
+
+    rows: Sequence[Row]
+    judged: Sequence[Judged]
+    replaced: Sequence[Row] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], replaced: Sequence[Row] = ()) -> "Batch":
+        """Make the batch of these rows of this rank. A collective: each rank calls it."""
+        judged = [one for rank in gather([row.judged for row in rows]) for one in rank]
+        return cls(rows, judged, replaced)
+
+    @property
+    def own(self) -> slice:
+        """Part of `judged` that is of this rank."""
+        first = rank() * len(self.rows)
+        return slice(first, first + len(self.rows))
+
+    def groups(self) -> dict[int, list[Judged]]:
+        """Facts of the rollouts of each group, by place."""
+        groups: dict[int, list[Judged]] = {}
+        for one in self.judged:
+            groups.setdefault(one.place, []).append(one)
+        return groups
+
+    def with_groups(self, places: Collection[int], other: "Batch") -> "Batch":
+        """Take the groups at these places from another batch, and keep its other rows as `replaced`."""
+        theirs = iter([row for row in other.rows if row.judged.place in places])
+        rows = [next(theirs) if row.judged.place in places else row for row in self.rows]
+        out = [row for row in self.rows if row.judged.place in places]
+        out += [row for row in other.rows if row.judged.place not in places]
+        return Batch.of(rows, [*self.replaced, *out])
+
+    def tensors(
+        self, *, pad_token_id: int, multiple: int | None, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Tokens and masks as TRL's loss reads them.
+
+        Args:
+            multiple: Pad to a multiple of this; None for the longest row.
+
+        Returns:
+            `prompt_ids` and `prompt_mask` (B, P), padded on the left; `completion_ids`, `completion_mask` and
+            `tool_mask`, 1 for tokens that the loss reads, (B, K); and `num_items_in_batch`, their number on
+            all ranks, a scalar.
+        """
+
+        def padded(values: Sequence[Sequence[int]], padding: int, side: str) -> torch.Tensor:
+            rows = [torch.tensor(row) for row in values]
+            tensor: torch.Tensor = pad(rows, padding, side, pad_to_multiple_of=multiple)
+            return tensor.to(device)
+
+        prompts = [row.rollout.prompt_ids for row in self.rows]
+        completions = [row.rollout.completion_ids or [pad_token_id] for row in self.rows]  # never empty
+        masks = [row.mask for row in self.rows]
+        return {
+            "prompt_ids": padded(prompts, pad_token_id, "left"),
+            "prompt_mask": padded([[1] * len(row) for row in prompts], 0, "left"),
+            "completion_ids": padded(completions, pad_token_id, "right"),
+            "completion_mask": padded([[1] * len(row) for row in completions], 0, "right"),
+            "tool_mask": padded(masks, 0, "right"),
+            "num_items_in_batch": torch.tensor(
+                sum(count for (count,) in gather([sum(map(sum, masks))])), device=device
+            ),
+        }
+
+    def log_probs(self, like: torch.Tensor) -> torch.Tensor | None:
+        """Log-probs at sampling, shape (B, K), 0 for tokens without one; None if a rollout lacks them."""
+        found = torch.zeros(like.shape)
+        for values, row in zip(found, self.rows, strict=True):
+            known = row.rollout.log_probs
+            if len(known) != len(row.rollout.completion_ids):
+                return None
+            values[: len(known)] = torch.tensor(known)
+        return found.to(like.device)
+
+
+def placed(row: Row, place: int) -> Row:
+    """Return the row as one of the group at this place, with a reward, or 0, for each of its turns."""
+    missing = len(turn_spans(row.rollout.completion_mask)) - len(row.judged.turn_rewards)
+    turn_rewards = [*row.judged.turn_rewards, *[0.0] * missing]
+    return replace(row, judged=replace(row.judged, place=place, turn_rewards=turn_rewards))
+
+
+def turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """First column of each turn and the column after it.
+
+    Args:
+        mask: 1 for each sampled token of a rollout; each run of them is a turn.
+
+    >>> turn_spans([1, 1, 0, 1])
+    [(0, 2), (3, 4)]
+    """
+    ends = [column for column, pair in enumerate(pairwise([0, *mask, 0])) if pair[0] != pair[1]]
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+class Part:
+    """A part of a step; by default without metrics and state."""
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last generation batch, logged under these names; equal on all ranks."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, of tensors, numbers, texts, lists and dicts alone."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class Select(Part, ABC):
+    """Selection of questions. Ranks that make the same calls must draw the same questions.
+
+    Attributes:
+        keeps_order: True if the order of a batch decides which optimiser step a group is in.
+    """
+
+    keeps_order = False
+
+    @abstractmethod
+    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
+        """Draw the questions of the next generation batch.
+
+        Args:
+            count: Number of groups of all ranks.
+            progress: Share of the run's generation batches before this one, in [0, 1].
+        """
+
+    def another(self, question: int, taken: Collection[int]) -> int | None:
+        """Draw a question in place of one, none of `taken`; None if there is none left."""
+        return None
+
+    def observe(self, groups: Mapping[int, Sequence[Judged]]) -> None:
+        """Note the facts of the groups that were played, by place."""
+
+
+class Play(Part, ABC):
+    """Play and judgement of questions.
+
+    Attributes:
+        tools: JSON schemas for the chat template; None for none.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+
+    @abstractmethod
+    def play(self, questions: Sequence[int], rollouts: "Rollouts") -> list[Row]:
+        """Play one rollout of each of these questions with the current policy, and judge it."""
+
+
+class Gate(Part, ABC):
+    """Replacement of groups before they are trained on."""
+
+    @abstractmethod
+    def passed(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
+        """Return the batch to train on; `trainer.played` plays other questions."""
+
+
+class Credit(Part, ABC):
+    """Advantages."""
+
+    @abstractmethod
+    def advantages(
+        self, batch: Batch, inputs: Mapping[str, torch.Tensor], trainer: "RolloutGRPOTrainer"
+    ) -> torch.Tensor:
+        """Advantage of each row, shape (B,), or of each completion token, shape (B, K).
+
+        Args:
+            inputs: `Batch.tensors`.
+        """
+
+
+class Record(Part, ABC):
+    """Log of what a step did."""
+
+    @abstractmethod
+    def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
+        """Take note of a batch.
+
+        Args:
+            inputs: Inputs of the loss, with `advantages`.
+            step: Number of optimiser steps done.
+        """

@@ -1,0 +1,200 @@
+"""What a step writes and logs of its batch: episodes, rewards, lengths, families, times."""
+
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from text2sql_grpo.reliability.ranks import gather, is_main
+from text2sql_grpo.rollout.stages import Stages
+from text2sql_grpo.training.parts import Batch, Judged, Record
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("select", "prefill", "decode", "tools", "grade", "update")
+
+
+class Episodes(Record):
+    """Writer of a line for every rollout that was played, replaced ones included, in order of ranks.
+
+    Args:
+        write: Writes lines; called on rank 0.
+    """
+
+    def __init__(self, write: Callable[[Iterable[Mapping[str, Any]]], None]) -> None:
+        self._write = write
+
+    def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
+        rows = [row.record for row in (*batch.replaced, *batch.rows) if row.record is not None]
+        gathered = gather([{**record, "step": step} for record in rows])
+        if is_main():
+            self._write(record for records in gathered for record in records)
+
+
+class Rewards(Record):
+    """Means over the batch of all ranks, under TRL's names: rewards, groups without variance, lengths.
+
+    Warns if the batch has no gradient. The figures of `Judged.metrics` are averaged, too.
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+
+    def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
+        rewards = [one.reward for one in batch.judged if one.reward is not None]
+        scores = [one.scores for one in batch.judged if one.scores is not None]
+        groups = [[one.reward for one in group] for group in batch.groups().values()]
+        metrics = {"reward": _mean(rewards), "reward_std": _deviation(rewards)}
+        for name in scores[0] if scores else ():
+            values = [row[name] for row in scores]
+            metrics |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _deviation(values)}
+        metrics["frac_reward_zero_std"] = _mean([float(has_zero_variance(group)) for group in groups])
+        for name in batch.judged[0].metrics:
+            metrics[name] = _mean([one.metrics[name] for one in batch.judged])
+        self._metrics = metrics | self._lengths(batch, inputs)
+        reason = no_signal(groups, [one.stop_reason for one in batch.judged])
+        if reason and not inputs["advantages"].any() and is_main():
+            logger.warning(f"step {step + 1} has no gradient: {reason}")
+
+    def _lengths(self, batch: Batch, inputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        own = [
+            (sum(row.rollout.completion_mask), row.judged.stop_reason in ("budget", "context"))
+            for row in batch.rows
+        ]
+        lengths, is_cut = zip(*(row for rank in gather(own) for row in rank), strict=True)
+        ended = [length for length, cut in zip(lengths, is_cut, strict=True) if not cut] or [0]
+        return {
+            **{f"completions/{name}_length": float(of(lengths)) for name, of in _SUMMARIES.items()},
+            "completions/clipped_ratio": _mean(list(map(float, is_cut))),
+            **{f"completions/{name}_terminated_length": float(of(ended)) for name, of in _SUMMARIES.items()},
+        }
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics
+
+
+_SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else float("nan")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
+class Families(Record):
+    """Means over the rollouts of each family of questions, as `family/NAME/..`.
+
+    `share` of the rollouts, `looks` (tool calls), `look_share` (rollouts with a tool call), `strict`,
+    `reward` without masked rollouts, `abs_advantage` (0: no gradient), and `look_advantage`, the mean
+    advantage of rollouts with a tool call: above 0, the step raises their probability. (The mean advantage of
+    a group is 0 by construction.) Absent where there is no such rollout. The advantage of a rollout is the
+    mean over the tokens that the loss reads.
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+
+    def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
+        advantages, mask = inputs["advantages"], inputs["tool_mask"] * inputs["completion_mask"]
+        if advantages.dim() > 1:
+            advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+        everywhere = [value for values in gather(advantages.tolist()) for value in values]
+        self._metrics = family_metrics(batch.judged, everywhere)
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics
+
+
+def family_metrics(judged: Sequence[Judged], advantages: Sequence[float]) -> dict[str, float]:
+    """Metrics of `Families`; rollouts without a family do not count."""
+    rows = [pair for pair in zip(judged, advantages, strict=True) if pair[0].family is not None]
+    metrics: dict[str, float] = {}
+    for family in sorted({str(one.family) for one, _ in rows}):
+        own = [(one, advantage) for one, advantage in rows if one.family == family]
+        looks = [one.metrics["episode/looks"] for one, _ in own]
+        values = {
+            "share": [float(one.family == family) for one, _ in rows],
+            "looks": looks,
+            "look_share": [float(number > 0) for number in looks],
+            "strict": [one.metrics["accuracy/strict"] for one, _ in own],
+            "reward": [one.reward for one, _ in own if one.reward is not None],
+            "abs_advantage": [abs(advantage) for _, advantage in own],
+            "look_advantage": [advantage for (_, advantage), n in zip(own, looks, strict=True) if n > 0],
+        }
+        metrics |= {f"family/{family}/{name}": _mean(of) for name, of in values.items() if of}
+    return metrics
+
+
+def has_zero_variance(rewards: Iterable[float | None]) -> bool:
+    """True if the rewards of a group are equal, so that it has no gradient; masked ones do not count."""
+    return len({round(reward, 6) for reward in rewards if reward is not None}) < 2
+
+
+def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[str]) -> str | None:
+    """Reason why no rollout of a batch or run has an advantage, with a remedy; None if one has.
+
+    Args:
+        groups: Rewards of each group, None if masked.
+        stop_reasons: Stop reason of each rollout.
+
+    >>> no_signal([[None, None]], ["budget", "budget"])
+    'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'
+    >>> no_signal([[0.0, 0.0], [1.0, 1.0]], ["submitted"] * 4).partition(":")[0]
+    'each of 2 groups has one reward (0 in 1, 1 in 1; submitted 4)'
+    >>> no_signal([[0.0, 0.0], [1.0, 0.0]], ["submitted"] * 4)
+    """
+    if not all(map(has_zero_variance, groups)):
+        return None
+    rewards = [next((round(one, 6) for one in group if one is not None), None) for group in groups]
+    values = Counter(reward for reward in rewards if reward is not None)
+    stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
+    if not values:
+        remedy = "raise environment.max_episode_tokens or max_turn_tokens"
+        if "budget" not in stop_reasons:
+            remedy = "see the error of each episode in rollouts.jsonl"
+        return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedy}"
+    shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
+    return (
+        f"each of {len(groups)} groups has one reward ({shown}; {stops}): train SFT first, raise "
+        "grpo.temperature or num_generations, or take questions that are answered sometimes"
+    )
+
+
+class StepTimes(TrainerCallback):
+    """Callback that logs `time/STAGE` in seconds, which add up to `time/step`.
+
+    `select`, `prefill` of prompts and of replies, `decode`, `tools` (waits for replies while no row decodes),
+    `grade`, and `update`, which is all the rest up to the optimiser's step. Checkpoints and evaluations
+    between two steps are in none.
+
+    Args:
+        log: Adds values to the metrics of the step.
+
+    Attributes:
+        stages: Stages of the current step.
+    """
+
+    def __init__(self, log: Callable[[dict[str, float]], None]) -> None:
+        self._log = log
+        self.stages = Stages(rest="update")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin to measure."""
+        self.stages.restart()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the times of the step."""
+        seconds = self.stages.seconds()
+        self._log({f"time/{name}": seconds.get(name, 0.0) for name in STAGES})
+        self._log({"time/step": sum(seconds.values())})
