@@ -30,7 +30,6 @@ def run(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    fork: int = 1,
     on_end: Callable[[R], None] = lambda episode: None,
 ) -> list[R]:
     """Play every session to its end, side by side.
@@ -45,8 +44,6 @@ def run(
     Args:
         first_turns: One given first assistant turn per session; the policy samples the rest. None to sample
             all turns.
-        fork: Number of adjacent sessions, with one prompt, that share a sampled first turn and then differ;
-            1 for none. Without `first_turns`.
         on_end: Called with each episode as soon as it is over, in this thread.
 
     Returns:
@@ -58,7 +55,7 @@ def run(
         if episode.stop_reason is not None:  # its prompt left no room for an answer
             on_end(episode)
     if isinstance(policy, SlotPolicy):
-        slots.play(sessions, policy, chat, budgets, first_turns=first_turns, fork=fork, on_end=on_end)
+        slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
         return episodes
     while active := [i for i, episode in enumerate(episodes) if episode.stop_reason is None]:
         if first_turns is not None:
@@ -66,10 +63,9 @@ def run(
             written, first_turns = Continuations(turns, [[0.0] * len(turn) for turn in turns]), None
         else:
             written = policy.generate(
-                [episodes[i].prompt_ids + episodes[i].completion_ids for i in active[::fork]],
+                [episodes[i].prompt_ids + episodes[i].completion_ids for i in active],
                 max_new_tokens=max(budgets.turn(episodes[i]) for i in active),
-            ).repeated(fork)
-            fork = 1
+            )
         log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
         for i, sampled, probs in zip(active, written.ids, log_probs, strict=True):
             take_turn(sessions[i], sampled, chat, budgets, log_probs=probs)  # and the reply to it

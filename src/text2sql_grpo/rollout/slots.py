@@ -109,7 +109,6 @@ def play(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    fork: int = 1,
     on_end: Callable[[R], None] = lambda episode: None,
 ) -> None:
     """Play started sessions to their end; see `engine.run`."""
@@ -122,7 +121,7 @@ def play(
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Scheduler(waiting, policy, chat, budgets, given, fork, tools, on_end).play()
+            _Scheduler(waiting, policy, chat, budgets, given, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
@@ -141,7 +140,6 @@ class _Scheduler:
         chat: ChatFormat,
         budgets: Budgets,
         given: dict[int, tuple[list[int], list[float]]],
-        fork: int,
         tools: ThreadPoolExecutor,
         on_end: Callable[[Any], None],
     ) -> None:
@@ -151,9 +149,7 @@ class _Scheduler:
         tokens = min(budgets.max_context, max(prompts) + budgets.max_episode_tokens)
         self._cache = policy.new_cache(len(sessions), tokens)
         self._max_rows, device = len(self._cache.length), self._cache.length.device
-        self._families = deque(_families(sessions[::fork]))
-        firsts = range(0, len(sessions), fork)
-        self._forks = {id(sessions[first]): sessions[first + 1 : first + fork] for first in firsts}
+        self._families = deque(_families(sessions))
         self._numbered: list[_Family] = []
         self._rows: list[_Row] = []
         self._order = {id(session): i for i, session in enumerate(sessions)}
@@ -207,14 +203,6 @@ class _Scheduler:
             self._submit(row, *self._given[id(session)])
         else:
             self._start_turn(row)
-
-    def _fork(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
-        """Let the sessions that share this first turn wait for rows, with the turn given."""
-        followers = self._forks.pop(id(row.session), [])
-        self._given |= {id(session): (turn, log_probs) for session in followers}
-        if followers and not row.family.waiting:
-            self._families.appendleft(row.family)
-        row.family.waiting += followers
 
     def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
         row.due = self._num_passes + _REPLY_PASSES
@@ -419,6 +407,5 @@ class _Scheduler:
             # The last token of a turn is prefilled with the reply.
             episode = row.session.episode
             row.stored = len(episode.prompt_ids) + len(episode.completion_ids) + count - 1
-            self._fork(row, turn[:count], probs[:count])
             self._submit(row, turn[:count], probs[:count])
         self._decoding = None

@@ -67,12 +67,6 @@ class Continuations:
     ids: list[list[int]]
     log_probs: list[list[float]] | None = None
 
-    def repeated(self, times: int) -> "Continuations":
-        """Repeat each continuation, one copy after the other."""
-        ids = [row for row in self.ids for _ in range(times)]
-        log_probs = self.log_probs and [row for row in self.log_probs for _ in range(times)]
-        return Continuations(ids, log_probs)
-
 
 def start_all(sessions: Sequence[Session[Rollout]], chat: ChatFormat, budgets: Budgets) -> None:
     """Start every session; a prompt that leaves no room for an answer ends its episode at once."""
