@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -15,9 +14,6 @@ from text2sql_grpo.errors import RunError
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(days=365)
-_IS_SEPARATE: ContextVar[bool] = ContextVar(
-    "collectives of this thread have a group of their own", default=False
-)
 
 
 def is_distributed() -> bool:
@@ -36,20 +32,9 @@ def rank() -> int:
 
 
 def create_group() -> None:
-    """Create the long-timeout groups. Call on every rank at start-up: later calls may be hours apart."""
+    """Create the long-timeout group. Call on every rank at start-up: later calls may be hours apart."""
     if is_distributed():
-        _long_timeout_group(is_separate=False)
-        _long_timeout_group(is_separate=True)
-
-
-@contextmanager
-def separate_group() -> Iterator[None]:
-    """Context of a thread whose collectives run beside those of the main thread."""
-    token = _IS_SEPARATE.set(True)
-    try:
-        yield
-    finally:
-        _IS_SEPARATE.reset(token)
+        _long_timeout_group()
 
 
 def gather(values: Sequence[T]) -> list[list[T]]:
@@ -62,9 +47,7 @@ def gather(values: Sequence[T]) -> list[list[T]]:
         return [list(values)]
     gathered: list[Any] = [None] * distributed.get_world_size()
     with collective_errors():
-        distributed.all_gather_object(
-            gathered, list(values), group=_long_timeout_group(is_separate=_IS_SEPARATE.get())
-        )
+        distributed.all_gather_object(gathered, list(values), group=_long_timeout_group())
     return gathered
 
 
@@ -110,8 +93,8 @@ def destroy_group() -> None:
 
 
 @cache
-def _long_timeout_group(*, is_separate: bool) -> Any:
-    """Group for evaluations and merges, which outlast the default timeout; one for each thread."""
+def _long_timeout_group() -> Any:
+    """Group for evaluations and merges, which outlast the default timeout."""
     return distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -130,14 +130,12 @@ class SlotPolicy:
         sampling: Sampling distribution.
         max_slots: Concurrent episodes; None for as many as memory allows.
         stages: Where the time of prefill and of waits for tools is counted.
-        before_pass: Callback before each forward pass.
     """
 
     model: PreTrainedModel
     sampling: Sampling = field(default_factory=Sampling)
     max_slots: int | None = None
     stages: Stages = field(default_factory=Stages)
-    before_pass: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         plays_by_slots("slots", obstacle(self.model))
@@ -168,7 +166,6 @@ class SlotPolicy:
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
     ) -> torch.Tensor:
         """Logits after the tokens `keep` of a flat list, shape (len(keep), vocabulary)."""
-        self.before_pass()
         with running(slot_pass):
             output = self.model(
                 input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False

@@ -1,6 +1,6 @@
 """Sampling of the next token: temperature, top-k, top-p and min-p as transformers defines them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -25,14 +25,12 @@ class Sampling:
         top_p: In (0, 1]; 1 keeps every token.
         top_k: 0 keeps every token.
         min_p: In [0, 1]; None keeps every token.
-        generator: Source of the draws; None for torch's.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float | None = None
-    generator: torch.Generator | None = field(default=None, compare=False)
 
     @cached_property
     def _warpers(self) -> LogitsProcessorList:
@@ -52,7 +50,7 @@ class Sampling:
 
         With one number for each token of each session, samples depend on the seed and not on the batch.
         """
-        return torch.rand(num_sessions, num_tokens if self.temperature > 0 else 1, generator=self.generator)
+        return torch.rand(num_sessions, num_tokens if self.temperature > 0 else 1)
 
     def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token per row, with its log-probability.
