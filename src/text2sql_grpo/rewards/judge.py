@@ -109,7 +109,7 @@ class Judge:
         turn_rewards: Sequence[float] = ()
         if self.rewards is not None and self.scores_turns:
             turns = self.rewards.turns
-            turn_scores = turns.score(episode, max_rows_shown=self.max_rows_shown, dialect=dialect)
+            turn_scores = turns.score(episode)
             turn_rewards = turns.total(turn_scores)
         flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
         return Answer(episode, verdict, official, flags, scores, reward, turn_scores, turn_rewards)
