@@ -286,16 +286,10 @@ class RolloutConfig(_Bounded):
             attention; `generation` calls TRL's generation (vLLM too) for each turn; `auto` is `slots` if it
             finds the model's own log-probs on a few rows.
         max_slots: Concurrent training episodes in the engine `slots`; None for as many as memory allows.
-        same_draws: Let training episodes of the engine `slots` be the same token by token for the same seed,
-            however long tools take. Costs little if they take milliseconds (docs/resume.md).
-        staleness: Generation batches that are played ahead, beside the updates before them (docs/scale.md).
-            Their weights are as many batches old, which the loss corrects. 0 plays each batch when it is due.
     """
 
     engine: Literal["auto", "slots", "generation"] = "auto"
     max_slots: Positive | None = None
-    same_draws: bool = False
-    staleness: Literal[0, 1, 2] = 0
 
 
 @dataclass(frozen=True)
@@ -311,15 +305,9 @@ class SelectionConfig(_Bounded):
         prior: Weight of borrowed statistics, in episodes.
         explore: Share of the draws in shuffled order, so that every question is met.
         half_life: Generation batches after which an episode counts half; None for ever.
-        easy_by: Order of `easy_to_hard`: the measured share of right episodes, or the field `difficulty`.
         all_after: Share of the steps after which `easy_to_hard` draws from all questions.
         resample_flat: Further rounds in which other questions are played in place of groups whose verdicts
             are all equal (DAPO); 0 for none.
-        max_share: Largest share of a batch from one database or one template.
-        databases_per_batch: Largest number of databases in a batch, whose prompts then share prefixes; None
-            for any number.
-        quarantine_suspects: Take questions out of the draw whose sampled answers contradict the gold (see
-            `audit data --answers`).
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
             the rest in proportion to their questions. Empty for none.
     """
@@ -331,21 +319,12 @@ class SelectionConfig(_Bounded):
     prior: AboveZero = 4.0
     explore: Share = 0.2
     half_life: AboveZero | None = 8.0
-    easy_by: Literal["measured", "difficulty"] = "measured"
     all_after: AboveZeroShare = 0.5
     resample_flat: NotNegative = 0
-    max_share: AboveZeroShare = 1.0
-    databases_per_batch: Positive | None = None
-    quarantine_suspects: bool = False
     strata: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.databases_per_batch is not None and self.databases_per_batch * self.max_share < 1 - 1e-9:
-            raise ValueError(
-                f"max_share {self.max_share:g} needs more than {self.databases_per_batch} databases: raise "
-                "databases_per_batch or max_share"
-            )
         for family, share in self.strata.items():
             if not 0 < share <= 1:
                 raise ValueError(f"strata.{family} must be in (0, 1], got {share}")
@@ -630,6 +609,12 @@ _REMOVED = {
     "warm_start": "use the section sft (docs/sft.md)",
     "model.tiny": "set model.path to a pre-trained model, and the section sft to fine-tune it before GRPO",
     "data.demonstrations": "set sft.questions (docs/sft.md)",
+    "rollout.same_draws": "equal draws for equal seeds are how the engine works (docs/resume.md)",
+    "rollout.staleness": "it saved no wall-clock time; docs/scale.md names TRL's and prime-rl's ways",
+    "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
+    "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
+    "selection.databases_per_batch": "a step took as long with it",
+    "selection.easy_by": "easy_to_hard goes by the measured share of right answers",
 }
 
 

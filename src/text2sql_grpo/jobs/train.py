@@ -219,8 +219,6 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         max_completion_length=environment.max_episode_tokens,
         engine=config.rollout.engine,
         max_slots=config.rollout.max_slots,
-        same_draws=config.rollout.same_draws,
-        staleness=config.rollout.staleness,
         disable_tqdm=True,
     )
 
@@ -247,7 +245,9 @@ def select_questions(questions: Sequence[Example], bench: Workbench, arguments: 
         shuffle=arguments.shuffle_dataset,
     )
     neighbours = bench.grader.neighbours
-    for name in bench.databases.names() if neighbours else ():
+    if neighbours is None:
+        return select
+    for name in bench.databases.names():
         if any(question.database == name for question in questions):
             try:
                 neighbours.check(bench.databases.address(name))
@@ -266,7 +266,7 @@ def grpo_trainer(
     policy: LoadedPolicy,
     questions: Sequence[Example],
     callbacks: list[TrainerCallback],
-    select: Select,
+    select: Select | None = None,
 ) -> SQLGRPOTrainer:
     """Make the trainer of a run, which prints nothing itself.
 

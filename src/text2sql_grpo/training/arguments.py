@@ -24,14 +24,49 @@ _DECIDED_ELSEWHERE = {
     "max_turn_tokens": "environment.max_turn_tokens",
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
-    "same_draws": "rollout.same_draws",
-    "staleness": "rollout.staleness",
     "reward_weights": "rewards",
 }
+_REMOVED = {
+    "gradient_noise_every": "no figure of it changed a run",
+    "tree_first_turns": "turn_credit tree gained nothing over none",
+    "correct_sampling": "the engine slots samples with the weights that are trained",
+}
+# Fields of TRL and transformers that would have no effect here, or would break a run, by the reason why.
+_REASONS = {
+    "set evaluation.every and data.dev, which evaluate whole episodes": """
+        eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
+        eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+        batch_eval_metrics do_eval do_predict bf16_full_eval fp16_full_eval num_generations_eval""",
+    "the section selection draws the questions": """
+        dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
+        dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order data_seed
+        remove_unused_columns label_names train_sampling_strategy length_column_name ignore_data_skip""",
+    "publish with text2sql-grpo push, which checks what it uploads": """
+        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision""",
+    "rollouts.jsonl holds every episode": """
+        log_completions log_multimodal num_completions_to_print log_unique_prompts
+        log_completions_hub_repo""",
+    "the engine slots batches continuously, without casting the trained weights as TRL does": """
+        use_transformers_continuous_batching transformers_continuous_batching_config
+        use_transformers_paged""",
+    "lower per_device_train_batch_size and raise gradient_accumulation_steps": "auto_find_batch_size",
+    "the loss is normalised over all ranks by loss_type": "average_tokens_across_devices",
+    "only example scripts of transformers read it": "do_train",
+    "rollouts need whole weights on each rank": "ds3_gather_for_generation",
+    "SIGTERM and Ctrl-C already end a run with a checkpoint, on all ranks": "enable_jit_checkpoint",
+    "num_tokens counts them": "include_num_input_tokens_seen",
+    "the loss has no labels": "label_smoothing_factor",
+    "set evaluation.keep: best": "load_best_model_at_end",
+    "set environment.max_turns": "max_tool_calling_iterations",
+    "the policy that plays would not be the one that is trained": "neftune_noise_alpha",
+    "resume with --resume, or trainer.train(resume_from_checkpoint=..)": "resume_from_checkpoint",
+    "set the weights in the section rewards": "reward_weights",
+}
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
     "engine": ("auto", "slots", "generation"),
-    "turn_credit": ("none", "rewards", "tree", "gae"),
+    "turn_credit": ("none", "rewards", "gae"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
@@ -51,35 +86,18 @@ class SQLGRPOConfig(GRPOConfig):
             of the whole episode, observations included.
         engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
         max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
-        same_draws: See `rollout.policy.SlotPolicy`.
-        staleness: Number of generation batches that are played ahead, beside the updates before them, with
-            weights that many batches old. The ratio of the loss is then to the log-probs of sampling.
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
-        gradient_noise_every: Optimiser steps between measurements of `grad/half_cosine`, the cosine between
-            the gradients of the two halves of a step; 0 for none. None measures every fifth step where a copy
-            of the gradient is small (at most 256 M trained weights). A step needs two micro-batches.
         turn_credit: Advantages of single turns. `none`: each token has the episode's. `rewards`: turns have
-            rewards of their own (`rewards.turns`). `tree`: samples share first turns, and each part is
-            compared with its own siblings. `gae`: a value head on the policy's hidden states.
-        tree_first_turns: Number of first turns of a group with `turn_credit: tree`, each continued equally
-            often; None for the largest proper divisor of `num_generations`.
-        correct_sampling: Weigh tokens by TRL's truncated importance sampling (`vllm_importance_sampling_*`),
-            from the log-probs with which the engine `slots` sampled them. Without `same_draws` their last
-            digits depend on when replies came, so two runs with one seed are then not equal bit for bit.
+            rewards of their own (`rewards.turns`). `gae`: a value head on the policy's hidden states.
     """
 
     max_turn_tokens: int = 512
     engine: Engine = "auto"
     max_slots: int | None = None
-    same_draws: bool = False
-    staleness: int = 0
     shared_prefix: bool = True
-    gradient_noise_every: int | None = None
-    turn_credit: Literal["none", "rewards", "tree", "gae"] = "none"
-    tree_first_turns: int | None = None
-    correct_sampling: bool = False
+    turn_credit: Literal["none", "rewards", "gae"] = "none"
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True
@@ -91,11 +109,13 @@ class SQLGRPOConfig(GRPOConfig):
     vllm_importance_sampling_mode: str = "token_truncate"
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # before TRL changes some of them
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            if f.name in REFUSED and getattr(self, f.name) != default:
+                raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
         super().__post_init__()
         if self.max_turn_tokens < 1:
             raise ValueError(f"max_turn_tokens must be >= 1, got {self.max_turn_tokens}")
-        if self.gradient_noise_every is not None and self.gradient_noise_every < 0:
-            raise ValueError(f"gradient_noise_every must be >= 0, got {self.gradient_noise_every}")
         taken = {"tools", "tokenize", "add_generation_prompt", "conversation"} & {
             *(self.chat_template_kwargs or {})
         }
@@ -104,36 +124,11 @@ class SQLGRPOConfig(GRPOConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        self.subtree_size = _subtree_size(self)
         is_fsdp = _is_fsdp(os.environ)
         stage = self.deepspeed_plugin.zero_stage if self.deepspeed_plugin else 0
         wrong = wrong_combinations(self, self.world_size, is_sharded=is_fsdp or stage == 3)
         for reason in [*wrong_launch(os.environ, is_on_cpu=self.use_cpu), *wrong]:
             raise ValueError(reason)
-
-
-def _subtree_size(arguments: SQLGRPOConfig) -> int:
-    """Rollouts of a group that share their first turn; 1 without `turn_credit: tree`."""
-    samples: int = arguments.num_generations
-    first_turns = arguments.tree_first_turns
-    if arguments.turn_credit != "tree":
-        if first_turns is not None:
-            raise ValueError("tree_first_turns needs turn_credit: tree")
-        return 1
-    if first_turns is None:
-        first_turns = next((n for n in range(samples // 2, 1, -1) if samples % n == 0), 1)
-    if not 1 < first_turns < samples or samples % first_turns:
-        raise ValueError(
-            f"tree_first_turns must be above 1, below num_generations and a divisor of it ({samples}), "
-            f"got {first_turns}"
-        )
-    size = samples // first_turns
-    if arguments.per_device_train_batch_size * arguments.steps_per_generation % size:
-        raise ValueError(
-            f"turn_credit tree plays {size} rollouts of a first turn in one process: "
-            f"per_device_train_batch_size x steps_per_generation must be a multiple of {size}"
-        )
-    return size
 
 
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
@@ -144,11 +139,6 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
         is_sharded: True if weights are sharded (FSDP, ZeRO-3).
     """
     reasons = []
-    if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
-        reasons.append(
-            "use_transformers_continuous_batching needs bf16: false and fp16: false, since TRL casts the "
-            "trained weights themselves for it; the engine slots does not"
-        )
     shared_by = arguments.vllm_tensor_parallel_size if arguments.vllm_mode == "colocate" else 1
     if arguments.use_vllm and processes % shared_by:
         reasons.append(
@@ -160,23 +150,10 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
             "turn_credit gae reads hidden states of the whole model, which no rank holds where weights are "
             "sharded (FSDP, ZeRO-3): train with DDP or ZeRO-2"
         )
-    corrected = "grpo.correct_sampling" if arguments.correct_sampling and not arguments.use_vllm else ""
-    corrected = "rollout.staleness" if arguments.staleness else corrected
-    if corrected and (arguments.top_p < 1 or arguments.top_k or arguments.min_p is not None):
+    if arguments.turn_credit != "none" and arguments.multi_objective_aggregation == "normalize_then_sum":
         reasons.append(
-            f"{corrected} compares log-probs of sampling with those of the whole vocabulary: "
-            "leave out top_p, top_k and min_p"
-        )
-    if arguments.staleness and (arguments.use_vllm or arguments.engine == "generation"):
-        reasons.append("rollout.staleness needs the engine slots: leave out rollout.engine and use_vllm")
-    if arguments.staleness and is_sharded:
-        reasons.append(
-            "rollout.staleness copies the policy on each rank, which holds no whole one where weights are "
-            "sharded (FSDP, ZeRO-3): set it to 0, or train with DDP"
-        )
-    if arguments.staleness and arguments.cast_lm_head_to_fp32:
-        reasons.append(
-            "rollout.staleness plays with a head in the model's dtype: set cast_lm_head_to_fp32: false"
+            f"turn_credit {arguments.turn_credit} credits the weighted sum of the rewards: leave out "
+            "multi_objective_aggregation: normalize_then_sum"
         )
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
@@ -243,6 +220,8 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
     for name, value in fields.items():
         if name in _DECIDED_ELSEWHERE:
             raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
+        if name in _REMOVED:
+            raise ConfigError(f"grpo.{name} was removed: {_REMOVED[name]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"

@@ -92,7 +92,8 @@ def normalized_each(scores: torch.Tensor, weights: torch.Tensor, group_size: int
     deviation = nanstd(groups, dim=1, keepdim=True)
     each = (groups - groups.nanmean(1, keepdim=True)) / (deviation + EPSILON)
     sums = (each.view(scores.shape) * weights).sum(1)
-    return ((sums - sums.nanmean()) / (nanstd(sums) + EPSILON)).nan_to_num(0.0)
+    advantages: torch.Tensor = (sums - sums.nanmean()) / (nanstd(sums) + EPSILON)
+    return advantages.nan_to_num(0.0)
 
 
 def turn_advantages(rows: Sequence[TurnRow], *, group_size: int, scale: str) -> list[list[float]]:

@@ -69,7 +69,7 @@ def _log_probs(
 
 
 def _is_masked_by_them(trainer: GRPOTrainer) -> bool:
-    """True if TRL's off-policy mask may read log-probs of sampling, which are of the whole vocabulary then."""
+    """True if TRL's off-policy mask reads log-probs of sampling, and they are of the whole vocabulary."""
     is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
     return trainer.off_policy_mask_threshold is not None and is_whole
 

@@ -19,6 +19,7 @@ from text2sql_grpo.rollout.policy import ModelPolicy, context_length, obstacle, 
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import R, Session
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.parts import Judged, Play, Row
 from text2sql_grpo.training.run_log import episode_metrics
@@ -180,7 +181,7 @@ class SQLPlay(Play):
     def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples, self._environment, self._judge = examples, environment, judge
         self.tools = environment.tools if environment.settings.protocol == "native" else None
-        self._changed: set[str] = set()
+        self._changed: set[tuple[Database, str]] = set()
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         examples = [self._examples[number] for number in questions]

@@ -122,8 +122,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         inputs |= other_log_probs(self, batch, inputs)
         inputs["advantages"] = self.credit.advantages(batch, inputs, self)
         self._count_tokens(inputs)
-        for part in self.record:
-            part.record(batch, inputs, self.state.global_step)
+        for record in self.record:
+            record.record(batch, inputs, self.state.global_step)
         for part in self._parts.values():
             self.collect(part.metrics())
         return inputs
@@ -164,7 +164,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Share of the run's generation batches before the next one, in [0, 1]."""
         micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
         total = max(1, math.ceil(micro_batches / self._batch_lifetime))
-        return min(1.0, self._num_taken // self._batch_lifetime / total)
+        return float(min(1.0, self._num_taken // self._batch_lifetime / total))
 
     @property
     def _parts(self) -> dict[str, Part]:
@@ -182,7 +182,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Return the next micro-batch; a new generation batch when the last one is used up."""
         if self._num_taken % self._batch_lifetime == 0 or not self._micro_batches:
             self._micro_batches = self.update.split(self.generation_batch())
-        return self._micro_batches[self._num_taken % self.args.steps_per_generation]
+        place: int = self._num_taken % self.args.steps_per_generation
+        return self._micro_batches[place]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Add the gradient of one micro-batch."""

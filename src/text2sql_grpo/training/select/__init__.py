@@ -14,7 +14,7 @@ from text2sql_grpo.training.select.regret import Regret
 from text2sql_grpo.training.select.resample import Resample
 from text2sql_grpo.training.select.shuffled import Shuffled
 from text2sql_grpo.training.select.strata import Strata, by_family
-from text2sql_grpo.training.select.weighted import Weighted
+from text2sql_grpo.training.select.weighted import Weigh, Weighted
 
 
 def open_select(
@@ -46,12 +46,12 @@ def open_select(
             return shuffled
         fields = [[str(getattr(rows[one], name)) for one in questions] for name in settings.level]
         rates = Rates(questions, fields, prior=settings.prior, half_life=settings.half_life)
-        weigh = {
+        methods: dict[str, Weigh] = {
             "learnability": learnability,
             "regret": Regret(num_generations),
             "easy_to_hard": EasyToHard(len(questions), all_after=settings.all_after, seed=seed),
-        }[settings.by]
-        return Weighted(shuffled, rates, weigh, explore=settings.explore, generator=generator)
+        }
+        return Weighted(shuffled, rates, methods[settings.by], explore=settings.explore, generator=generator)
 
     if not settings.strata:
         return over(range(len(examples)))

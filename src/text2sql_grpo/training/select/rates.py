@@ -11,8 +11,8 @@ from text2sql_grpo.training.parts import Judged
 class Rates:
     """Statistics of the verdicts on Q questions.
 
-    A question borrows from its cell of the finest level, that from its cell of the next coarser one, and so on
-    to all questions, and these from one half: each with the weight of `prior` rollouts.
+    A question borrows from its cell of the finest level, that cell from its cell of the next coarser level,
+    and so on to all questions, and these from one half: each with the weight of `prior` rollouts.
 
     Args:
         questions: Indices of the questions.

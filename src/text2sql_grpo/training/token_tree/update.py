@@ -48,7 +48,7 @@ class LossTokens:
 
 
 class TokenTreeUpdate:
-    """Update without repeated prefixes, padding and zero-variance rows, or TRL's where a model does not allow it.
+    """Update without repeated prefixes, padding and zero-variance rows; TRL's where a model refuses.
 
     Args:
         trainer: Complete, its models prepared.
@@ -127,7 +127,7 @@ class TokenTreeUpdate:
     def narrowed(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], LossTokens | None]:
-        """Return the inputs of a loss without padding, and the tokens that it reads; None for TRL's update."""
+        """Return inputs of a loss without padding, and the tokens that it reads; None for TRL's update."""
         ids, mask = (
             torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask")
         )
