@@ -29,6 +29,7 @@ import yaml
 from long_task import DATA, SETTINGS, make_task
 from rich.console import Console
 from rich.table import Table
+from text2sql_grpo.training.advantages import turn_spans
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from text2sql_grpo.config import Config, load_config
@@ -37,11 +38,10 @@ from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.advantages import turn_spans
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model

@@ -20,8 +20,8 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.sft.demonstrations import action_text
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.demonstrations import action_text
 
 DATA = Path(__file__).parents[1] / "data" / "databases"
 LOOKS = 4

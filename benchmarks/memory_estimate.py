@@ -118,8 +118,8 @@ def measure(case: Case) -> dict[str, int]:
     from transformers import AutoConfig
 
     from text2sql_grpo.config import LoraSettings, ModelConfig
-    from text2sql_grpo.training.memory import Rollouts, estimate_memory
-    from text2sql_grpo.training.update_memory import Update
+    from text2sql_grpo.jobs.doctor_memory import Rollouts, estimate_memory
+    from text2sql_grpo.jobs.doctor_update import Update
 
     settings = ModelConfig(
         path="random",
@@ -167,7 +167,7 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     from text2sql_grpo.data.example import Example
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
     from text2sql_grpo.grading import Grader
-    from text2sql_grpo.models.policy import lora_config
+    from text2sql_grpo.models.loaded_policy import lora_config
     from text2sql_grpo.rewards import RewardMix
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import training_arguments
@@ -221,7 +221,7 @@ def _model(config: Any, settings: Any, folder: Path) -> Any:
     torch.manual_seed(0)
     if settings.quantization == "none":
         return AutoModelForCausalLM.from_config(config)
-    from text2sql_grpo.models.policy import load_policy
+    from text2sql_grpo.models.loaded_policy import load_policy
 
     code = (
         "import sys; from transformers import AutoConfig, AutoModelForCausalLM as A;"

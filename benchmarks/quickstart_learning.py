@@ -35,7 +35,7 @@ from text2sql_grpo.jobs.evaluate import answer_all
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import stage_trainer, started_policy
 from text2sql_grpo.jobs.train import run_arguments, train
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import Answer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model

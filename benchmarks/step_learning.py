@@ -27,7 +27,7 @@ from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
 from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.training.trainer import SQLGRPOTrainer

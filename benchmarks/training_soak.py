@@ -38,14 +38,14 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import SlotCache
+from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.progress import TrainingProgress
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]

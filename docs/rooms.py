@@ -32,8 +32,9 @@ LIGHT_ROOMS = {
 HEAVY_ROOMS = {
     "rollout": "many sessions played by one policy",
     "models": "loading, converting and fitting models and devices",
-    "reliability": "ranks, signals, alerts",
-    "training": "the trainers of SFT and GRPO",
+    "reliability": "checkpoints, ranks, signals, alerts",
+    "training": "a step of GRPO",
+    "sft": "supervised fine-tuning before it",
     "evaluation": "held-out accuracy with intervals",
     "publishing": "merge, model card, Hub",
     "reporting": "a run folder to pictures",

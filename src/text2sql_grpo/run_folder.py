@@ -1,10 +1,12 @@
-"""Names of the files in a run folder, and readers of those that other programs use."""
+"""Names of the files in a run folder, their writer, and readers of those that other programs use."""
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.files import read_json, read_jsonl
+from text2sql_grpo.files import append_jsonl, cut_lines, read_json, read_jsonl
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"  # a line per step
@@ -16,6 +18,29 @@ SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; be
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
+
+
+class RunLog:
+    """Appender to the logs of a run folder; each line is written whole and at once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def write(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records to the log of this name, NaN and infinity as null."""
+        append_jsonl(self.folder / name, map(_plain, records))
+
+    def cut_back(self, step: int) -> None:
+        """Remove lines that are newer than a checkpoint, and a line that a kill left half written.
+
+        Args:
+            step: Step of the checkpoint. Metrics count steps done, episodes the steps done before them.
+        """
+        for name in (METRICS, SCHEDULE):
+            cut_lines(self.folder / name, last_step=step)
+        for name in (ROLLOUTS, TRACES):
+            cut_lines(self.folder / name, last_step=step - 1)
 
 
 def find_config(*models: str) -> Path | None:
@@ -59,3 +84,10 @@ def answers_file(run: Path, when: str = "after") -> Path:
 
 def _lines(path: Path, what: str) -> list[dict[str, Any]]:
     return list(read_jsonl(path, what)) if path.is_file() else []
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinity, which are not JSON, by None."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

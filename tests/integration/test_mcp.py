@@ -36,12 +36,12 @@ from text2sql_grpo.jobs.evaluate import evaluate
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import sft, started_policy
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
+from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 LOOK, ANSWER = "<sql>SELECT code FROM branch</sql>", "<answer>SELECT staff FROM branch</answer>"

@@ -31,7 +31,7 @@ from text2sql_grpo.config import load_config
 from text2sql_grpo.jobs.figures_before import figures_folder
 from text2sql_grpo.jobs.setup import Run, open_workbench
 from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import RewardMix
 
 RUN_FILES = {

@@ -13,7 +13,7 @@ from tests.verifiers_commands import run_command
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.models.policy import LoadedPolicy, load_policy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
 

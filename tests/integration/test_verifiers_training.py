@@ -14,7 +14,7 @@ from tests.verifiers_commands import run_command
 from text2sql_grpo.commands import main
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.demonstrations import chat_demonstration
+from text2sql_grpo.sft.demonstrations import chat_demonstration
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None,

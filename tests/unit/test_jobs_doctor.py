@@ -23,9 +23,9 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.jobs import doctor_checks, doctor_model
 from text2sql_grpo.jobs.doctor import doctor
 from text2sql_grpo.jobs.doctor_checks import read_launch
+from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Sharding
 from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.training.arguments import wrong_combinations
-from text2sql_grpo.training.memory import MemoryEstimate, Sharding
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "config").glob("*.yaml"))

@@ -25,7 +25,7 @@ from text2sql_grpo.jobs import sft as job
 from text2sql_grpo.jobs.setup import open_workbench
 from text2sql_grpo.jobs.sft import stage_folder, started_policy
 from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints
 
 CHAT = [

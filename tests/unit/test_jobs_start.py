@@ -17,7 +17,7 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.jobs.setup import Run, open_workbench
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.jobs.train import run_arguments
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.run_folder import read_metrics
 
 

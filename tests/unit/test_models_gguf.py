@@ -19,7 +19,7 @@ from tests.tiny_model import write_model
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models import gguf as conversion
 from text2sql_grpo.models import hardware, sources
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID, model_folder, packaged_gguf
 from text2sql_grpo.rollout.chat_format import ChatFormat
 

@@ -11,7 +11,7 @@ from tests.tiny_model import write_model
 from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.models.policy import load_policy, lora_config, resolved
+from text2sql_grpo.models.loaded_policy import load_policy, lora_config, resolved
 
 LORA = LoraSettings()
 
@@ -30,7 +30,7 @@ def test_what_auto_means_on_a_cpu(
     settings: ModelConfig, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("text2sql_grpo.models.policy.has_fast_bf16", lambda: True)
+    monkeypatch.setattr("text2sql_grpo.models.loaded_policy.has_fast_bf16", lambda: True)
     decided = resolved(settings, "cpu")
     assert (decided.dtype, decided.quantization) == expected
     assert resolved(decided, "cpu") == decided
@@ -40,7 +40,7 @@ def test_auto_trains_lora_where_weights_cannot_be_packed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
-    monkeypatch.setattr("text2sql_grpo.models.policy.has_fast_bf16", lambda: False)
+    monkeypatch.setattr("text2sql_grpo.models.loaded_policy.has_fast_bf16", lambda: False)
     settings = ModelConfig(path="m", lora=LORA, quantization="auto")
     assert resolved(settings, "cpu").quantization == "none"
     assert "LoRA on float32 weights, not on 4-bit ones: DISABLE_BITSANDBYTES=1 is set" in caplog.text

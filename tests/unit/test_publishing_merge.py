@@ -23,7 +23,7 @@ from transformers import (
 from tests.tiny_model import CHAT_TEMPLATE, logits_of, write_adapter, write_model, write_tokenizer
 from tests.unit.test_training_families import FAST, tiny
 from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.publishing.stored_weights import to_four_bits_and_back
 

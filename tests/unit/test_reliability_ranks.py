@@ -12,7 +12,7 @@ from torch import distributed
 
 from tests.tiny_model import write_model
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.training import trl_compat

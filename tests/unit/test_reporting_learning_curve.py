@@ -10,8 +10,7 @@ import pytest
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.reporting import learning_curve
 from text2sql_grpo.reporting.learning_curve import HEIGHT_INCHES, WIDTH_INCHES, plot_learning_curve
-from text2sql_grpo.run_folder import SCHEDULE
-from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.run_folder import SCHEDULE, RunLog
 
 DPI = 50  # a coarser picture, in less time
 SIZE = (round(WIDTH_INCHES * DPI), round(HEIGHT_INCHES * DPI))

@@ -11,7 +11,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.rewards.turns import TurnRewards
+from text2sql_grpo.rewards.turn_rewards import TurnRewards
 from text2sql_grpo.sql import ExecutionOutcome
 
 GOLD = "SELECT age FROM emp WHERE dept = 'IT 4' AND city = 'Rome'"  # the question holds Rome

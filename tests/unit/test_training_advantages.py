@@ -6,10 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from text2sql_grpo.config import _GAE_MAX_TURNS
-from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.training.advantages import (
     GAE_LAMBDA,
     gae,
@@ -18,6 +14,10 @@ from text2sql_grpo.training.advantages import (
     turn_advantages,
     whitened,
 )
+
+from text2sql_grpo.config import _GAE_MAX_TURNS
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.rewards import RewardMix
 
 MIX = {"execution": 1.0, "executes": 0.2, "turn_cost": 0.1}
 SCALES = st.sampled_from(["group", "batch", "none"])

@@ -17,11 +17,11 @@ from tests.tiny_model import write_model
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 

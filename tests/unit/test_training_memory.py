@@ -17,14 +17,14 @@ from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.models.policy import lora_config
+from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.jobs.doctor_update import LiveBytes, UntraceableError, Update, trace_update
+from text2sql_grpo.models.loaded_policy import lora_config
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import memory
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
-from text2sql_grpo.training.update_memory import LiveBytes, UntraceableError, Update, trace_update
 
 ROWS, PROMPT, COMPLETION = 8, 120, 40
 NO_ROLLOUTS = Rollouts(0, 0, 0, 0)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from text2sql_grpo.training.overlap import current_player
 
 from tests.tiny_run import json_lines
 from tests.unit.test_training_trl_compat import make_trainer
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
-from text2sql_grpo.training.overlap import current_player
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 pytestmark = pytest.mark.usefixtures("rewards_with_spread")

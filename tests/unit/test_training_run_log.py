@@ -10,8 +10,8 @@ from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Verdict
-from text2sql_grpo.run_folder import METRICS, ROLLOUTS, read_metrics
-from text2sql_grpo.training.run_log import RunLog, episode_metrics
+from text2sql_grpo.rewards import episode_metrics
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, RunLog, read_metrics
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
 GOLD_FAILED = Verdict(official=False, strict=False, reason="gold_failed", executes=False)

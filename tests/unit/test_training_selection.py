@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from text2sql_grpo.training.selection import Selection
 
 from tests.scripted_policy import ask
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.training.selection import Selection
 
 FAMILIES = ["lookup"] * 5 + ["count"] * 8 + ["join"] * 4
 HALF = {"lookup": 0.5}

@@ -20,11 +20,10 @@ from text2sql_grpo.config import SFTSettings, SFTStop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
-from text2sql_grpo.training.demonstrations import Demonstration, demonstrate
-from text2sql_grpo.training.sft import (
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.sft.demonstrations import Demonstration, demonstrate
+from text2sql_grpo.sft.sft_trainer import (
     ForwardPass,
     SFTData,
     SFTStageTrainer,
@@ -34,6 +33,7 @@ from text2sql_grpo.training.sft import (
     stage_arguments,
     tree_pass,
 )
+from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.token_tree.attention import TreePass
 
 CPU = torch.device("cpu")

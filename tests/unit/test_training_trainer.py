@@ -11,6 +11,8 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig, PromptTuningConfig
+from text2sql_grpo.training.advantages import zero_variance_by_prompt
+from text2sql_grpo.training.step_times import STAGES
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,11 +34,9 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
+from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.advantages import zero_variance_by_prompt
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.step_times import STAGES
 from text2sql_grpo.training.token_tree.scored_tree import trimmed
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 

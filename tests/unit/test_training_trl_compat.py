@@ -19,10 +19,10 @@ from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Budgets
+from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 

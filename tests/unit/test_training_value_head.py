@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from text2sql_grpo.training.advantages import turn_spans
+from text2sql_grpo.training.value_head import ValueHead, turn_states
 
 from tests.scripted_policy import ask
 from tests.unit.test_training_trl_compat import make_trainer
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.training.advantages import turn_spans
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
-from text2sql_grpo.training.value_head import ValueHead, turn_states
 
 
 def test_a_state_is_that_of_the_token_before_the_turn(tmp_path: Path) -> None:

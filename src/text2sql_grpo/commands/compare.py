@@ -42,7 +42,7 @@ def compare(
         from text2sql_grpo.jobs.compare import saved_answers, shared_questions, show, spread
         from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
         from text2sql_grpo.jobs.setup import open_workbench
-        from text2sql_grpo.models.policy import load_policy
+        from text2sql_grpo.models.loaded_policy import load_policy
 
         check_place(out)
         given = {"base": base, "trained": trained}

@@ -12,8 +12,7 @@ from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run_folder import SCHEDULE, read_schedule
-from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
 
 Record = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.jobs.evaluate import formatted
 from text2sql_grpo.jobs.setup import chat_format
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import context_length, model_policy

@@ -18,11 +18,11 @@ from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.models.hardware import choose_threads
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.reporting.progress import progress_bar
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.engine import run
-from text2sql_grpo.training.progress import progress_bar
-from text2sql_grpo.training.trajectories import EpisodeFile, Keep, select_chats
+from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
 
 _SESSIONS_AT_ONCE = 1_000  # queued for the engine; they hold their prompts
 

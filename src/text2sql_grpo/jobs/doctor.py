@@ -14,16 +14,16 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.jobs import doctor_checks, doctor_model
 from text2sql_grpo.jobs.doctor_checks import Finding, guarded
+from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Sharding
+from text2sql_grpo.jobs.doctor_update import UntraceableError
 from text2sql_grpo.jobs.run_folder import check_folder
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.jobs.sft import base_policy
 from text2sql_grpo.jobs.train import run_arguments, select_questions
 from text2sql_grpo.models.hardware import device_type
-from text2sql_grpo.models.policy import resolved
+from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.models.sources import readable_folder
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.memory import MemoryEstimate, Sharding
-from text2sql_grpo.training.update_memory import UntraceableError
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 

@@ -20,17 +20,17 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.doctor_checks import Finding
+from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.jobs.doctor_update import Update
 from text2sql_grpo.jobs.setup import Run, Workbench, evenly_spaced
 from text2sql_grpo.jobs.train import grpo_trainer, run_arguments
 from text2sql_grpo.models.hardware import GIB, device_memory, device_type
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
+from text2sql_grpo.reporting.progress import duration
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run_folder import ROLLOUTS
+from text2sql_grpo.sft.demonstrations import action_text, play
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.demonstrations import action_text, play
-from text2sql_grpo.training.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
-from text2sql_grpo.training.progress import duration
-from text2sql_grpo.training.update_memory import Update
 
 EPISODES = 32
 _TOO_FULL = 0.95

@@ -29,10 +29,10 @@ from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.models.hardware import choose_threads
-from text2sql_grpo.models.policy import LoadedPolicy, load_policy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
+from text2sql_grpo.reporting.progress import progress_bar
 from text2sql_grpo.rewards import Answer, Judge
-from text2sql_grpo.training.demonstrations import action_text
-from text2sql_grpo.training.progress import progress_bar
+from text2sql_grpo.sft.demonstrations import action_text
 
 _SHOWN = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
 

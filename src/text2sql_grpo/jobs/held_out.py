@@ -10,7 +10,7 @@ from text2sql_grpo.evaluation.evaluate import accuracy, summary
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.evaluate import answer_all
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation

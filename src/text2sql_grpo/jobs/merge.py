@@ -13,7 +13,7 @@ from text2sql_grpo.evaluation.evaluate import accuracy
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.jobs.evaluate import answer_all, held_out_sets
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced
-from text2sql_grpo.models.policy import load_policy
+from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import Answer
 
 

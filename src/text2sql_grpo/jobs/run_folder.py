@@ -14,8 +14,7 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import checkpoint_step, find_damage, saved_checkpoints, steps_done
-from text2sql_grpo.run_folder import CONFIG, CURVE, METRICS, ROLLOUTS, START
-from text2sql_grpo.training.run_log import RunLog
+from text2sql_grpo.run_folder import CONFIG, CURVE, METRICS, ROLLOUTS, START, RunLog
 
 _RUN_FILES = (
     *(CONFIG, METRICS, ROLLOUTS, CURVE, START),

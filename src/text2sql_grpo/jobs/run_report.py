@@ -19,7 +19,7 @@ from text2sql_grpo.jobs.compare import comparison_table
 from text2sql_grpo.jobs.evaluate import empty_accuracy_table, stacked_intervals
 from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.models.hardware import hardware
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file, read_metrics

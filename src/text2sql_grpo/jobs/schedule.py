@@ -16,9 +16,8 @@ from text2sql_grpo.jobs.setup import Workbench
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run_folder import read_schedule
+from text2sql_grpo.run_folder import RunLog, read_schedule
 from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.run_log import RunLog
 
 
 def schedule_evaluations(

@@ -26,7 +26,7 @@ from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare
 from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.hardware import device_type
-from text2sql_grpo.models.policy import (
+from text2sql_grpo.models.loaded_policy import (
     LoadedPolicy,
     load_policy,
     lora_config,
@@ -38,20 +38,20 @@ from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
+from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import attention_of
-from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.demonstrations import Demonstration, chat_demonstration
-from text2sql_grpo.training.progress import TrainingProgress, sft_facts
-from text2sql_grpo.training.run_log import RunLog
-from text2sql_grpo.training.sft import (
+from text2sql_grpo.run_folder import RunLog
+from text2sql_grpo.sft.demonstrations import Demonstration, chat_demonstration
+from text2sql_grpo.sft.sft_trainer import (
     RESULT_FIELDS,
     SFTData,
     SFTStageTrainer,
     StopAtTarget,
     stage_arguments,
 )
+from text2sql_grpo.training import trl_compat
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 INTERRUPTED = 130
 
@@ -224,7 +224,7 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
     for folder in (model, settings.adapter):
         if folder is not None and folder.is_dir():
             files += sorted(path for path in folder.iterdir() if path.is_file())
-    for pattern in ("training/sft.py", "training/demonstrations.py", "training/token_tree/*.py"):
+    for pattern in ("sft/*.py", "training/token_tree/*.py"):
         files += sorted(Path(__file__).parents[1].glob(pattern))
     return cache_folder("sft") / fingerprint(what, files)
 

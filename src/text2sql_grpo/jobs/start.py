@@ -21,7 +21,7 @@ from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.held_out import answer_on_all_ranks
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
 from text2sql_grpo.jobs.sft import train_further
-from text2sql_grpo.models.policy import LoadedPolicy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import START
 from text2sql_grpo.training.arguments import SQLGRPOConfig

@@ -33,18 +33,17 @@ from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
 from text2sql_grpo.jobs.sft import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.jobs.start import settle_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
-from text2sql_grpo.models.policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
+from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.run_folder import ROLLOUTS, read_metrics
+from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.parts import Select
-from text2sql_grpo.training.progress import TrainingProgress
 from text2sql_grpo.training.record import no_signal
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.select import open_gate, open_select
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 

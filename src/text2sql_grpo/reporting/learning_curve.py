@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.reporting.progress import looks_by_family
 from text2sql_grpo.run_folder import CURVE, EVALUATION, METRICS, read_evaluation, read_metrics, read_schedule
-from text2sql_grpo.training.run_log import looks_by_family
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 4.5, 200
 CURVES = ("accuracy/strict", "reward", "episode/looks", "accuracy/strict_played")

@@ -1,9 +1,9 @@
 """Named scores and one reward of a finished episode."""
 
-from text2sql_grpo.rewards.flags import FLAGS, episode_flags
+from text2sql_grpo.rewards.episode_flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results, RewardFunction
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
-from text2sql_grpo.rewards.judge import Answer, Judge, open_grader
+from text2sql_grpo.rewards.judge import Answer, Judge, episode_metrics, open_grader
 from text2sql_grpo.rewards.mix import RewardMix
 from text2sql_grpo.rewards.presets import PRESETS, Preset
 
@@ -18,5 +18,6 @@ __all__ = [
     "RewardFunction",
     "RewardMix",
     "episode_flags",
+    "episode_metrics",
     "open_grader",
 ]

@@ -1,17 +1,18 @@
 """Judging of finished episodes: the only place that grades, scores, pays, flags and records them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.environment.episode import Action, Episode, StopReason
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
 from text2sql_grpo.grading.neighbours import Neighbours
-from text2sql_grpo.rewards.flags import episode_flags
+from text2sql_grpo.rewards.episode_flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.mix import RewardMix
 from text2sql_grpo.sql import SQLExecutor
@@ -113,6 +114,35 @@ class Judge:
             turn_rewards = turns.total(turn_scores)
         flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
         return Answer(episode, verdict, official, flags, scores, reward, turn_scores, turn_rewards)
+
+
+def episode_metrics(
+    episode: Episode,
+    verdict: Verdict,
+    flags: Sequence[str] = (),
+    turn_scores: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Metrics of one episode, which are averaged over a step and logged.
+
+    `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
+    a literal copied from an observation is no hack by itself. `grading/uncovered` is the share of answers
+    accepted on fewer neighbours than asked for, see `Verdict`. `turn/NAME` is the sum of a score of turns.
+    """
+    kinds = [action.kind for action in episode.actions]
+    return {
+        "accuracy/strict": float(verdict.strict),
+        "accuracy/official": float(verdict.official),
+        "accuracy/official_minus_strict": float(verdict.official) - float(verdict.strict),
+        "hack/rate": float("official_only" in flags or "no_table" in flags),
+        **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
+        "grading/uncovered": float(bool(verdict.uncovered)),
+        "episode/turns": float(len(kinds)),
+        "episode/looks": float(episode.looks),
+        "episode/malformed": float(kinds.count("malformed")),
+        "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
+        **{f"turn/{name}": sum(values) for name, values in turn_scores.items()},
+        **{f"stop/{reason}": float(episode.stop_reason == reason) for reason in get_args(StopReason)},
+    }
 
 
 def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:

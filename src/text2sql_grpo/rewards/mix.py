@@ -11,7 +11,7 @@ from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rewards.presets import PRESETS
-from text2sql_grpo.rewards.turns import read_turn_rewards
+from text2sql_grpo.rewards.turn_rewards import read_turn_rewards
 
 ADJUSTMENT = "adjustment"
 PENALTY = -1.0

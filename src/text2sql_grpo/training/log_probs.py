@@ -7,6 +7,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
+from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.parts import Batch
 from text2sql_grpo.training.token_tree.update import LossTokens
 
@@ -62,10 +63,7 @@ def _log_probs(
     if trainer.update.check(model, ids, mask, width, role=role):
         tokens = LossTokens.all_of(inputs)
         return trainer.update.log_probs(model, ids, mask, tokens, batch_size=size)[0]
-    log_probs: torch.Tensor = trainer._get_per_token_logps_and_entropies(
-        model, ids, mask, width, batch_size=size
-    )[0]
-    return log_probs
+    return trl_compat.plain_log_probs(trainer, model, ids, mask, width, batch_size=size)
 
 
 def _is_masked_by_them(trainer: GRPOTrainer) -> bool:

@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
-from text2sql_grpo.rewards import Answer, Judge
+from text2sql_grpo.rewards import Answer, Judge, episode_metrics
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.policy import ModelPolicy, context_length, obstacle, plays_by_slots, trial_obstacle
@@ -22,7 +22,6 @@ from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.parts import Judged, Play, Row
-from text2sql_grpo.training.run_log import episode_metrics
 
 
 class Rollouts:

@@ -21,7 +21,7 @@ from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
 from text2sql_grpo.rewards import Judge, RewardMix
-from text2sql_grpo.run_folder import ROLLOUTS
+from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
@@ -30,7 +30,6 @@ from text2sql_grpo.training.log_probs import other_log_probs
 from text2sql_grpo.training.parts import Batch, Credit, Gate, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts, SQLPlay
 from text2sql_grpo.training.record import Episodes, Families, Rewards, StepTimes
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.select.shuffled import Shuffled
 from text2sql_grpo.training.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
 

@@ -119,6 +119,21 @@ def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
+def plain_log_probs(
+    trainer: GRPOTrainer,
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    mask: torch.Tensor,
+    width: int,
+    *,
+    batch_size: int | None = None,
+) -> torch.Tensor:
+    """TRL's log-probs of the last `width` columns, each row forwarded whole."""
+    inputs = (model, input_ids, mask, width, batch_size)
+    log_probs: torch.Tensor = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs)[0]
+    return log_probs
+
+
 def shrink_logit_tiles(trainer: GRPOTrainer) -> None:
     """Make TRL's fused head take fewer tokens at once on a CPU, so that their logits fit into its caches.
 

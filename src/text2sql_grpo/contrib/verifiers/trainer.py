@@ -19,11 +19,11 @@ from text2sql_grpo.contrib.verifiers.package import Package, open_package
 from text2sql_grpo.contrib.verifiers.task_session import TaskSession
 from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.parts import Judged, Play, Row
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Episodes
-from text2sql_grpo.training.run_log import RunLog
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 logger = logging.getLogger(__name__)

@@ -103,7 +103,7 @@ class TokenTreeUpdate:
             tree = partial(tree_log_probs, self._trainer, model)
             reason = disagreement(
                 model,
-                lambda: plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
+                lambda: trl_compat.plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
                 lambda: tree(scored_tree(ids, mask, is_present))[0],
                 is_float32=computes_in_float32(self._trainer),
             )
@@ -217,15 +217,6 @@ def tree_log_probs(
         output = model(**inputs, **router, shift_labels=batch.targets[None], fused_lm_head=True)
     entropy = None if output.entropy is None else batch.unpack(output.entropy[0])
     return batch.unpack(output.log_probs[0]), entropy, output.aux_loss if compute_aux_loss else None
-
-
-def plain_log_probs(
-    trainer: GRPOTrainer, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int
-) -> torch.Tensor:
-    """TRL's log-probs of the last `width` columns, each row forwarded whole."""
-    inputs = (model, input_ids, mask, width)
-    log_probs: torch.Tensor = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs)[0]
-    return log_probs
 
 
 def computes_in_float32(trainer: Trainer) -> bool:

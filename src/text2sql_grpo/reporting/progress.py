@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
-from text2sql_grpo.run_folder import METRICS, read_metrics
-from text2sql_grpo.training.run_log import RunLog, looks_by_family
+from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
 
 _LINE_EVERY_S = 15.0
 _SPEED_OVER_S = 1800.0
@@ -178,3 +177,27 @@ def duration(seconds: float) -> str:
 def _number(value: Any) -> str:
     is_known = isinstance(value, int | float) and math.isfinite(value)  # NaN: every episode was masked
     return f"{value:.2f}" if is_known else "-"
+
+
+MAX_FAMILIES = 4
+
+
+def looks_by_family(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Tool calls per episode and kind of question, from a line of metrics; empty for fewer than two kinds.
+
+    Look-ups and all others where the family `lookup` is among them, else the most frequent families.
+    """
+    shares = {
+        name.split("/")[1]: value
+        for name, value in metrics.items()
+        if name.startswith("family/") and name.endswith("/share") and value
+    }
+    looks = {family: metrics[f"family/{family}/looks"] for family in shares}
+    if len(looks) < 2:
+        return {}
+    if "lookup" not in looks:
+        most = sorted(shares, key=lambda family: (-shares[family], family))[:MAX_FAMILIES]
+        return {family: looks[family] for family in most}
+    rest = sum(share for family, share in shares.items() if family != "lookup")
+    others = sum(shares[family] * looks[family] for family in shares if family != "lookup") / rest
+    return {"look-ups": looks["lookup"], "others": others}

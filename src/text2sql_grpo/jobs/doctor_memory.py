@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.jobs.doctor_update import Update, trace_update
 from text2sql_grpo.rollout.policy import cached_numbers
-from text2sql_grpo.training.update_memory import Update, trace_update
 
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
 _CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve, not measured

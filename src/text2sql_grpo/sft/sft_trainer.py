@@ -36,9 +36,9 @@ from text2sql_grpo.reliability.ranks import any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
+from text2sql_grpo.sft.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees
 from text2sql_grpo.training.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.training.token_tree.tree import TokenTree
