@@ -48,6 +48,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from update import LOGIT_TILE
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.contrib.stock_trl import SQLTools, stock_trl
 from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.data.databases import Databases
@@ -60,7 +61,6 @@ from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import SlotPolicy, run
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 

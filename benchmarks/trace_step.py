@@ -32,6 +32,11 @@ PACKAGE = Path(text2sql_grpo.__file__).parent
 NOT_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"}
 
 
+def is_spine(file: str) -> bool:
+    """True for files that a reader of the step must read: the other subpackages have one entrance each."""
+    return file.startswith("training/") or file == "rollout/engine.py"
+
+
 class Trace(TrainerCallback):
     """Functions of this package in the order in which each thread first enters them, during one step.
 
@@ -90,6 +95,7 @@ def main() -> None:
         "functions": len(entered),
         "files": len({file for file, _ in entered}),
         "file_switches": sum(a[0] != b[0] for each in threads for a, b in itertools.pairwise(each)),
+        "spine": len({entry for entry in entered if is_spine(entry[0])}),
     }
     print(json.dumps({"benchmark": "trace_step", **figures}))
 

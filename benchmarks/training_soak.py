@@ -21,13 +21,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from rich.console import Console
+from transformers import PreTrainedModel
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random models
@@ -35,17 +36,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random mode
 from tests.tiny_model import write_model
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import SQLSession
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import SlotCache
 from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.parts import Row
+from text2sql_grpo.training.play import Rollouts, SQLPlay
 from text2sql_grpo.training.trainer import SQLGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
@@ -99,20 +100,25 @@ class Forced(Sampling):
         return uniforms, logits.log_softmax(-1).gather(-1, uniforms[:, None])[:, 0]
 
 
-class SoakTrainer(SQLGRPOTrainer):
+class SoakPlay(SQLPlay):
     """What changes: every second episode looks first, one in four is wrong, one in four cannot be read."""
 
-    def _play(self, sessions: list[SQLSession]) -> list[Episode]:
+    def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         said = []
-        for number, session in enumerate(sessions):
-            example = session.episode.example
+        for number, question in enumerate(questions):
+            example = self._examples[question]
             look = f"<sql>{example.look_sql or example.gold_sql}</sql>"
             right = f"<answer>{example.gold_sql}</answer>"
-            wrong = f"<answer>SELECT {self.state.global_step} + 1</answer>"  # run, not taken from the cache
+            wrong = f"<answer>SELECT {rollouts.step} + 1</answer>"  # run, not taken from the cache
             turns = [[look, right], [look, wrong], [right], ["?", right]][number % 4]
-            said.append(tuple(token for turn in turns for token in self._chat.turn_ids(turn)))
-        with patch.object(trl_compat, "sampling", lambda _: Forced(episodes=tuple(said))):
-            return super()._play(sessions)
+            said.append(tuple(token for turn in turns for token in rollouts.chat.turn_ids(turn)))
+        policy = rollouts.policy
+
+        def forced(model: PreTrainedModel) -> SlotPolicy:
+            return replace(policy(model), sampling=Forced(episodes=tuple(said)))
+
+        with patch.object(rollouts, "policy", forced):
+            return super().play(questions, rollouts)
 
 
 def memory_mb() -> float:
@@ -191,7 +197,7 @@ def soak_trainer(
     *,
     steps: int,
     callbacks: Sequence[TrainerCallback],
-) -> SoakTrainer:
+) -> SQLGRPOTrainer:
     policy = load_policy(config.model.path)
     arguments = training_arguments(
         GRPO | {"max_steps": steps},
@@ -202,7 +208,7 @@ def soak_trainer(
     )
     run_log = RunLog(config.run.output_dir)
     progress = TrainingProgress(run_log, Console(file=open(os.devnull, "w")))  # noqa: SIM115
-    trainer = SoakTrainer(
+    trainer = SQLGRPOTrainer(
         policy.model,
         arguments,
         examples=examples,
@@ -213,6 +219,7 @@ def soak_trainer(
         callbacks=[progress, *callbacks],
         run_log=run_log,
     )
+    trainer.play.__class__ = SoakPlay
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
     return trainer

@@ -33,6 +33,8 @@ HEAVY_ROOMS = {
     "rollout": "many sessions played by one policy",
     "models": "loading, converting and fitting models and devices",
     "reliability": "checkpoints, ranks, signals, alerts",
+    "trl_compat": "private names of TRL",
+    "token_tree": "an update that forwards each distinct prefix once",
     "training": "a step of GRPO",
     "sft": "supervised fine-tuning before it",
     "evaluation": "held-out accuracy with intervals",

@@ -15,13 +15,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import ModelConfig
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import lora_config, with_adapter
-from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
-from text2sql_grpo.training.token_tree.scored_tree import keep_hidden_states
-from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
+from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
+from text2sql_grpo.token_tree.scored_tree import keep_hidden_states
+from text2sql_grpo.token_tree.tree import Tile, TokenTree
 
 
 @dataclass(frozen=True)

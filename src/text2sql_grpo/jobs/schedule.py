@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from transformers import Trainer
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.evaluate import answer_questions
 from text2sql_grpo.evaluation.schedule import EvaluationSchedule, Record
@@ -17,7 +18,6 @@ from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import best_checkpoint, checkpoint_step
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import RunLog, read_schedule
-from text2sql_grpo.training import trl_compat
 
 
 def schedule_evaluations(

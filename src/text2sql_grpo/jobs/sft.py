@@ -15,6 +15,7 @@ from rich.console import Console
 from transformers import Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
@@ -50,7 +51,6 @@ from text2sql_grpo.sft.sft_trainer import (
     StopAtTarget,
     stage_arguments,
 )
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 INTERRUPTED = 130
@@ -224,7 +224,7 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
     for folder in (model, settings.adapter):
         if folder is not None and folder.is_dir():
             files += sorted(path for path in folder.iterdir() if path.is_file())
-    for pattern in ("sft/*.py", "training/token_tree/*.py"):
+    for pattern in ("sft/*.py", "token_tree/*.py"):
         files += sorted(Path(__file__).parents[1].glob(pattern))
     return cache_folder("sft") / fingerprint(what, files)
 

@@ -30,7 +30,7 @@ def run(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    on_end: Callable[[R], None] = lambda episode: None,
+    on_end: Callable[[R], None] | None = None,
 ) -> list[R]:
     """Play every session to its end, side by side.
 
@@ -44,7 +44,7 @@ def run(
     Args:
         first_turns: One given first assistant turn per session; the policy samples the rest. None to sample
             all turns.
-        on_end: Called with each episode as soon as it is over, in this thread.
+        on_end: Called with each episode as soon as it is over, in this thread; None for nothing.
 
     Returns:
         The episodes, in the order of the sessions.
@@ -52,7 +52,7 @@ def run(
     start_all(sessions, chat, budgets)
     episodes = [session.episode for session in sessions]
     for episode in episodes:
-        if episode.stop_reason is not None:  # its prompt left no room for an answer
+        if on_end and episode.stop_reason is not None:  # its prompt left no room for an answer
             on_end(episode)
     if isinstance(policy, SlotPolicy):
         slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
@@ -69,6 +69,6 @@ def run(
         log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
         for i, sampled, probs in zip(active, written.ids, log_probs, strict=True):
             take_turn(sessions[i], sampled, chat, budgets, log_probs=probs)  # and the reply to it
-            if episodes[i].stop_reason is not None:
+            if on_end and episodes[i].stop_reason is not None:
                 on_end(episodes[i])
     return episodes

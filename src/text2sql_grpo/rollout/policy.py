@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from functools import cache
 from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
+import psutil
 import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -26,7 +28,6 @@ logger = logging.getLogger(__name__)
 Engine = Literal["auto", "slots", "generation"]
 _LENGTH_ROPES = ("dynamic", "longrope")  # the types that `dynamic_rope_update` of transformers acts on
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
-_CPU_CACHE_BYTES = 2 << 30
 _TRIAL_STEPS = torch.tensor([[3, 3, 3], [1, 2, 1], [2, 1, 2]])  # new tokens of each row in each pass
 _TRIAL_WINDOW = 256  # windows up to this are filled
 _TRIALS: MutableMapping[PreTrainedModel, str | None] = WeakKeyDictionary()
@@ -157,10 +158,11 @@ class SlotPolicy:
         dtype = self.model.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_CACHE_BYTES
-        rows = free // (tokens * cached_numbers(config) * dtype.itemsize)
-        max_rows = max(1, min(num_sessions, self.max_slots or num_sessions, rows))
-        return SlotCache(max_rows=max_rows, dtype=dtype, device=device)
+        rows = cache_bytes(device) // (tokens * cached_numbers(config) * dtype.itemsize)
+        wanted = min(num_sessions, self.max_slots or num_sessions)
+        if rows < wanted:
+            _warn_once(f"Memory suffices for {max(1, rows)} of {wanted} episodes of {tokens} tokens at once")
+        return SlotCache(max_rows=max(1, min(wanted, rows)), dtype=dtype, device=device)
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
@@ -172,6 +174,18 @@ class SlotPolicy:
             )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Number of bytes for keys and values: half of what is free on a GPU, an eighth of a machine's memory.
+
+    What torch's allocator has reserved and does not use is free. The share of a CPU does not depend on what
+    runs beside, so that equal runs have equal passes; ranks on one machine divide it.
+    """
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + reserved) // 2
+    return int(psutil.virtual_memory().total) // 8 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:

@@ -109,7 +109,7 @@ def play(
     budgets: Budgets,
     *,
     first_turns: Sequence[str] | None = None,
-    on_end: Callable[[R], None] = lambda episode: None,
+    on_end: Callable[[R], None] | None = None,
 ) -> None:
     """Play started sessions to their end; see `engine.run`."""
     turns = [chat.turn_ids(text) for text in first_turns or []]
@@ -141,7 +141,7 @@ class _Scheduler:
         budgets: Budgets,
         given: dict[int, tuple[list[int], list[float]]],
         tools: ThreadPoolExecutor,
-        on_end: Callable[[Any], None],
+        on_end: Callable[[Any], None] | None,
     ) -> None:
         self._policy, self._chat, self._budgets = policy, chat, budgets
         self._given, self._tools, self._on_end = given, tools, on_end
@@ -248,7 +248,8 @@ class _Scheduler:
                 self._start_turn(row)
             else:
                 self._evict(row)
-                self._on_end(row.session.episode)
+                if self._on_end:
+                    self._on_end(row.session.episode)
 
     def _start_turn(self, row: _Row) -> None:
         """Schedule the prefill of new tokens, or decoding if there is only one."""
@@ -336,7 +337,8 @@ class _Scheduler:
     def _drafts(self) -> dict[int, list[int]]:
         """Last token of decoding rows and the draft tokens after it, by row; empty while many rows decode."""
         rows = [row for row in self._rows if row.is_decoding]
-        if not 0 < 2 * len(rows) <= _FREE_TOKENS:
+        # On a GPU each row would make the host wait for its tokens, and a pass of more tokens is not free.
+        if self._last.device.type != "cpu" or not 0 < 2 * len(rows) <= _FREE_TOKENS:
             return {}
         limit = _FREE_TOKENS // len(rows) - 1
         drafts = {}

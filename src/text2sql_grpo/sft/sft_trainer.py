@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import SFTSettings, SFTStop
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
@@ -37,12 +38,11 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.sft.demonstrations import Demonstration, weighted_demonstrations
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees
+from text2sql_grpo.token_tree.scored_tree import keep_hidden_states
+from text2sql_grpo.token_tree.tree import TokenTree
+from text2sql_grpo.token_tree.update import computes_in_float32, tree_obstacle
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees
-from text2sql_grpo.training.token_tree.scored_tree import keep_hidden_states
-from text2sql_grpo.training.token_tree.tree import TokenTree
-from text2sql_grpo.training.token_tree.update import computes_in_float32, tree_obstacle
 
 logger = logging.getLogger(__name__)
 

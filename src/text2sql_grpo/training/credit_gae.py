@@ -1,6 +1,5 @@
 """Credit by generalised advantage estimation over turns, with a value head on the policy's hidden states."""
 
-import math
 import operator
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.reliability.ranks import gather
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.credit import EPSILON, token_advantages
 from text2sql_grpo.training.parts import Batch, Credit, turn_spans
 
@@ -27,7 +26,8 @@ class GAECredit(Credit):
 
     The value is between the highest reward of a wrong answer and the lowest of a right one: the estimated
     chance of a right answer, scaled. The policy gets no gradient of the head, which is no part of the model.
-    It is equal on all ranks, since each trains it on the turns of all.
+    It is equal on all ranks, since each trains it on the turns of all. Its metric `value/loss` is the
+    cross-entropy of a batch before it is trained on, in nats.
 
     Args:
         width: Size of a hidden state.
@@ -37,7 +37,7 @@ class GAECredit(Credit):
     """
 
     def __init__(self, width: int, low: float, high: float, *, scale: str) -> None:
-        self._low, self._high, self._scale, self._loss = low, high, scale, math.nan
+        self._low, self._high, self._scale = low, high, scale
         self._head = torch.nn.Sequential(
             torch.nn.LayerNorm(width, elementwise_affine=False),
             torch.nn.utils.skip_init(torch.nn.Linear, width, 1),  # draws nothing, as the run without it
@@ -85,11 +85,7 @@ class GAECredit(Credit):
             loss.backward()
             self._optimizer.step()
             losses.append(loss.item())
-        self._loss = losses[0]
-
-    def metrics(self) -> dict[str, float]:
-        """`value/loss`: cross-entropy of the last batch before it was trained on, in nats."""
-        return {"value/loss": self._loss}
+        self.figures = {"value/loss": losses[0]}
 
     def state_dict(self) -> dict[str, Any]:
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}

@@ -7,9 +7,9 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo import trl_compat
+from text2sql_grpo.token_tree.update import LossTokens
 from text2sql_grpo.training.parts import Batch
-from text2sql_grpo.training.token_tree.update import LossTokens
 
 if TYPE_CHECKING:
     from text2sql_grpo.training.trainer import RolloutGRPOTrainer
@@ -39,8 +39,12 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
             model = trainer.accelerator.unwrap_model(trainer.model)
             with use_adapter(model, "ref" if "ref" in model.peft_config else None):  # TRL's copy of the start
                 found["ref_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "reference")
+    # TRL's off-policy mask may read those of sampling only if they are of the whole vocabulary.
+    is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
+    if not (corrects or (trainer.off_policy_mask_threshold is not None and is_whole)):
+        return found
     sampled = batch.log_probs(inputs["completion_ids"])
-    if sampled is None or not (corrects or _is_masked_by_them(trainer)):
+    if sampled is None:
         return found
     found["sampling_per_token_logps"] = sampled
     if corrects:
@@ -64,12 +68,6 @@ def _log_probs(
         tokens = LossTokens.all_of(inputs)
         return trainer.update.log_probs(model, ids, mask, tokens, batch_size=size)[0]
     return trl_compat.plain_log_probs(trainer, model, ids, mask, width, batch_size=size)
-
-
-def _is_masked_by_them(trainer: GRPOTrainer) -> bool:
-    """True if TRL's off-policy mask reads log-probs of sampling, and they are of the whole vocabulary."""
-    is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
-    return trainer.off_policy_mask_threshold is not None and is_whole
 
 
 def sampling_ratio(trainer: GRPOTrainer, difference: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,9 @@ class Judged:
         turn_rewards: Additional rewards of the sampled turns, of the first ones if fewer.
         metrics: Figures that are averaged over the batch and logged.
         family: Family of the question; None where there are no families.
-        place: Index of its group in the generation batch of all ranks; set by the trainer.
+        place: Index of its group in the generation batch of all ranks; set by the trainer, like the rest.
+        num_prompt: Number of tokens of the prompt.
+        num_sampled: Number of sampled tokens.
     """
 
     question: int
@@ -52,6 +55,8 @@ class Judged:
     metrics: Mapping[str, float] = field(default_factory=dict)
     family: str | None = None
     place: int = 0
+    num_prompt: int = 0
+    num_sampled: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,16 @@ class Batch:
 
 def placed(row: Row, place: int) -> Row:
     """Return the row as one of the group at this place, with a reward, or 0, for each of its turns."""
-    missing = len(turn_spans(row.rollout.completion_mask)) - len(row.judged.turn_rewards)
-    turn_rewards = [*row.judged.turn_rewards, *[0.0] * missing]
-    return replace(row, judged=replace(row.judged, place=place, turn_rewards=turn_rewards))
+    rollout, turn_rewards = row.rollout, row.judged.turn_rewards
+    missing = len(turn_spans(rollout.completion_mask)) - len(turn_rewards)
+    judged = replace(
+        row.judged,
+        place=place,
+        turn_rewards=[*turn_rewards, *[0.0] * missing],
+        num_prompt=len(rollout.prompt_ids),
+        num_sampled=sum(row.mask),
+    )
+    return replace(row, judged=judged)
 
 
 def turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
@@ -179,11 +191,17 @@ def turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Part:
-    """A part of a step; by default without metrics and state."""
+    """A part of a step; by default without metrics and state.
 
-    def metrics(self) -> dict[str, float]:
+    Attributes:
+        figures: What `metrics` returns.
+    """
+
+    figures: Mapping[str, float] = MappingProxyType({})
+
+    def metrics(self) -> Mapping[str, float]:
         """Figures of the last generation batch, logged under these names; equal on all ranks."""
-        return {}
+        return self.figures
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, of tensors, numbers, texts, lists and dicts alone."""

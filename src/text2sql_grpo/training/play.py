@@ -9,6 +9,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 from trl import GRPOTrainer
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
@@ -19,8 +20,6 @@ from text2sql_grpo.rollout.policy import ModelPolicy, context_length, obstacle, 
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import R, Session
-from text2sql_grpo.sql.address import Database
-from text2sql_grpo.training import trl_compat
 from text2sql_grpo.training.parts import Judged, Play, Row
 
 
@@ -36,13 +35,14 @@ class Rollouts:
         chat: Chat format of the policy.
         way: Name of the engine, with the reason if it is the slower one.
         plays_by_slots: True if the engine is `slots`. The first batch may show that it cannot be.
-        on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank.
+        on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank;
+            None for none.
     """
 
     def __init__(self, trainer: GRPOTrainer, *, tools: list[dict[str, Any]] | None, stages: Stages) -> None:
         args = trainer.args
         self._trainer, self.stages = trainer, stages
-        self.on_episode: Callable[[int, int], None] = lambda done, total: None
+        self.on_episode: Callable[[int, int], None] | None = None
         self.chat = ChatFormat(
             trainer.processing_class,
             tools=tools,
@@ -69,12 +69,9 @@ class Rollouts:
 
     def run(self, sessions: Sequence[Session[R]]) -> list[R]:
         """Play every session to its end; see `rollout.engine.run`."""
-        self._try_slots()
-        over = count(1)
-
-        def on_end(episode: R) -> None:
-            self.on_episode(next(over), len(sessions))
-
+        if self.plays_by_slots and not self._is_tried:
+            self._try_slots()
+        on_end = None if self.on_episode is None else self._counted(len(sessions))
         with self._policy() as policy, self.stages.of(decode=1):
             return run(sessions, policy, self.chat, self.budgets, on_end=on_end)
 
@@ -83,10 +80,15 @@ class Rollouts:
 
         Not before the first batch, when each rank has whole weights.
         """
-        if self.plays_by_slots and not self._is_tried:
-            with trl_compat.unwrapped_model(self._trainer) as model:
-                self._use_slots(any_reason(trial_obstacle(model)))
+        with trl_compat.unwrapped_model(self._trainer) as model:
+            self._use_slots(any_reason(trial_obstacle(model)))
         self._is_tried = True
+
+    def _counted(self, total: int) -> Callable[[Any], None]:
+        """Make a callback that counts the episodes that are over."""
+        over, on_episode = count(1), self.on_episode
+        assert on_episode is not None
+        return lambda episode: on_episode(next(over), total)
 
     @contextmanager
     def _policy(self) -> Iterator[Policy | SlotPolicy]:
@@ -169,7 +171,10 @@ class VLLMPolicy:
 
 
 class SQLPlay(Play):
-    """Play of questions over SQL databases: sessions of an environment, judged as they end.
+    """Play of questions over SQL databases: sessions of an environment, judged at their end.
+
+    Its metric `grading/changed_golds` is the number of gold queries whose rows changed between executions, on
+    any rank.
 
     Args:
         examples: Questions with gold queries that `load_examples` checked.
@@ -180,7 +185,6 @@ class SQLPlay(Play):
     def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples, self._environment, self._judge = examples, environment, judge
         self.tools = environment.tools if environment.settings.protocol == "native" else None
-        self._changed: set[tuple[Database, str]] = set()
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         examples = [self._examples[number] for number in questions]
@@ -188,12 +192,9 @@ class SQLPlay(Play):
         address = self._environment.databases.address
         with rollouts.stages.of(grade=1):
             answers = [self._judge.judge(one, address(one.example.database)) for one in episodes]
+        changed = {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
+        self.figures = {"grading/changed_golds": float(len(changed))}
         return [_row(number, answer) for number, answer in zip(questions, answers, strict=True)]
-
-    def metrics(self) -> dict[str, float]:
-        """`grading/changed_golds`: gold queries whose rows changed between two executions, on any rank."""
-        self._changed |= {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
-        return {"grading/changed_golds": float(len(self._changed))}
 
 
 def _row(number: int, answer: Answer) -> Row:

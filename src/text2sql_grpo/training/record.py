@@ -1,6 +1,7 @@
 """What a step writes and logs of its batch: episodes, rewards, lengths, families, times."""
 
 import logging
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from text2sql_grpo.reliability.ranks import gather, is_main
 from text2sql_grpo.rollout.stages import Stages
-from text2sql_grpo.training.parts import Batch, Judged, Record
+from text2sql_grpo.training.parts import Batch, Record
 
 logger = logging.getLogger(__name__)
 
@@ -42,50 +43,46 @@ class Rewards(Record):
     """
 
     def __init__(self) -> None:
-        self._metrics: dict[str, float] = {}
+        self._num_tokens = 0
 
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
-        rewards = [one.reward for one in batch.judged if one.reward is not None]
-        scores = [one.scores for one in batch.judged if one.scores is not None]
         groups = [[one.reward for one in group] for group in batch.groups().values()]
-        metrics = {"reward": _mean(rewards), "reward_std": _deviation(rewards)}
-        for name in scores[0] if scores else ():
-            values = [row[name] for row in scores]
-            metrics |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _deviation(values)}
-        metrics["frac_reward_zero_std"] = _mean([float(has_zero_variance(group)) for group in groups])
+        columns = {"reward": [one.reward for one in batch.judged if one.reward is not None]}
+        for scores in (one.scores for one in batch.judged if one.scores is not None):
+            for name, score in scores.items():
+                columns.setdefault(f"rewards/{name}", []).append(score)
+        metrics: dict[str, float] = {}
+        for name, values in columns.items():
+            mean, deviation = (
+                ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
+            )
+            metrics[mean] = statistics.fmean(values) if values else math.nan
+            metrics[deviation] = statistics.stdev(values) if len(values) > 1 else math.nan
+        metrics["frac_reward_zero_std"] = statistics.fmean(map(has_zero_variance, groups))
         for name in batch.judged[0].metrics:
-            metrics[name] = _mean([one.metrics[name] for one in batch.judged])
-        self._metrics = metrics | self._lengths(batch, inputs)
-        reason = no_signal(groups, [one.stop_reason for one in batch.judged])
-        if reason and not inputs["advantages"].any() and is_main():
-            logger.warning(f"step {step + 1} has no gradient: {reason}")
-
-    def _lengths(self, batch: Batch, inputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        own = [
-            (sum(row.rollout.completion_mask), row.judged.stop_reason in ("budget", "context"))
-            for row in batch.rows
-        ]
-        lengths, is_cut = zip(*(row for rank in gather(own) for row in rank), strict=True)
+            metrics[name] = statistics.fmean(one.metrics[name] for one in batch.judged)
+        lengths = [one.num_sampled for one in batch.judged]
+        is_cut = [one.stop_reason in ("budget", "context") for one in batch.judged]
         ended = [length for length, cut in zip(lengths, is_cut, strict=True) if not cut] or [0]
-        return {
-            **{f"completions/{name}_length": float(of(lengths)) for name, of in _SUMMARIES.items()},
-            "completions/clipped_ratio": _mean(list(map(float, is_cut))),
-            **{f"completions/{name}_terminated_length": float(of(ended)) for name, of in _SUMMARIES.items()},
+        for name, of in (("mean", statistics.fmean), ("min", min), ("max", max)):
+            metrics[f"completions/{name}_length"] = float(of(lengths))
+            metrics[f"completions/{name}_terminated_length"] = float(of(ended))
+        self._num_tokens += sum(lengths) + sum(one.num_prompt for one in batch.judged)
+        metrics |= {
+            "completions/clipped_ratio": statistics.fmean(is_cut),
+            "num_tokens": float(self._num_tokens),
         }
+        self.figures = metrics
+        if not inputs["advantages"].any() and is_main():
+            reason = no_signal(groups, [one.stop_reason for one in batch.judged])
+            if reason:
+                logger.warning(f"step {step + 1} has no gradient: {reason}")
 
-    def metrics(self) -> dict[str, float]:
-        return self._metrics
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_tokens": self._num_tokens}
 
-
-_SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else float("nan")
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else float("nan")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_tokens = state["num_tokens"]
 
 
 class Families(Record):
@@ -95,41 +92,30 @@ class Families(Record):
     `reward` without masked rollouts, `abs_advantage` (0: no gradient), and `look_advantage`, the mean
     advantage of rollouts with a tool call: above 0, the step raises their probability. (The mean advantage of
     a group is 0 by construction.) Absent where there is no such rollout. The advantage of a rollout is the
-    mean over the tokens that the loss reads.
+    mean over the tokens that the loss reads. Rollouts without a family do not count.
     """
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, float] = {}
 
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
         advantages, mask = inputs["advantages"], inputs["tool_mask"] * inputs["completion_mask"]
         if advantages.dim() > 1:
             advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         everywhere = [value for values in gather(advantages.tolist()) for value in values]
-        self._metrics = family_metrics(batch.judged, everywhere)
-
-    def metrics(self) -> dict[str, float]:
-        return self._metrics
-
-
-def family_metrics(judged: Sequence[Judged], advantages: Sequence[float]) -> dict[str, float]:
-    """Metrics of `Families`; rollouts without a family do not count."""
-    rows = [pair for pair in zip(judged, advantages, strict=True) if pair[0].family is not None]
-    metrics: dict[str, float] = {}
-    for family in sorted({str(one.family) for one, _ in rows}):
-        own = [(one, advantage) for one, advantage in rows if one.family == family]
-        looks = [one.metrics["episode/looks"] for one, _ in own]
-        values = {
-            "share": [float(one.family == family) for one, _ in rows],
-            "looks": looks,
-            "look_share": [float(number > 0) for number in looks],
-            "strict": [one.metrics["accuracy/strict"] for one, _ in own],
-            "reward": [one.reward for one, _ in own if one.reward is not None],
-            "abs_advantage": [abs(advantage) for _, advantage in own],
-            "look_advantage": [advantage for (_, advantage), n in zip(own, looks, strict=True) if n > 0],
-        }
-        metrics |= {f"family/{family}/{name}": _mean(of) for name, of in values.items() if of}
-    return metrics
+        rows = [pair for pair in zip(batch.judged, everywhere, strict=True) if pair[0].family is not None]
+        metrics: dict[str, float] = {}
+        for family in sorted({str(one.family) for one, _ in rows}):
+            own = [(one, advantage) for one, advantage in rows if one.family == family]
+            looks = [one.metrics["episode/looks"] for one, _ in own]
+            values = {
+                "share": [float(one.family == family) for one, _ in rows],
+                "looks": looks,
+                "look_share": [float(number > 0) for number in looks],
+                "strict": [one.metrics["accuracy/strict"] for one, _ in own],
+                "reward": [one.reward for one, _ in own if one.reward is not None],
+                "abs_advantage": [abs(advantage) for _, advantage in own],
+                "look_advantage": [advantage for (_, advantage), n in zip(own, looks, strict=True) if n > 0],
+            }
+            metrics |= {f"family/{family}/{name}": statistics.fmean(of) for name, of in values.items() if of}
+        self.figures = metrics
 
 
 def has_zero_variance(rewards: Iterable[float | None]) -> bool:

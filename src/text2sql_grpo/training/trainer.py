@@ -13,6 +13,7 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import RunError
@@ -22,7 +23,7 @@ from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.credit_gae import GAECredit
@@ -31,7 +32,6 @@ from text2sql_grpo.training.parts import Batch, Credit, Gate, Part, Play, Record
 from text2sql_grpo.training.play import Rollouts, SQLPlay
 from text2sql_grpo.training.record import Episodes, Families, Rewards, StepTimes
 from text2sql_grpo.training.select.shuffled import Shuffled
-from text2sql_grpo.training.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
 
 Inputs = dict[str, torch.Tensor]
 
@@ -98,6 +98,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
             self.add_callback(callback)
         self._collected: dict[str, list[float]] = defaultdict(list)
         self._micro_batches: list[Inputs] = []
+        self._num_groups = args.generation_batch_size // self.num_generations
+        self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
         self._loss_tokens: LossTokens | None = None  # those that the current loss reads
 
@@ -120,7 +122,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         )
         inputs |= other_log_probs(self, batch, inputs)
         inputs["advantages"] = self.credit.advantages(batch, inputs, self)
-        self._count_tokens(inputs)
         for record in self.record:
             record.record(batch, inputs, self.state.global_step)
         for part in self._parts.values():
@@ -148,15 +149,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
             )
         self.select.observe(groups)
         return batch
-
-    @property
-    def _num_groups(self) -> int:
-        return int(self.args.generation_batch_size // self.num_generations)
-
-    @property
-    def _batch_lifetime(self) -> int:
-        """Number of micro-batches that are trained on from one generation batch."""
-        return int(self.args.steps_per_generation * self.num_iterations)
 
     @property
     def _progress(self) -> float:
@@ -230,12 +222,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
             logs[name] = sum(known) / len(known) if known else None  # type: ignore[assignment]
         self._collected.clear()
         super().log(logs, start_time)
-
-    def _count_tokens(self, inputs: Inputs) -> None:
-        """Count the tokens of prompts and sampled tokens of all ranks, as TRL does."""
-        count = inputs["prompt_mask"].sum() + inputs["tool_mask"].sum()
-        self.state.num_input_tokens_seen += int(self.accelerator.gather(count).sum())
-        self._collected["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def state_dict(self) -> dict[str, Any]:
         """State between two steps that no checkpoint of TRL or transformers holds."""

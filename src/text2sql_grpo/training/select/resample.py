@@ -20,7 +20,6 @@ class Resample(Gate):
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
-        self._metrics: dict[str, float] = {}
 
     def passed(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         played = list(batch.groups().values())
@@ -41,16 +40,13 @@ class Resample(Gate):
             batch = batch.with_groups(better, again)
         rollouts = [one for group in played for one in group]
         kept = list(batch.groups().values())
-        self._metrics = {
+        self.figures = {
             "accuracy/strict_played": sum(bool(one.verdict) for one in rollouts) / len(rollouts),
             "selection/episodes": float(len(rollouts)),
             "selection/frac_verdict_zero_std": sum(map(is_flat, kept)) / len(kept),
             "selection/frac_verdict_zero_std_played": sum(map(is_flat, played)) / len(played),
         }
         return batch
-
-    def metrics(self) -> dict[str, float]:
-        return self._metrics
 
 
 def is_flat(group: Sequence[Judged]) -> bool:

@@ -11,8 +11,8 @@
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
 
 Methods that trainers override and call by `super()`, in the order in which TRL calls them:
-`_load_optimizer_and_scheduler`, `_prepare_inputs` (replaced), `_compute_loss`,
-`_get_per_token_logps_and_entropies`, `_save_checkpoint`, `_get_output_dir`.
+`_load_optimizer_and_scheduler`, `_compute_loss`, `_get_per_token_logps_and_entropies`, `_save_checkpoint`,
+`_get_output_dir`. Replaced, as the trainer makes its own batches: _prepare_inputs.
 """
 
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.policy import attention_of, layer_obstacle, row_obstacle
-from text2sql_grpo.training.token_tree.tree import Tile, TokenTree
+from text2sql_grpo.token_tree.tree import Tile, TokenTree
 
 _PREFIX = "token_tree_"  # of the attention's name, before the one for other inputs
 _FAR = -1e30  # finite, so that no score is NaN

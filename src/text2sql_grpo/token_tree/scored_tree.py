@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from text2sql_grpo.training.token_tree.tree import TokenTree
+from text2sql_grpo.token_tree.tree import TokenTree
 
 
 @dataclass(frozen=True)

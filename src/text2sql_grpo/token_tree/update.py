@@ -11,11 +11,11 @@ from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.reliability.ranks import any_reason
 from text2sql_grpo.rollout.check import disagreement
-from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.token_tree.attention import TreePass, attend_to_trees, obstacle
-from text2sql_grpo.training.token_tree.scored_tree import (
+from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
+from text2sql_grpo.token_tree.scored_tree import (
     ScoredTree,
     by_prompt,
     keep_hidden_states,
