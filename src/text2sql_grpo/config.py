@@ -145,19 +145,6 @@ class DataConfig(_Bounded):
 
 
 @dataclass(frozen=True)
-class SFTStop(_Bounded):
-    """Targets at which supervised fine-tuning ends early, checked at each scheduled evaluation.
-
-    Attributes:
-        accuracy: Strict held-out accuracy, in [0, 1]; None for no target.
-        pass_gap: pass@k minus pass@1, in [0, 1]: room for GRPO to gain; None for no target.
-    """
-
-    accuracy: Share | None = None
-    pass_gap: Share | None = None
-
-
-@dataclass(frozen=True)
 class SFTSettings(_Bounded):
     """Supervised fine-tuning (SFT) before GRPO or alone: from gold SQL, from collected chats, or from both.
 
@@ -184,7 +171,6 @@ class SFTSettings(_Bounded):
         save_steps: Steps from one checkpoint to the next.
         evaluate_every: Steps from one scheduled evaluation to the next, if `evaluation.every` is set;
             None for its value.
-        stop: Targets at which it ends early; None for none.
         adapter: Folder of a LoRA adapter that replaces this training; None to train.
     """
 
@@ -203,7 +189,6 @@ class SFTSettings(_Bounded):
     warmup_ratio: Share = 0.05
     save_steps: Positive = 100
     evaluate_every: Positive | None = None
-    stop: SFTStop | None = None
     adapter: Path | None = None
 
 
@@ -337,20 +322,15 @@ class StartConfig(_Bounded):
     """Measurement of the policy before GRPO: sampled episodes on training questions.
 
     Attributes:
-        look_share: Lowest and highest share of episodes on look-up questions with a tool call. Outside of it,
-            the section `sft` trains further rounds with another mix; training is refused if they do not help.
-            None only prints the figures.
+        look_share: Lowest and highest share of episodes on look-up questions with a tool call; outside of it,
+            a warning names what to change. None only prints the figures.
         margin: Minimum by which that share must be lower on other questions.
-        rounds: Maximum number of further rounds of SFT.
-        round_steps: Optimiser steps per round.
         questions: Number of look-ups, and of others, evenly spaced over the training questions.
         samples: Episodes per question.
     """
 
     look_share: tuple[float, float] | None = None
     margin: Share = 0.05
-    rounds: NotNegative = 3
-    round_steps: Positive = 20
     questions: Positive = 32
     samples: Positive = 4
 
@@ -462,8 +442,6 @@ class Config:
                     raise ValueError(
                         f"environment.{name}.{f.name} must be > 0, got {getattr(section, f.name)}"
                     )
-        if self.sft is not None and self.sft.stop is not None and self.evaluation.every is None:
-            raise ValueError("sft.stop needs evaluation.every: its targets are checked at each evaluation")
         if self.evaluation.every is not None and self.data.dev is None and not self.data.dev_databases:
             raise ValueError(
                 "evaluation.every needs data.dev, a file of held-out questions, or data.dev_databases"
@@ -609,6 +587,9 @@ _REMOVED = {
     "warm_start": "use the section sft (docs/sft.md)",
     "model.tiny": "set model.path to a pre-trained model, and the section sft to fine-tune it before GRPO",
     "data.demonstrations": "set sft.questions (docs/sft.md)",
+    "sft.stop": "set sft.max_steps, and read the accuracy of each evaluation of data.dev (evaluation.every)",
+    "start.rounds": "set sft.look_share, check_share or choice_weight: the warning names which",
+    "start.round_steps": "see start.rounds",
     "rollout.same_draws": "equal draws for equal seeds are how the engine works (docs/resume.md)",
     "rollout.staleness": "it saved no wall-clock time; docs/scale.md names TRL's and prime-rl's ways",
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",

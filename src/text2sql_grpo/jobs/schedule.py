@@ -44,20 +44,8 @@ def schedule_evaluations(
     )
 
 
-def pass_gap(bench: Workbench, trainer: Trainer, *, samples: int = 8) -> float:
-    """Measure pass@`samples` minus pass@1 on `data.dev`, sampled as in GRPO: the room for GRPO to gain."""
-    questions = [question for question in bench.dev for _ in range(samples)]
-    temperature = float(bench.config.grpo.get("temperature", 1.0))
-    answers = _answer_now(bench, trainer, questions, temperature=temperature)
-    right = [answer.verdict.strict for answer in answers]
-    groups = [right[first : first + samples] for first in range(0, len(right), samples)]
-    return sum(map(any, groups)) / len(groups) - sum(right) / len(right)
-
-
-def _answer_now(
-    bench: Workbench, trainer: Trainer, questions: Sequence[Example], *, temperature: float = 0.0
-) -> list[Answer]:
-    """Answer with a trainer's current weights, without effect on training; all answers on every rank."""
+def _answer_now(bench: Workbench, trainer: Trainer, questions: Sequence[Example]) -> list[Answer]:
+    """Answer greedily with a trainer's weights, without effect on training; all answers on every rank."""
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
@@ -68,7 +56,7 @@ def _answer_now(
             chat = bench.chat(trainer.processing_class, policy)
             own = answer_questions(
                 questions[rank::world_size],
-                bench.policy(policy, chat, temperature=temperature),
+                bench.policy(policy, chat),
                 chat,
                 bench.environment,
                 bench.grader,

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.jobs.schedule import pass_gap, schedule_evaluations
+from text2sql_grpo.jobs.schedule import schedule_evaluations
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import (
@@ -41,14 +40,12 @@ from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, save
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.policy import attention_of
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.sft.sft_trainer import (
     RESULT_FIELDS,
     SFTData,
     SFTStageTrainer,
-    StopAtTarget,
     stage_arguments,
 )
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -127,22 +124,6 @@ def started_policy(bench: Workbench, arguments: SQLGRPOConfig, console: Console)
     return LoadedPolicy(model, base.tokenizer, base.folder)
 
 
-def train_further(
-    bench: Workbench, policy: LoadedPolicy, folder: Path, arguments: SQLGRPOConfig, console: Console
-) -> None:
-    """Train a started policy in place by the section `sft` of the workbench.
-
-    Raises:
-        KeyboardInterrupt: It was stopped.
-    """
-    model = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
-    attention = attention_of(model.config)
-    _train(stage_trainer(bench, policy, folder, arguments, console), folder, None, console)
-    model.set_attn_implementation(attention)
-    for path in saved_checkpoints(folder) if ranks.is_main() else []:
-        shutil.rmtree(path)
-
-
 def stage_trainer(
     bench: Workbench,
     policy: LoadedPolicy,
@@ -192,8 +173,6 @@ def stage_trainer(
     )
     every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
     schedule_evaluations(bench, trainer, folder, console, every=every)
-    if settings.stop is not None:
-        trainer.add_callback(StopAtTarget(settings.stop, partial(pass_gap, bench, trainer)))
     if trainer.obstacle is not None:
         console.print(f"SFT pads sequences instead of sharing prefixes: {trainer.obstacle}", soft_wrap=True)
     return trainer
@@ -213,7 +192,6 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
         "data": [config.data.train_samples, config.data.dev_databases],
         "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
         "template": arguments.chat_template_kwargs,
-        "stop": settings.stop and [dataclasses.asdict(config.evaluation), config.data.dev],
         "versions": torch.__version__,
         # A database built of SQL text holds a hash of the text in its name.
         "databases": [(a.name, a.stat().st_size) if isinstance(a, Path) else a for a in addresses],
@@ -336,9 +314,6 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
         console.print(f"{left_out} questions are longer than the model's context: left out")
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, StopAtTarget) and callback.reached:
-            console.print(f"SFT met its target: {callback.reached}", soft_wrap=True)
 
 
 def save_and_merge(trainer: Trainer, policy: LoadedPolicy, config: Config, console: Console) -> Path:

@@ -1,14 +1,11 @@
 """Start of GRPO: measured on training questions before the first step, and checked against a band."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from rich.text import Text
 
-from text2sql_grpo.config import SFTSettings, StartConfig
+from text2sql_grpo.config import StartConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import RunError
 from text2sql_grpo.evaluation.start import (
     LOOKUPS,
     OTHERS,
@@ -20,7 +17,6 @@ from text2sql_grpo.evaluation.start import (
 from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.held_out import answer_on_all_ranks
 from text2sql_grpo.jobs.setup import Run, evenly_spaced
-from text2sql_grpo.jobs.sft import train_further
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import START
@@ -74,7 +70,7 @@ def measure_start(
     return figures, advice
 
 
-def settle_start(
+def check_start(
     run: Run,
     policy: LoadedPolicy,
     questions: Sequence[Example],
@@ -82,62 +78,24 @@ def settle_start(
     *,
     is_measured: bool,
 ) -> None:
-    """Measure the start and train SFT further, by `adjusted`, until it is in the band; in place.
+    """Measure the start, and warn of one outside of the band, with what to change.
 
-    No-op without `start` in the config, or if its figures are known: of a resumed run, or of an earlier one.
-
-    Raises:
-        RunError: The start is outside of the band, and there is no section `sft` or no round left.
-        KeyboardInterrupt: It was stopped.
+    No-op without `start` in the config, or if its figures are known: of a resumed run.
     """
-    path, settings = run.folder / START, run.config.start
-    is_known = ranks.is_main() and is_measured and path.exists()
+    settings = run.config.start
+    is_known = ranks.is_main() and is_measured and (run.folder / START).exists()
     if settings is None or ranks.any_rank(is_known):
         return
-    sft, left = run.config.sft, settings.rounds
-    while True:
-        figures, advice = measure_start(run, policy, questions, temperature=arguments.temperature)
-        if advice is None or advice == "ok":
-            return
-        if sft is None or not left:
-            raise RunError(_refusal(figures, advice, settings, path))
-        sft, left = adjusted(sft, advice, settings.round_steps), left - 1
-        run.console.print(
-            f"{_REMEDIES[advice]}: SFT trains {settings.round_steps} more steps with look_share "
-            f"{sft.look_share:.2f}, check_share {sft.check_share:.2f}, choice_weight {sft.choice_weight:g}",
-            soft_wrap=True,
-        )
-        bench = replace(run.bench, config=replace(run.config, sft=sft))
-        folder = run.folder / "sft" / f"round-{settings.rounds - left}"
-        train_further(bench, policy, folder, arguments, run.console)
-
-
-def adjusted(sft: SFTSettings, advice: Advice, steps: int) -> SFTSettings:
-    """SFT settings of a further round: another share of looks, or more weight on the deciding token.
-
-    >>> more = adjusted(SFTSettings(look_share=0.2, choice_weight=4.0), "more looks", 20)
-    >>> round(more.look_share, 3), more.choice_weight, more.max_steps
-    (0.3, 4.0, 20)
-    """
-    factor = {"more looks": 1.5, "fewer looks": 1 / 1.5}.get(advice, 1.0)
-    return replace(
-        sft,
-        look_share=min(1.0, factor * sft.look_share),
-        check_share=min(1.0, factor * sft.check_share),
-        choice_weight=sft.choice_weight * (2 if advice == "separate more" else 1),
-        learning_rate=sft.learning_rate and sft.learning_rate / 3,  # SFT ended far below its peak rate
-        max_steps=steps,
-        adapter=None,
-    )
-
-
-def _refusal(figures: dict[str, StartFigures], advice: Advice, settings: StartConfig, path: Path) -> str:
+    figures, advice = measure_start(run, policy, questions, temperature=arguments.temperature)
+    if advice is None or advice == "ok":
+        return
     shares = ", ".join(
         f"{name} {figures[name].look_share:.0%}" for name in (LOOKUPS, OTHERS) if name in figures
     )
     low, high = settings.look_share or (0.0, 1.0)
-    return (
-        f"the start is outside of its band: episodes that look: {shares}; start.look_share requires "
-        f"{low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer of others: "
-        f"{_REMEDIES[advice]} ({path})"
+    warning = (
+        f"warning: the start is outside of its band, and GRPO may learn little: episodes that look: {shares}; "
+        f"start.look_share is {low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer of "
+        f"others: {_REMEDIES[advice]}"
     )
+    run.console.print(Text(warning), soft_wrap=True)

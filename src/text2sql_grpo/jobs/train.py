@@ -18,7 +18,6 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError, RunError, ServerGoneError, needs_extra
 from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.jobs.figures_before import figures_folder, keep_figures, recall_figures
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
 from text2sql_grpo.jobs.run_folder import (
@@ -31,7 +30,7 @@ from text2sql_grpo.jobs.run_report import report
 from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
 from text2sql_grpo.jobs.sft import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
-from text2sql_grpo.jobs.start import settle_start
+from text2sql_grpo.jobs.start import check_start
 from text2sql_grpo.models.hardware import choose_threads, device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.reliability import ranks
@@ -132,12 +131,9 @@ def _improve(
     tracked: "Tracking",
 ) -> int:
     """Start, evaluation, GRPO, merge, evaluation, report."""
-    figures = figures_folder(run, arguments)
-    is_measured = checkpoint is not None or recall_figures(run, figures)
-    settle_start(run, policy, questions, arguments, is_measured=is_measured)
+    is_measured = checkpoint is not None
+    check_start(run, policy, questions, arguments, is_measured=is_measured)
     before = accuracy_before(run, policy, is_measured=is_measured)
-    if not is_measured:
-        keep_figures(run, figures)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
     callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]

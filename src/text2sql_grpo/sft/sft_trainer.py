@@ -5,7 +5,7 @@ import math
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,19 +20,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from text2sql_grpo import trl_compat
-from text2sql_grpo.config import SFTSettings, SFTStop
+from text2sql_grpo.config import SFTSettings
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, Checkpoints
+from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
@@ -321,43 +318,6 @@ class SFTStageTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._checkpoints.restore(Path(checkpoint))
-
-
-class StopAtTarget(TrainerCallback):
-    """Callback that ends training, with a checkpoint, once a scheduled evaluation meets a target.
-
-    Args:
-        stop: The targets.
-        pass_gap: Function that samples the scheduled questions and returns pass@k minus pass@1, in [0, 1], on
-            every rank.
-
-    Attributes:
-        reached: Text of the target that was met; None before.
-    """
-
-    def __init__(self, stop: SFTStop, pass_gap: Callable[[], float]) -> None:
-        self.reached: str | None = None
-        self._stop, self._pass_gap = stop, pass_gap
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Check the targets when an evaluation is logged, from the first step on."""
-        accuracy = (logs or {}).get(SCHEDULED_METRIC)
-        if accuracy is None or state.global_step == 0:
-            return
-        stop = self._stop
-        if stop.accuracy is not None and accuracy >= stop.accuracy:
-            self.reached = f"accuracy {accuracy:.3f} >= {stop.accuracy} after {state.global_step} steps"
-        elif stop.pass_gap is not None and (gap := self._pass_gap()) >= stop.pass_gap:
-            self.reached = f"pass_gap {gap:.3f} >= {stop.pass_gap} after {state.global_step} steps"
-        if self.reached:
-            control.should_training_stop = control.should_save = True
 
 
 def stage_arguments(
