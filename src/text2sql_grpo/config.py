@@ -388,7 +388,7 @@ class AlertsConfig(_Bounded):
         min_reward: Alert below this mean reward.
         min_entropy: Alert below this mean entropy of the policy, in nats per token.
         max_kl: Alert above this mean KL to the reference; needs `grpo.beta`.
-        max_dead_groups: Alert above this share of episodes in zero-variance groups, in [0, 1].
+        max_dead_groups: Alert above this share of zero-variance groups, in [0, 1].
         max_hack_rate: Alert above this `hack/rate`, in [0, 1].
         stalled_s: Alert after this many seconds without a finished step.
     """

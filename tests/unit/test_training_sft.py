@@ -4,37 +4,34 @@ import random
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model, write_tokenizer
-from text2sql_grpo.config import SFTSettings, SFTStop
+from text2sql_grpo.config import SFTSettings
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.sft.demonstrations import Demonstration, demonstrate
 from text2sql_grpo.sft.sft_trainer import (
     ForwardPass,
     SFTData,
     SFTStageTrainer,
-    StopAtTarget,
     padded_pass,
     split,
     stage_arguments,
     tree_pass,
 )
+from text2sql_grpo.token_tree.attention import TreePass
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.token_tree.attention import TreePass
 
 CPU = torch.device("cpu")
 COMPACT = EnvironmentSettings(schema_text="compact", instructions=False, max_turns=3)
@@ -257,18 +254,3 @@ def test_a_gold_is_demonstrated_with_its_query_or_without(tmp_path: Path, protoc
         assert str(query) not in text and (example.guess_sql or example.gold_sql) in text
         assert other.startswith(choice[:6])
     assert "run_sql" not in written(ask("Plain?"), True)[0] and "<sql>" not in written(ask("Plain?"), True)[0]
-
-
-def test_a_target_ends_the_stage_with_a_checkpoint() -> None:
-    control, state = TrainerControl(), TrainerState(global_step=7)
-    gaps = iter([0.1, 0.25])
-    stop = StopAtTarget(SFTStop(accuracy=0.5, pass_gap=0.2), lambda: next(gaps))
-    stop.on_log(SimpleNamespace(), state, control, logs={"loss": 0.1})
-    stop.on_log(SimpleNamespace(), state, control, logs={SCHEDULED_METRIC: 0.4})
-    assert not control.should_training_stop and stop.reached is None
-    stop.on_log(SimpleNamespace(), state, control, logs={SCHEDULED_METRIC: 0.4})
-    assert control.should_training_stop and control.should_save
-    assert stop.reached == "pass_gap 0.250 >= 0.2 after 7 steps"
-    stop = StopAtTarget(SFTStop(accuracy=0.5), lambda: 1.0)
-    stop.on_log(SimpleNamespace(), state, control, logs={SCHEDULED_METRIC: 0.5})
-    assert stop.reached == "accuracy 0.500 >= 0.5 after 7 steps"

@@ -66,8 +66,7 @@ class MemoryEstimate:
         gradients: Gradients of trained weights.
         optimizer: Optimiser states.
         update: Activations and temporaries of the update.
-        rollouts: Cache and temporaries of rollouts, freed before an update that does not run beside them.
-        copies: Copies of trained weights for rollouts beside the update.
+        rollouts: Cache and temporaries of rollouts, freed before the update.
         engine: Memory that vLLM reserves on the same device.
         context: Reserve for memory outside of tensors.
         host: Host memory for offloading.
@@ -81,7 +80,6 @@ class MemoryEstimate:
     optimizer: int
     update: int
     rollouts: int
-    copies: int
     engine: int
     context: int
     host: int
@@ -90,10 +88,9 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """Bytes of the larger phase, update or rollouts; of both if they run side by side."""
-        both = self.weights + self.reference + self.optimizer + self.copies + self.engine + self.context
-        phases = (self.gradients + self.update, self.rollouts)
-        return both + (sum(phases) if self.copies else max(phases))
+        """Bytes of the larger phase, update or rollouts."""
+        both = self.weights + self.reference + self.optimizer + self.engine + self.context
+        return both + max(self.gradients + self.update, self.rollouts)
 
 
 def estimate_memory(
@@ -107,7 +104,6 @@ def estimate_memory(
     has_reference: bool = False,
     sharding: Sharding = Sharding(),
     engine_bytes: int = 0,
-    staleness: int = 0,
 ) -> MemoryEstimate:
     """Estimate the peak memory of each rank of a run.
 
@@ -118,7 +114,6 @@ def estimate_memory(
         optimizer: `TrainingArguments.optim`.
         has_reference: True if there is a KL term, which needs a copy of the model unless LoRA is trained.
         engine_bytes: Memory that vLLM reserves on the same device.
-        staleness: Batches that are played beside updates, each with a copy of the trained weights.
     """
     is_sharded = sharding.stage >= 2
     if is_sharded:  # weights and gradients take 2 bytes each; the states include a master copy
@@ -151,7 +146,6 @@ def estimate_memory(
         optimizer=states,
         update=passes + _dequantised_bytes(model, settings),
         rollouts=_rollout_bytes(model, rollouts, update.autocast),
-        copies=(1 + staleness) * sum(p.nbytes for p in trained) if staleness else 0,
         engine=engine_bytes,
         context=_CONTEXT_BYTES.get(device, 0),
         host=host,

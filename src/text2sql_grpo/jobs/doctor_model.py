@@ -159,7 +159,6 @@ def memory_of(
         has_reference=arguments.beta != 0,
         sharding=sharding,
         engine_bytes=round(arguments.vllm_gpu_memory_utilization * total) if is_colocated else 0,
-        staleness=arguments.staleness,
     )
 
 

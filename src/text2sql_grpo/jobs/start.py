@@ -94,8 +94,8 @@ def check_start(
     )
     low, high = settings.look_share or (0.0, 1.0)
     warning = (
-        f"warning: the start is outside of its band, and GRPO may learn little: episodes that look: {shares}; "
-        f"start.look_share is {low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer of "
-        f"others: {_REMEDIES[advice]}"
+        f"warning: the start is outside of its band, so GRPO may learn little: look {shares}; "
+        f"start.look_share is {low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer "
+        f"of others: {_REMEDIES[advice]}"
     )
     run.console.print(Text(warning), soft_wrap=True)
