@@ -450,10 +450,6 @@ class Config:
 
         rewards = RewardMix(self.rewards)
         credit, (highest_wrong, lowest_right) = self.grpo.get("turn_credit"), rewards.bounds()
-        if credit == "rewards":
-            rewards.turns.check(highest_wrong, lowest_right, max_turns=environment.max_turns)
-        elif "turns" in self.rewards:
-            raise ValueError("rewards.turns needs grpo.turn_credit: rewards")
         if credit == "gae" and (environment.max_turns > _GAE_MAX_TURNS or highest_wrong >= lowest_right):
             raise ValueError(
                 f"grpo.turn_credit gae needs environment.max_turns <= {_GAE_MAX_TURNS} and rewards by which "

@@ -1,9 +1,8 @@
 """Judging of finished episodes: the only place that grades, scores, pays, flags and records them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, get_args
 
 from text2sql_grpo.data.databases import cache_folder
@@ -29,8 +28,6 @@ class Answer:
         flags: See `episode_flags`.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
-        turn_scores: Named scores of each turn; empty if they have none.
-        turn_rewards: Weighted sums of the scores of each turn; empty without.
     """
 
     episode: Episode
@@ -39,8 +36,6 @@ class Answer:
     flags: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     reward: float | None = None
-    turn_scores: dict[str, list[float]] = field(default_factory=dict)
-    turn_rewards: Sequence[float] = ()
 
     @property
     def example(self) -> Example:
@@ -71,7 +66,7 @@ class Answer:
             "completion_ids": episode.completion_ids,
             "completion_mask": episode.completion_mask,
             "log_probs": _log_probs(episode),
-        } | ({"turn_scores": self.turn_scores} if self.turn_scores else {})
+        }
 
 
 @dataclass(frozen=True)
@@ -81,14 +76,12 @@ class Judge:
     Attributes:
         rewards: Named scores and their weights; None for no rewards, as in evaluations.
         max_rows_shown: Maximum rows of each result that the model saw.
-        scores_turns: Score single turns too, by `rewards.turns`.
     """
 
     grader: Grader
     executor: SQLExecutor
     rewards: RewardMix | None = None
     max_rows_shown: int = ObservationLimits.max_rows
-    scores_turns: bool = False
 
     def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
         """Judge a finished episode.
@@ -106,27 +99,17 @@ class Judge:
             results = Results(self.executor, database, episode, self.grader.neighbours)
             scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
-        dialect, turn_scores = parse_address(database).dialect, dict[str, list[float]]()
-        turn_rewards: Sequence[float] = ()
-        if self.rewards is not None and self.scores_turns:
-            turns = self.rewards.turns
-            turn_scores = turns.score(episode)
-            turn_rewards = turns.total(turn_scores)
+        dialect = parse_address(database).dialect
         flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
-        return Answer(episode, verdict, official, flags, scores, reward, turn_scores, turn_rewards)
+        return Answer(episode, verdict, official, flags, scores, reward)
 
 
-def episode_metrics(
-    episode: Episode,
-    verdict: Verdict,
-    flags: Sequence[str] = (),
-    turn_scores: Mapping[str, Sequence[float]] = MappingProxyType({}),
-) -> dict[str, float]:
+def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:
     """Metrics of one episode, which are averaged over a step and logged.
 
     `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
     a literal copied from an observation is no hack by itself. `grading/uncovered` is the share of answers
-    accepted on fewer neighbours than asked for, see `Verdict`. `turn/NAME` is the sum of a score of turns.
+    accepted on fewer neighbours than asked for, see `Verdict`.
     """
     kinds = [action.kind for action in episode.actions]
     return {
@@ -140,7 +123,6 @@ def episode_metrics(
         "episode/looks": float(episode.looks),
         "episode/malformed": float(kinds.count("malformed")),
         "episode/masked": float(episode.is_masked or verdict.reason == "gold_failed"),
-        **{f"turn/{name}": sum(values) for name, values in turn_scores.items()},
         **{f"stop/{reason}": float(episode.stop_reason == reason) for reason in get_args(StopReason)},
     }
 

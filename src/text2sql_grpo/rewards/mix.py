@@ -11,7 +11,6 @@ from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rewards.presets import PRESETS
-from text2sql_grpo.rewards.turn_rewards import read_turn_rewards
 
 ADJUSTMENT = "adjustment"
 PENALTY = -1.0
@@ -25,7 +24,6 @@ class RewardMix:
         weights: Weight by name of reward function; a weight of 0 only logs the score. With `clip` or
             `on_error: penalty` also `adjustment`, weight 1: the change of the weighted sum.
         preset: Name of the preset; None for a custom mix.
-        turns: Rewards of single turns, for `grpo.turn_credit: rewards`.
         warning: Wrong answers paid by a preset that reproduces published work; else None.
     """
 
@@ -34,7 +32,7 @@ class RewardMix:
 
         Args:
             settings: Weights by name, and beside them, each optional: `preset`, with default weights;
-                `clip`, the lowest and the highest reward; `turns`, see `TurnRewards`; `on_error`: `mask`
+                `clip`, the lowest and the highest reward; `on_error`: `mask`
                 leaves out samples whose gold failed or whose episode was cut, `penalty` gives them -1.
 
         Raises:
@@ -46,7 +44,10 @@ class RewardMix:
         self.preset: str | None = _known("preset", given.pop("preset", None), [None, *PRESETS])
         self._clip = _read_clip(given.pop("clip", None))
         self._penalises = _known("on_error", given.pop("on_error", _MASK), [_MASK, _PENALTY]) == _PENALTY
-        self.turns = read_turn_rewards(given.pop("turns", None))
+        if "turns" in given:
+            raise ConfigError(
+                "rewards.turns was removed: it gained nothing measurable (docs/losses.md)"
+            )
         for name, weight in given.items():
             if name not in REWARD_FUNCTIONS:
                 raise ConfigError(f"rewards: {_unknown(name, [*REWARD_FUNCTIONS, *_SETTINGS])}")
@@ -142,7 +143,7 @@ class RewardMix:
         )
 
 
-_SETTINGS = ("preset", "clip", "on_error", "turns")
+_SETTINGS = ("preset", "clip", "on_error")
 
 
 def _known(setting: str, value: Any, known: Iterable[Any]) -> Any:

@@ -66,7 +66,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 # TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
     "engine": ("auto", "slots", "generation"),
-    "turn_credit": ("none", "rewards", "gae"),
+    "turn_credit": ("none", "gae"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
@@ -89,15 +89,15 @@ class SQLGRPOConfig(GRPOConfig):
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
-        turn_credit: Advantages of single turns. `none`: each token has the episode's. `rewards`: turns have
-            rewards of their own (`rewards.turns`). `gae`: a value head on the policy's hidden states.
+        turn_credit: Advantages of single turns. `none`: each token has the episode's, unless turns have
+            rewards of their own (`training.parts.Judged`). `gae`: by a value head on hidden states.
     """
 
     max_turn_tokens: int = 512
     engine: Engine = "auto"
     max_slots: int | None = None
     shared_prefix: bool = True
-    turn_credit: Literal["none", "rewards", "gae"] = "none"
+    turn_credit: Literal["none", "gae"] = "none"
     max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True

@@ -204,8 +204,7 @@ def _row(number: int, answer: Answer) -> Row:
         reward=answer.reward,
         stop_reason=str(answer.episode.stop_reason),
         verdict=None if answer.scores is None else answer.verdict.strict,
-        turn_rewards=answer.turn_rewards,
-        metrics=episode_metrics(answer.episode, answer.verdict, answer.flags, answer.turn_scores),
+        metrics=episode_metrics(answer.episode, answer.verdict, answer.flags),
         family=answer.example.family,
     )
     return Row(answer.episode, judged, answer.record())

@@ -318,7 +318,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             environment.executor,
             rewards,
             max_rows_shown=environment.settings.observation.max_rows,
-            scores_turns=args.turn_credit == "rewards",
         )
         record: list[Record] = [Families()]
         if run_log is not None:
