@@ -42,7 +42,7 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.merge import merge_adapter
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model
 MODES = ("none", "rewards", "tree", "gae")

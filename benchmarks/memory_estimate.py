@@ -171,7 +171,7 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     from text2sql_grpo.rewards import RewardMix
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import training_arguments
-    from text2sql_grpo.training.trainer import SQLGRPOTrainer
+    from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
     tokenizer = write_tokenizer(folder / "tokenizer")
     (folder / "shop.sql").write_text("CREATE TABLE branch (city TEXT);", encoding="utf-8")

@@ -47,7 +47,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 METHODS = ("uniform", "learnability", "regret", "easy_to_hard")
 HELD_OUT = "test_values"

@@ -62,7 +62,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import SlotPolicy, run
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
 VOCAB = 4_000

@@ -30,7 +30,7 @@ from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 SIDES = {"trl": ["--rollout.engine", "generation", "--grpo.shared_prefix", "false"], "ours": []}
 HELD_OUT, FAMILY = "test_values", "lookup"

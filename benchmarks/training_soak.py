@@ -47,7 +47,7 @@ from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.parts import Row
 from text2sql_grpo.training.play import Rollouts, SQLPlay
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
 SHARDS = 10

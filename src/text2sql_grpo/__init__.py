@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from text2sql_grpo.rewards import RewardMix
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
-    from text2sql_grpo.training.trainer import SQLGRPOTrainer as SQLGRPOTrainer
+    from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer as SQLGRPOTrainer
 
 __version__ = "0.2.0"
 # verifiers opens each of these names to find the package's taskset, harness and environment, in every process
@@ -55,7 +55,7 @@ _MODULES = {
     "SQLEnvironment": "environment.session",
     "SQLExecutor": "sql",
     "SQLGRPOConfig": "training.arguments",
-    "SQLGRPOTrainer": "training.trainer",
+    "SQLGRPOTrainer": "training.sql_trainer",
     "SQLHarness": "contrib.verifiers",
     "SQLTaskset": "contrib.verifiers",
     "evaluate": "jobs.evaluate",

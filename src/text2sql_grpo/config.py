@@ -408,7 +408,7 @@ class Config:
     """A whole run.
 
     Attributes:
-        rewards: Weight of each named reward, and `preset`, `clip`, `turns` and `on_error` (see `RewardMix`);
+        rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`);
             refused if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
         sft: Supervised fine-tuning before GRPO; None for none.
@@ -460,7 +460,7 @@ class Config:
 
 
 _GAE_MAX_TURNS = (
-    14  # of more turns, a wrong episode could be credited above a right one: see `advantages.gae`
+    14  # of more turns, a wrong episode could be credited above a right one: see `credit_gae.gae`
 )
 
 

@@ -21,6 +21,10 @@ class DataError(RunError):
     """A question file, database or gold query is wrong."""
 
 
+class OutOfMemoryError(RunError):
+    """Training does not fit into memory."""
+
+
 class ServerGoneError(DataError):
     """A database server does not answer now; it may again."""
 

@@ -20,7 +20,7 @@ from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
-from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
 from text2sql_grpo.jobs.run_folder import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.jobs.schedule import schedule_evaluations
@@ -296,7 +296,7 @@ def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> N
         with ranks.collective_errors():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError as error:
-        raise RunError(f"training does not fit into memory: {error}: {needs_less}") from error
+        raise OutOfMemoryError(f"training does not fit into memory: {error}: {needs_less}") from error
 
 
 def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, console: Console) -> None:

@@ -16,7 +16,14 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, DataError, RunError, ServerGoneError, needs_extra
+from text2sql_grpo.errors import (
+    ConfigError,
+    DataError,
+    OutOfMemoryError,
+    RunError,
+    ServerGoneError,
+    needs_extra,
+)
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.jobs.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.jobs.merge import check_merge
@@ -44,7 +51,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.select import open_gate, open_select
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 if TYPE_CHECKING:
     from text2sql_grpo.contrib.trackers import Tracking
@@ -144,7 +151,7 @@ def _improve(
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
-    except ServerGoneError as error:
+    except (OutOfMemoryError, ServerGoneError) as error:
         step = trainer.save_whole_steps()
         saved = f"the {step} steps before are saved: `--resume auto` goes on" if step else "no step was done"
         raise RunError(f"{error}; {saved}") from error

@@ -45,9 +45,7 @@ class RewardMix:
         self._clip = _read_clip(given.pop("clip", None))
         self._penalises = _known("on_error", given.pop("on_error", _MASK), [_MASK, _PENALTY]) == _PENALTY
         if "turns" in given:
-            raise ConfigError(
-                "rewards.turns was removed: it gained nothing measurable (docs/losses.md)"
-            )
+            raise ConfigError("rewards.turns was removed: it gained nothing measurable (docs/losses.md)")
         for name, weight in given.items():
             if name not in REWARD_FUNCTIONS:
                 raise ConfigError(f"rewards: {_unknown(name, [*REWARD_FUNCTIONS, *_SETTINGS])}")

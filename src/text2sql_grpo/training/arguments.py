@@ -29,6 +29,8 @@ _DECIDED_ELSEWHERE = {
 _REMOVED = {
     "gradient_noise_every": "no figure of it changed a run",
     "tree_first_turns": "turn_credit tree gained nothing over none",
+    "turn_credit: tree": "it gained nothing over none",
+    "turn_credit: rewards": "rewards of turns gained nothing measurable (docs/losses.md)",
     "correct_sampling": "the engine slots samples with the weights that are trained",
 }
 # Fields of TRL and transformers that would have no effect here, or would break a run, by the reason why.
@@ -38,7 +40,7 @@ _REASONS = {
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
         batch_eval_metrics do_eval do_predict bf16_full_eval fp16_full_eval num_generations_eval""",
     "the section selection draws the questions": """
-        dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
+        dataloader_drop_last dataloader_num_workers dataloader_persistent_workers
         dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order data_seed
         remove_unused_columns label_names train_sampling_strategy length_column_name ignore_data_skip""",
     "publish with text2sql-grpo push, which checks what it uploads": """
@@ -220,8 +222,9 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
     for name, value in fields.items():
         if name in _DECIDED_ELSEWHERE:
             raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
-        if name in _REMOVED:
-            raise ConfigError(f"grpo.{name} was removed: {_REMOVED[name]}")
+        for gone in (name, f"{name}: {value}"):
+            if gone in _REMOVED:
+                raise ConfigError(f"grpo.{gone} was removed: {_REMOVED[gone]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"

@@ -50,9 +50,9 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
     if corrects:
         difference = (found["old_per_token_logps"] - sampled) * inputs["tool_mask"]
         found["importance_sampling_ratio"] = sampling_ratio(trainer, difference.nan_to_num(0.0))
-        trainer.collect(
-            {"sampling/importance_sampling_ratio/mean": float(found["importance_sampling_ratio"].mean())}
-        )
+        ratio = found["importance_sampling_ratio"].expand(sampled.shape)[inputs["tool_mask"].bool()]
+        if len(ratio):
+            trainer.collect({"sampling/importance_sampling_ratio/mean": float(ratio.mean())})
     return found
 
 

@@ -208,7 +208,11 @@ class Part:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            KeyError, ValueError: It is of another part, which then begins anew with a warning.
+        """
 
 
 class Select(Part, ABC):

@@ -1,9 +1,9 @@
-"""`RolloutGRPOTrainer`: TRL's GRPO on generation batches of its own; `SQLGRPOTrainer`: on SQL databases."""
+"""`RolloutGRPOTrainer`: TRL's GRPO on generation batches of its own, made by parts."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
-from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
-from text2sql_grpo.rewards import Judge, RewardMix
-from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
-from text2sql_grpo.training.credit_gae import GAECredit
 from text2sql_grpo.training.log_probs import other_log_probs
 from text2sql_grpo.training.parts import Batch, Credit, Gate, Part, Play, Record, Select, placed
-from text2sql_grpo.training.play import Rollouts, SQLPlay
-from text2sql_grpo.training.record import Episodes, Families, Rewards, StepTimes
+from text2sql_grpo.training.play import Rollouts
+from text2sql_grpo.training.record import Rewards, StepTimes
 from text2sql_grpo.training.select.shuffled import Shuffled
 
 Inputs = dict[str, torch.Tensor]
+logger = logging.getLogger(__name__)
 
 
 class RolloutGRPOTrainer(GRPOTrainer):
@@ -52,7 +47,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         gate: Replaces groups before they are trained on; None for none.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
         record: Parts that log batches, beside the metrics of rewards and lengths.
-        options: Other arguments of `GRPOTrainer`.
 
     Attributes:
         rollouts: Rollouts with the current policy.
@@ -70,7 +64,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         gate: Gate | None = None,
         credit: Credit | None = None,
         record: Sequence[Record] = (),
-        **options: Any,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
     ) -> None:
         super().__init__(
             model=model,
@@ -78,7 +73,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
             args=args,
             train_dataset=Dataset.from_dict({"question": range(num_questions)}),
             processing_class=processing_class,
-            **options,
+            peft_config=peft_config,
+            callbacks=callbacks,
         )
         trl_compat.keep_one_hook(self.model)
         generator = torch.Generator().manual_seed(args.seed)
@@ -170,7 +166,13 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return {"rollouts": self.rollouts.way, "updates": self.update.way}
 
     def _prepare_inputs(self, inputs: Any) -> Inputs:
-        """Return the next micro-batch; a new generation batch when the last one is used up."""
+        """Return the next micro-batch; of a new generation batch when the last one is used up.
+
+        Raises:
+            RunError: TRL evaluates, which this trainer does not.
+        """
+        if not self.model.training:
+            raise RunError("this trainer does not evaluate: use text2sql_grpo.evaluate, or evaluation.every")
         if self._num_taken % self._batch_lifetime == 0 or not self._micro_batches:
             self._micro_batches = self.update.split(self.generation_batch())
         place: int = self._num_taken % self.args.steps_per_generation
@@ -238,8 +240,10 @@ class RolloutGRPOTrainer(GRPOTrainer):
         if state["batch_shape"] == self._batch_shape:
             self._num_taken, self._micro_batches = state["num_taken"], state["micro_batches"]
         for name, part in self._parts.items():
-            if name in state["parts"]:
+            try:
                 part.load_state_dict(state["parts"][name])
+            except (KeyError, ValueError) as error:
+                logger.warning("%s begins anew: the checkpoint's state is of another part (%s)", name, error)
 
     @property
     def _batch_shape(self) -> list[int]:
@@ -279,69 +283,5 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
 
 def _judged_in_play(**_: Any) -> list[float | None]:
-    """Stand where TRL requires a reward function; `Play` judges."""
-    raise RunError("TRL asked for rewards, which this trainer computes itself: evaluation is not supported")
-
-
-class SQLGRPOTrainer(RolloutGRPOTrainer):
-    """Trainer on questions over SQL databases; logs every episode.
-
-    Args:
-        model: The policy, or its folder or Hub id.
-        args: Training arguments.
-        examples: Questions with gold queries that `load_examples` checked.
-        environment: Environment of the sessions.
-        rewards: Named scores and their weights.
-        grader: Grader of submitted queries.
-        run_log: Log of episodes; None for none.
-        select: See `RolloutGRPOTrainer`, like `gate`; `training.select` makes those of a config.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel | str,
-        args: SQLGRPOConfig,
-        *,
-        examples: Sequence[Example],
-        environment: SQLEnvironment,
-        rewards: RewardMix,
-        grader: Grader,
-        processing_class: PreTrainedTokenizerBase,
-        peft_config: PeftConfig | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        run_log: RunLog | None = None,
-        select: Select | None = None,
-        gate: Gate | None = None,
-    ) -> None:
-        judge = Judge(
-            grader,
-            environment.executor,
-            rewards,
-            max_rows_shown=environment.settings.observation.max_rows,
-        )
-        record: list[Record] = [Families()]
-        if run_log is not None:
-            record.append(Episodes(partial(run_log.write, ROLLOUTS)))
-        super().__init__(
-            model,
-            args,
-            num_questions=len(examples),
-            play=SQLPlay(examples, environment, judge),
-            select=select,
-            gate=gate,
-            credit=GroupCredit(
-                rewards.weights,
-                group_size=args.num_generations,
-                scale=args.scale_rewards,
-                normalizes_each=args.multi_objective_aggregation == "normalize_then_sum",
-            ),
-            record=record,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            callbacks=callbacks,
-        )
-        if args.turn_credit == "gae":
-            width = self.model.config.get_text_config().hidden_size
-            self.credit = GAECredit(width, *rewards.bounds(), scale=args.scale_rewards)
-        self.environment = environment
-        environment.count_tokens_by(self.rollouts.chat.count_tokens)
+    """Stand where TRL requires a reward function; it is never called, as `Play` judges."""
+    raise AssertionError

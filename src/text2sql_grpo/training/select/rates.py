@@ -77,6 +77,8 @@ class Rates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
+        if [len(counts) for counts in state["counts"]] != [len(counts) for counts in self._counts]:
+            raise ValueError("other questions or levels")
         self._counts = [counts.cpu() for counts in state["counts"]]
         self.met, self.batches = state["met"].cpu(), state["batches"]
 

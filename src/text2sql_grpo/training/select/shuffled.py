@@ -41,9 +41,15 @@ class Shuffled(Select):
             self._left = order[::-1] + self._left
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left": list(self._left), "generator": self._generator.get_state()}
+        return {
+            "questions": len(self._questions),
+            "left": list(self._left),
+            "generator": self._generator.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["questions"] != len(self._questions):
+            raise ValueError(f"{state['questions']} questions, not {len(self._questions)}")
         self._left = list(state["left"])
         self._generator.set_state(state["generator"].cpu())
 

@@ -56,9 +56,9 @@ class Strata(Select):
         return {"debts": list(self._debts), "strata": [one.state_dict() for one in self._strata]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._debts = list(state["debts"])
         for stratum, saved in zip(self._strata, state["strata"], strict=True):
             stratum.load_state_dict(saved)
+        self._debts = list(state["debts"])
 
 
 def by_family(families: Sequence[str], shares: Mapping[str, float]) -> list[tuple[list[int], float]]:
