@@ -24,7 +24,7 @@ _DECIDED_ELSEWHERE = {
     "max_turn_tokens": "environment.max_turn_tokens",
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
-    "reward_weights": "rewards",
+    "mask_truncated_completions": "rewards.on_error",
 }
 _REMOVED = {
     "gradient_noise_every": "no figure of it changed a run",
@@ -62,7 +62,7 @@ _REASONS = {
     "set environment.max_turns": "max_tool_calling_iterations",
     "the policy that plays would not be the one that is trained": "neftune_noise_alpha",
     "resume with --resume, or trainer.train(resume_from_checkpoint=..)": "resume_from_checkpoint",
-    "set the weights in the section rewards": "reward_weights",
+    "the weights are set by rewards": "reward_weights",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # TRL checks these in the first step only, minutes after the config is read.
