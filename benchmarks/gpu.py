@@ -344,9 +344,17 @@ def sampled_rollouts(folder: str, size: Size, *settings: str) -> Result:
         )
         trainer.remove_callback(PrinterCallback)
         clock = StepClock(trainer)
-        trainer.train()
-    sampled = [int(batch.get("tool_mask", batch["completion_mask"]).sum()) for batch in clock.batches]
+        tokens: list[int] = []  # of each episode; a batch's masks leave out those that were cut
+
+        def score(mix: RewardMix, episode: Any, *_: object) -> dict[str, float]:
+            tokens.append(sum(episode.completion_mask))
+            return _spread(mix, episode)
+
+        with patch.object(RewardMix, "score", score):
+            trainer.train()
     seconds = [watch.seconds for watch in clock.rollouts]
+    assert len(tokens) == size.episodes * len(seconds)
+    sampled = [sum(tokens[i * size.episodes : (i + 1) * size.episodes]) for i in range(len(seconds))]
     best = max(range(1, len(seconds)), key=lambda i: sampled[i] / seconds[i])
     result: Result = {"episodes": size.episodes, "sampled_tokens": sampled[best]}
     result |= {"rollout_s": round(seconds[best], 3)}
