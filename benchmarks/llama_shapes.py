@@ -1,7 +1,10 @@
-"""Models with random weights, so that a benchmark needs no download."""
+"""Models with random weights, so that a benchmark needs no download; or the model of a folder."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 SIZES = {  # layers, width, heads, key-value heads
     "2M": (4, 192, 6, 6),
@@ -11,9 +14,25 @@ SIZES = {  # layers, width, heads, key-value heads
 }
 
 
-def make_model(size: str, vocab_size: int, *, eos_token_id: int | None = None) -> LlamaForCausalLM:
-    """A Llama of one of the `SIZES`; the same weights each time."""
+def make_model(size: str, vocab_size: int, *, eos_token_id: int | None = None) -> Any:
+    """A Llama of one of the `SIZES`, the same weights each time; or the model of a folder, in float32.
+
+    Args:
+        size: A key of `SIZES`, or a folder.
+        vocab_size: Number of token ids that are used; a folder's model keeps its own, which must not be
+            smaller.
+        eos_token_id: Token that ends a turn; a folder's model loses its own.
+    """
     torch.manual_seed(0)
+    if Path(size).is_dir():
+        model = AutoModelForCausalLM.from_pretrained(size, dtype=torch.float32)
+        if model.config.vocab_size < vocab_size:
+            raise ValueError(
+                f"the vocabulary of {size} must be >= {vocab_size}, got {model.config.vocab_size}"
+            )
+        model.config.eos_token_id = eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=eos_token_id)
+        return model
     layers, width, heads, kv_heads = SIZES[size]
     config = LlamaConfig(
         vocab_size=vocab_size,

@@ -112,8 +112,13 @@ def run_case(case: Case) -> tuple[int, int]:
     return result["measured"], result["estimated"]
 
 
-def measure(case: Case) -> dict[str, int]:
-    """Peak bytes of the update beyond the process's imports, and the estimate."""
+def measure(case: Case, device: str = "cpu") -> dict[str, int]:
+    """Peak bytes of the update beyond the process's imports, and the estimate.
+
+    On CUDA both are those of tensors; `reserved` is what torch's allocator took for them, and `outside` what
+    the device has in use beside that (kernels, workspaces, other processes). `reserve` is the estimate's part
+    for the last two.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -147,16 +152,33 @@ def measure(case: Case) -> dict[str, int]:
         gradient_checkpointing=case.checkpointing,
         autocast=torch.bfloat16 if case.is_bf16 else None,
     )
-    estimate = estimate_memory(config, settings, update, Rollouts(0, 0, 0, 0), device="cpu")
+    estimate = estimate_memory(config, settings, update, Rollouts(0, 0, 0, 0), device=device)
     small = dataclasses.replace(case, shape={"hidden_size": 64, "num_hidden_layers": 1}, prompt_tokens=9)
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         # Imports whatever a step needs, and lets libraries take what they keep.
         _update(small, AutoConfig.for_model(case.architecture, **shape | small.shape), settings, Path(first))
         gc.collect()
+        if device == "cuda":
+            before = torch.cuda.memory_allocated()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            _update(case, config, settings, Path(second))
+            peak = torch.cuda.max_memory_allocated() - before
+            estimated = estimate.peak - estimate.context
+            return {"measured": peak, "estimated": estimated, "reserve": estimate.context} | allocator_bytes()
         before = _status("VmRSS")
         _update(case, config, settings, Path(second))
         peak = _status("VmHWM") - before
     return {"measured": peak, "estimated": estimate.peak}
+
+
+def allocator_bytes() -> dict[str, int]:
+    """Bytes that torch's allocator holds at most, and bytes of the CUDA device in use outside of it."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    outside = total - free - torch.cuda.memory_reserved()
+    return {"reserved": torch.cuda.max_memory_reserved(), "outside": outside}
 
 
 def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
@@ -167,6 +189,7 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     from text2sql_grpo.data.example import Example
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
     from text2sql_grpo.grading import Grader
+    from text2sql_grpo.models.hardware import device_type
     from text2sql_grpo.models.loaded_policy import lora_config
     from text2sql_grpo.rewards import RewardMix
     from text2sql_grpo.sql import SQLExecutor
@@ -190,7 +213,8 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
         output_dir=str(folder / "run"),
     )
     model = _model(config, settings, folder)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+    if device_type() == "cpu":
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     trainer = SQLGRPOTrainer(
         model,
         arguments,
@@ -209,7 +233,8 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     for _ in range(2):  # the second has states and gradients beside it
         optimizer.zero_grad(set_to_none=False)
         for _ in range(2):
-            trainer.compute_loss(trainer.model, _inputs(case)).backward()
+            inputs = {name: value.to(trainer.accelerator.device) for name, value in _inputs(case).items()}
+            trainer.compute_loss(trainer.model, inputs).backward()
         optimizer.step()
 
 

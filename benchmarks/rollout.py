@@ -34,6 +34,7 @@ from datasets import Dataset
 from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
+from stopwatch import Stopwatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
@@ -44,7 +45,7 @@ from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, SlotPolicy, run
+from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
@@ -71,6 +72,7 @@ class Case:
     tool_ms: float = 20.0
     size: str = "2M"
     prompts: int = 3
+    bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,10 +287,9 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
     inner = trainer._generate
 
     def timed(prompts: Any) -> Any:
-        started, cpu_started = time.perf_counter(), time.process_time()
-        output = inner(prompts)
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-        played.append(Played(seconds, cpu_s, sum(sum(mask) for mask in output[2])))
+        with Stopwatch() as watch:
+            output = inner(prompts)
+        played.append(Played(watch.seconds, watch.cpu_s, sum(sum(mask) for mask in output[2])))
         return output
 
     trainer._generate = timed
@@ -304,8 +305,10 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
     return play
 
 
-def ours(case: Case, script: Script, model: LlamaForCausalLM) -> "Side":
-    """The engine `slots` over real sessions, but for the executor."""
+def ours(
+    case: Case, script: Script, model: LlamaForCausalLM, policy: Policy | SlotPolicy | None = None
+) -> "Side":
+    """The engine `slots` over real sessions, but for the executor; with a policy, the engine of that."""
     chat = ChatFormat(script.tokenizer, tools=TOOLS)
     settings = EnvironmentSettings(protocol="native", instructions=False, max_turns=case.turns)
     tool: Any = SlowTool(case.tool_ms / 1_000)
@@ -317,16 +320,16 @@ def ours(case: Case, script: Script, model: LlamaForCausalLM) -> "Side":
 
     texts = prompt_texts(case, lambda text: len(chat.prompt_ids(session(text).start())))
     said = tuple(tuple(token for turn in turns for token in turn) for turns in script.turns)
-    policy = SlotPolicy(model, ForcedSampling(script=said))
+    policy = policy or SlotPolicy(model, ForcedSampling(script=said))
     budgets = Budgets(200, case.turns * 200, 16_384)
 
     def play() -> Played:
         sessions = [session(text) for text in texts for _ in range(case.generations)]
-        started, cpu_started = time.perf_counter(), time.process_time()
-        episodes = run(sessions, policy, chat, budgets)
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        with Stopwatch() as watch:
+            episodes = run(sessions, policy, chat, budgets)
         assert all(episode.stop_reason == "submitted" for episode in episodes)
-        return Played(seconds, cpu_s, sum(sum(episode.completion_mask) for episode in episodes))
+        sampled = sum(sum(episode.completion_mask) for episode in episodes)
+        return Played(watch.seconds, watch.cpu_s, sampled)
 
     return play
 
@@ -335,12 +338,16 @@ Side = Callable[[], Played]
 
 
 def sides_of(case: Case, folder: str) -> tuple[dict[str, Side], Script]:
-    tokenizer = make_tokenizer()
-    script = Script(case, tokenizer)
-    model = make_model(case.size, len(tokenizer)).eval()
-    if torch.cuda.is_available():
-        model = model.cuda()
+    script, model = make_script(case)
     return {"trl": stock(case, script, model, folder), "ours": ours(case, script, model)}, script
+
+
+def make_script(case: Case) -> tuple[Script, LlamaForCausalLM]:
+    """The script of a case, and its model on the device."""
+    tokenizer = make_tokenizer()
+    model = make_model(case.size, len(tokenizer), eos_token_id=tokenizer.eos_token_id).eval()
+    model = model.to(torch.bfloat16 if case.bf16 else torch.float32)
+    return Script(case, tokenizer), model.cuda() if torch.cuda.is_available() else model
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
@@ -393,12 +400,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--table", action="store_true", help="each dimension around the goal's point")
     parser.add_argument("--repeats", type=int, default=1)
     for field in dataclasses.fields(Case):
-        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+        action = {"action": "store_true"} if field.type is bool else {"type": type(field.default)}
+        parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
     options = parser.parse_args(arguments)
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
     cases = [Case()] if options.quick else table_cases() if options.table else [own]
     warnings.filterwarnings("ignore", category=FutureWarning)
-    columns = ["prompt", "G", "turns", "tool ms", "model", "prompts", "sampled"]
+    columns = ["prompt", "G", "turns", "tool ms", "model", "prompts", "bf16", "sampled"]
     columns += ["TRL s", "ours s", "ratio", "TRL cpu s", "ours cpu s", "cpu ratio"]
     table = Table(*columns)
     results = []

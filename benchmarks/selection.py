@@ -35,7 +35,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model
 
-from benchmarks.step_learning import Stopwatch
+from benchmarks.stopwatch import Stopwatch
 from tests.tiny_model import write_model
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions

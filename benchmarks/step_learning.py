@@ -11,14 +11,13 @@ SFT stage and the making of the trainer are outside the clock.
 import gc
 import json
 import tempfile
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from stopwatch import Stopwatch
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl.kernels import chunked_logprob
 
@@ -34,23 +33,6 @@ from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 SIDES = {"trl": ["--rollout.engine", "generation", "--grpo.shared_prefix", "false"], "ours": []}
 HELD_OUT, FAMILY = "test_values", "lookup"
-
-
-@dataclass
-class Stopwatch:
-    """Wall and processor time of all that ran under it, in seconds."""
-
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    _started: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
-
-    def __enter__(self) -> Self:
-        self._started = (time.perf_counter(), time.process_time())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._started[0]
-        self.cpu_s += time.process_time() - self._started[1]
 
 
 class Learning(TrainerCallback):

@@ -22,7 +22,6 @@ import gc
 import json
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
 from rollout import make_tokenizer
+from stopwatch import Stopwatch
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
@@ -43,6 +43,7 @@ from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 VOCAB = 4_000
 SHARED_DATABASE = {"prompts": 4, "schema": 970}
+MOST_FLOAT32 = {"loss_error": 1e-5, "gradient_error": 1e-4}
 LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
 
 
@@ -145,12 +146,10 @@ class Side:
         self.tokens = 0
         self.trainer.model.zero_grad(set_to_none=True)
         gc.collect()
-        _wait()
-        started, cpu_started = time.perf_counter(), time.process_time()
-        loss = self.trainer.compute_loss(self.trainer.model, self.batch)
-        self.trainer.accelerator.backward(loss)
-        _wait()
-        return time.perf_counter() - started, time.process_time() - cpu_started, loss.item()
+        with Stopwatch() as watch:
+            loss = self.trainer.compute_loss(self.trainer.model, self.batch)
+            self.trainer.accelerator.backward(loss)
+        return watch.seconds, watch.cpu_s, loss.item()
 
     def gradient(self) -> torch.Tensor:
         return torch.cat([p.grad.flatten() for p in self.trainer.model.parameters()])
@@ -175,11 +174,6 @@ class Side:
             grown = int(pipe.read())
         os.waitpid(child, 0)
         return grown
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _resident(field: str) -> int:
@@ -211,8 +205,6 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
                 cpu_s[name].append(cpu_taken)
         expected, found = sides["trl"].gradient(), sides["ours"].gradient()
         error = ((found - expected).norm() / expected.norm()).item()
-    assert abs(losses["trl"] - losses["ours"]) < (1e-2 if case.bf16 else 1e-5), losses
-    assert error < (0.2 if case.bf16 else 1e-4), error
     best = {name: min(times) for name, times in seconds.items()}
     best_cpu = {name: min(times) for name, times in cpu_s.items()}
     tokens = {name: side.tokens for name, side in sides.items()}
@@ -226,8 +218,16 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "trl_mb": round(peak["trl"] / 1e6),
         "ours_mb": round(peak["ours"] / 1e6),
         "memory_ratio": round(peak["trl"] / peak["ours"], 2),
+        "loss_error": float(f"{abs(losses['trl'] - losses['ours']):.1e}"),
         "gradient_error": float(f"{error:.1e}"),
     }
+
+
+def disagreement(result: dict[str, Any]) -> str | None:
+    """Errors of a result of `measure` that rounding does not explain; None if there are none."""
+    most = {"loss_error": 1e-2, "gradient_error": 0.2} if result["bf16"] else MOST_FLOAT32
+    wrong = [f"{name} {result[name]} >= {bound}" for name, bound in most.items() if result[name] >= bound]
+    return "; ".join(wrong) or None
 
 
 def table_cases(own: Case) -> list[Case]:
@@ -259,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = Table()
     for case in cases:
         results.append(measure(case, options.repeats))
+        assert disagreement(results[-1]) is None, disagreement(results[-1])
         print(json.dumps(results[-1]), flush=True)
         if not table.columns:
             for name in results[-1]:
