@@ -41,12 +41,13 @@ from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.jobs.train import run_arguments, select_questions
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.select import open_gate
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 METHODS = ("uniform", "learnability", "regret", "easy_to_hard")
@@ -209,17 +210,19 @@ def make_trainer(
 ) -> SQLGRPOTrainer:
     """The trainer of a run, which prints nothing and logs its episodes."""
     config = bench.config
+    examples = bench.load(config.data.train, limit=config.data.train_samples)
     trainer = SQLGRPOTrainer(
         policy.model,
         arguments,
-        examples=bench.load(config.data.train, limit=config.data.train_samples),
+        examples=examples,
         environment=bench.environment,
         rewards=RewardMix(config.rewards),
         grader=bench.grader,
         processing_class=policy.tokenizer,
         callbacks=callbacks,
         run_log=RunLog(config.run.output_dir),
-        selection=config.selection,
+        select=select_questions(examples, bench, arguments),
+        gate=open_gate(config.selection),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -233,8 +236,8 @@ def run(config: Config, *, every: int, target: float) -> dict[str, Any]:
     curve = Curve(bench, policy, folder, every=every, target=target)
     trainer = make_trainer(bench, arguments, policy, [curve])
     trainer.train()
-    steps = [row for row in trainer.state.log_history if "group/no_spread" in row]
-    kept, played = "group/no_spread", "selection/frac_verdict_zero_std_played"
+    steps = [row for row in trainer.state.log_history if "frac_reward_zero_std" in row]
+    kept, played = "frac_reward_zero_std", "selection/frac_verdict_zero_std_played"
     return {
         "points": curve.points,
         "dead_trained": round(statistics.fmean(row[kept] for row in steps), 3),

@@ -49,18 +49,16 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from update import LOGIT_TILE
 
-from text2sql_grpo import trl_compat
 from text2sql_grpo.contrib.stock_trl import SQLTools, stock_trl
 from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
-from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.protocols import TOOLS
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.rollout.engine import SlotPolicy, run
+from text2sql_grpo.rollout.engine import SlotPolicy
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
@@ -180,18 +178,6 @@ class ForcedTurns(LogitsProcessor):
         return forced(scores, self._table[:, input_ids.shape[1] - self._start])  # type: ignore[return-value]
 
 
-class ForcedTrainer(SQLGRPOTrainer):
-    """Ours, with the script in its engine."""
-
-    script: Script
-
-    def _play(self, sessions: list[SQLSession]) -> list[Episode]:
-        said = tuple(tuple(token for turn in turns for token in turn) for turns in self.script.turns)
-        with trl_compat.unwrapped_model(self) as model:
-            policy = SlotPolicy(model, ForcedSampling(script=said))
-            return run(sessions, policy, self._chat, self._budgets)
-
-
 def submit(
     completions: list[list[dict[str, Any]]], environments: Sequence[SQLTools], **_: Any
 ) -> list[float]:
@@ -229,7 +215,7 @@ def ours(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GRP
     """The engine `slots`, and the update that forwards each prompt once."""
     environment = script.environment()
     environment.tools = STOCK_TOOLS  # so that prompts are the same
-    trainer = ForcedTrainer(
+    trainer = SQLGRPOTrainer(
         model,
         SQLGRPOConfig(engine="slots", max_turn_tokens=MAX_EPISODE_TOKENS, **fields),
         examples=script.examples,
@@ -238,8 +224,9 @@ def ours(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GRP
         grader=Grader(environment.executor),
         processing_class=script.tokenizer,
     )
-    assert trainer._plays_by_slots and trainer._update.is_on
-    trainer.script = script
+    assert trainer.rollouts.plays_by_slots and trainer.update.is_on
+    said = tuple(tuple(token for turn in turns for token in turn) for turns in script.turns)
+    trainer.rollouts.policy = lambda model: SlotPolicy(model, ForcedSampling(script=said))
     return trainer
 
 
@@ -250,16 +237,18 @@ class StepClock(TrainerCallback):
         self.steps: list[Stopwatch] = []
         self.rollouts: list[Stopwatch] = []
         self.batches: list[dict[str, Any]] = []
-        inner = trainer._generate_and_score_completions
+        is_ours = isinstance(trainer, SQLGRPOTrainer)
+        name = "generation_batch" if is_ours else "_generate_and_score_completions"
+        inner = getattr(trainer, name)
 
-        def timed(inputs: Any) -> dict[str, Any]:
+        def timed(*inputs: Any) -> dict[str, Any]:
             with Stopwatch() as watch:
-                output: dict[str, Any] = inner(inputs)
+                output: dict[str, Any] = inner(*inputs)
             self.rollouts.append(watch)
             self.batches.append(output)
             return output
 
-        trainer._generate_and_score_completions = timed
+        setattr(trainer, name, timed)
         trainer.add_callback(self)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

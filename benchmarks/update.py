@@ -39,6 +39,8 @@ from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.parts import Play, Row
+from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 VOCAB = 4_000
@@ -64,11 +66,11 @@ class Case:
     bf16: bool = False
 
 
-class OurTrainer(RolloutGRPOTrainer):
-    """The update of `SQLGRPOTrainer` alone."""
+class NoPlay(Play):
+    """Play that is never called: the update alone is measured."""
 
-    def _play_batch(self, batch: Sequence[int]) -> Any:
-        raise NotImplementedError
+    def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
+        raise AssertionError
 
 
 def make_trainer(case: Case, folder: str, *, is_ours: bool) -> GRPOTrainer:
@@ -86,13 +88,8 @@ def make_trainer(case: Case, folder: str, *, is_ours: bool) -> GRPOTrainer:
     )
     trainer: GRPOTrainer
     if is_ours:
-        trainer = OurTrainer(
-            model,
-            arguments,
-            num_prompts=1,
-            reward_weights={"reward": 1.0},
-            tools=None,
-            processing_class=make_tokenizer(),
+        trainer = RolloutGRPOTrainer(
+            model, arguments, num_questions=1, play=NoPlay(), processing_class=make_tokenizer()
         )
     else:
         trainer = GRPOTrainer(
@@ -117,6 +114,7 @@ def make_batch(case: Case, device: torch.device) -> dict[str, torch.Tensor]:
         "prompt_mask": torch.ones(rows, case.prompt, dtype=torch.long),
         "completion_ids": torch.randint(2, VOCAB, (rows, case.completion), generator=generator),
         "completion_mask": torch.ones(rows, case.completion, dtype=torch.long),
+        "tool_mask": torch.ones(rows, case.completion, dtype=torch.long),
         "advantages": torch.randn(rows, generator=generator),
         "num_items_in_batch": torch.tensor(rows * case.completion),
     }

@@ -1,18 +1,17 @@
-"""The trainer on a tiny random model: masks, baselines, rewards, and tokens as they were sampled."""
+"""The trainer on a tiny random model: masks, baselines, rewards, sampled tokens, parts, and resuming."""
 
 import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import trl
 from peft import LoraConfig, PromptTuningConfig
-from text2sql_grpo.training.advantages import zero_variance_by_prompt
-from text2sql_grpo.training.step_times import STAGES
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,6 +26,7 @@ from tests.tiny_model import write_model, write_tokenizer
 from tests.tiny_run import json_lines
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
@@ -36,9 +36,15 @@ from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.token_tree.scored_tree import trimmed
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.token_tree.scored_tree import trimmed
+from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.credit_gae import gae, whitened
+from text2sql_grpo.training.parts import Credit, Judged, Play, Record, Row, Select
+from text2sql_grpo.training.record import STAGES
+from text2sql_grpo.training.select import open_gate, open_select
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+from text2sql_grpo.trl_compat import plain_log_probs
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
 LOOK, RIGHT, WRONG = (
@@ -58,16 +64,17 @@ class Bench:
     def __init__(
         self,
         folder: Path,
-        examples: Sequence[Example],
+        examples: Sequence[Example] = (LISBON,),
         *,
         protocol: Any = "tags",
-        parts: dict[str, Any] | None = None,
+        selection: SelectionConfig | None = None,
         model: Path | None = None,
-        rewards: RewardMix | None = None,
-        engine: str = "generation",  # a script stands in for its `generate`
+        adapter: Any = None,
+        engine: str = "generation",
         max_turn_tokens: int = 80,
         **arguments: Any,
     ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         model = model or write_model(folder / "model", max_positions=4096)
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -77,58 +84,78 @@ class Bench:
         settings = EnvironmentSettings(
             protocol=protocol, schema_text="compact", max_turns=3, instructions=False
         )
+        args = training_arguments(
+            {
+                "per_device_train_batch_size": 4,
+                "num_generations": 4,
+                "max_steps": 1,
+                "save_strategy": "no",
+                "report_to": "none",
+                "disable_tqdm": True,
+                **arguments,
+            },
+            output_dir=str(folder / "run"),
+            engine=engine,
+            max_turn_tokens=max_turn_tokens,
+            max_completion_length=1200,
+        )
+        parts: dict[str, Any] = {}
+        if selection is not None:
+            sizes = {"num_generations": args.num_generations, "seed": args.seed}
+            parts = {"select": open_select(examples, selection, **sizes), "gate": open_gate(selection)}
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
-            training_arguments(
-                {
-                    "per_device_train_batch_size": 4,
-                    "num_generations": 4,
-                    "max_steps": 1,
-                    "save_strategy": "no",
-                    "report_to": "none",
-                    "disable_tqdm": True,
-                    **arguments,
-                },
-                output_dir=str(folder / "run"),
-                engine=engine,
-                max_turn_tokens=max_turn_tokens,
-                max_completion_length=1200,
-            ),
+            args,
             examples=examples,
             environment=shop_environment(folder, settings),
-            rewards=rewards or RewardMix(WEIGHTS),
+            rewards=RewardMix(WEIGHTS),
             grader=Grader(SQLExecutor()),
             processing_class=tokenizer,
+            peft_config=adapter,
             run_log=RunLog(folder / "run"),
-            **(parts or {}),
+            **parts,
         )
 
-    def say(self, *episodes: Sequence[str], unfinished: str = "...") -> None:
-        """The turns of each episode, in the order of the batch; `unfinished` never ends its turn."""
-        trainer = self.trainer
-        queue, taken = list(episodes), {}
+    def say(self, *episodes: Sequence[str]) -> None:
+        """The turns of each episode, in the order of the batch; `...` never ends its turn."""
+        chat = self.trainer.rollouts.chat
 
-        def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-            replies = []
-            if len(prompts) == len(episodes):
-                taken.update(enumerate(queue))
-            active = [i for i in taken if taken[i]]
-            for i, _ in zip(active, prompts, strict=True):
-                turn, taken[i] = taken[i][0], taken[i][1:]
-                ids = trainer._chat.turn_ids(turn)
-                replies.append(ids[:-1] * 40 if turn == unfinished else ids)
-            return Continuations([reply[:max_new_tokens] for reply in replies])
+        def policy(model: Any) -> Any:
+            left = [list(turns) for turns in episodes]
 
-        trainer.generate = generate  # type: ignore[method-assign]
+            def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+                replies = []
+                for turns, _ in zip([turns for turns in left if turns], prompts, strict=True):
+                    turn = turns.pop(0)
+                    ids = chat.turn_ids(turn)
+                    replies.append(ids[:-1] * 40 if turn == "..." else ids)
+                return Continuations([reply[:max_new_tokens] for reply in replies])
 
-    def batch(self, *numbers: int) -> dict[str, Any]:
-        """What TRL makes of one generation batch of these questions."""
+            return SimpleNamespace(generate=generate)
+
+        self.trainer.rollouts.policy = policy  # type: ignore[method-assign]
+
+    def batch(self, *questions: int) -> dict[str, torch.Tensor]:
+        """The generation batch of one group of each of these questions."""
         self.trainer.model.train()
-        rows = [dict(self.trainer.train_dataset[number]) for number in numbers]
-        return self.trainer._generate_and_score_completions(rows)
+        self.trainer.select.draw = lambda count, progress=0.0: list(questions)  # type: ignore[method-assign]
+        return self.trainer.generation_batch()
 
-    def logged(self, name: str) -> float:
-        return self.trainer._metrics["train"][name][-1]
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last generation batch."""
+        trainer = self.trainer
+        parts = [trainer.play, trainer.credit, *trainer.record, *([trainer.gate] if trainer.gate else [])]
+        return {name: value for part in parts for name, value in part.metrics().items()}
+
+    def rollouts(self) -> list[dict[str, Any]]:
+        return json_lines(self.folder / "run" / "rollouts.jsonl")
+
+    def steps(self) -> list[dict[str, float]]:
+        """The log of each optimiser step."""
+        return [row for row in self.trainer.state.log_history if "loss" in row]
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.trainer.model.parameters()])
 
     def gradient(self, batch: dict[str, Any]) -> torch.Tensor:
         self.trainer.model.zero_grad()
@@ -144,19 +171,14 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_observations_are_masked_out_of_the_loss(bench: Bench) -> None:
     bench.say([LOOK, RIGHT], [WRONG], [LOOK, WRONG], [RIGHT])
-    batch = bench.batch(0, 0, 0, 0)
+    batch = bench.batch(0)
     tokenizer = bench.trainer.processing_class
     trained = batch["tool_mask"] * batch["completion_mask"]
     texts = [
         tokenizer.decode(ids[mask.bool()]) for ids, mask in zip(batch["completion_ids"], trained, strict=True)
     ]
     end = tokenizer.eos_token
-    assert texts == [
-        LOOK + end + RIGHT + end,
-        WRONG + end,
-        LOOK + end + WRONG + end,
-        RIGHT + end,
-    ]
+    assert texts == [LOOK + end + RIGHT + end, WRONG + end, LOOK + end + WRONG + end, RIGHT + end]
     assert "OPO-01" in tokenizer.decode(batch["completion_ids"][0])
     assert batch["num_items_in_batch"] == trained.sum()
 
@@ -170,7 +192,7 @@ def test_observations_are_masked_out_of_the_loss(bench: Bench) -> None:
 def test_a_masked_label_has_no_gradient_of_its_own(bench: Bench) -> None:
     """The last environment token before an answer is read, never learned."""
     bench.say([LOOK, RIGHT], [WRONG], [WRONG], [WRONG])
-    batch = bench.batch(0, 0, 0, 0)
+    batch = bench.batch(0)
     without = bench.gradient({**batch, "advantages": batch["advantages"] * torch.tensor([0.0, 1, 1, 1])})
     only_observed = {**batch, "tool_mask": 1 - batch["tool_mask"]}
     assert not torch.allclose(bench.gradient(only_observed), without)  # else the mask would not matter
@@ -180,16 +202,18 @@ def test_a_masked_label_has_no_gradient_of_its_own(bench: Bench) -> None:
 
 def test_rewards_are_weighted_and_logged_each_by_its_name(bench: Bench) -> None:
     bench.say([RIGHT], [WRONG], [FAILS], [LOOK, RIGHT])
-    batch = bench.batch(0, 0, 0, 0)
+    batch = bench.batch(0)
     totals = torch.tensor([1.25, 0.25, 0.0, 1.25])
     expected = (totals - totals.mean()) / (totals.std() + 1e-4)
-    torch.testing.assert_close(batch["advantages"].flatten(), expected)
-    assert bench.logged("rewards/execution/mean") == pytest.approx(0.5)
-    assert bench.logged("rewards/executes/mean") == pytest.approx(0.75)
-    assert bench.logged("reward") == pytest.approx(totals.mean().item())
-    assert bench.logged("accuracy/strict") == pytest.approx(0.5)
-    assert bench.logged("episode/looks") == pytest.approx(0.25)
-    rows = json_lines(bench.folder / "run" / "rollouts.jsonl")
+    torch.testing.assert_close(batch["advantages"], expected)
+    logged = bench.metrics()
+    assert logged["rewards/execution/mean"] == pytest.approx(0.5)
+    assert logged["rewards/executes/mean"] == pytest.approx(0.75)
+    assert logged["reward"] == pytest.approx(totals.mean().item())
+    assert logged["reward_std"] == pytest.approx(totals.std().item())
+    assert logged["accuracy/strict"] == pytest.approx(0.5)
+    assert logged["episode/looks"] == pytest.approx(0.25)
+    rows = bench.rollouts()
     assert [row["reward"] for row in rows] == [1.25, 0.25, 0.0, 1.25]
     assert rows[1]["scores"] == {"execution": 0.0, "executes": 1.0}
 
@@ -199,138 +223,158 @@ def test_a_cut_episode_weighs_nothing_and_leaves_the_baseline_alone(
 ) -> None:
     bench.say([RIGHT], ["..."], [WRONG], [RIGHT])
     with caplog.at_level(logging.WARNING):
-        batch = bench.batch(0, 0, 0, 0)
+        batch = bench.batch(0)
     scored = torch.tensor([1.25, 0.25, 1.25])
     expected = (scored - scored.mean()) / (scored.std() + 1e-4)
-    torch.testing.assert_close(batch["advantages"].flatten()[[0, 2, 3]], expected)
-    assert batch["advantages"].flatten()[1] == 0
+    torch.testing.assert_close(batch["advantages"][[0, 2, 3]], expected)
+    assert batch["advantages"][1] == 0
     assert (batch["tool_mask"] * batch["completion_mask"])[1].sum() == 0
-    assert bench.logged("episode/masked") == 0.25
-    assert bench.logged("reward") == pytest.approx(scored.mean().item())
+    assert bench.metrics()["episode/masked"] == 0.25
+    assert bench.metrics()["reward"] == pytest.approx(scored.mean().item())
     assert caplog.text == ""
-    row = json_lines(bench.folder / "run" / "rollouts.jsonl")[1]
-    assert (row["is_masked"], row["stop_reason"], row["scores"], row["reward"]) == (
-        True,
-        "budget",
-        None,
-        None,
-    )
+    row = bench.rollouts()[1]
+    found = (row["is_masked"], row["stop_reason"], row["scores"], row["reward"])
+    assert found == (True, "budget", None, None)
 
 
 def test_a_failing_gold_masks_its_whole_group(bench: Bench) -> None:
     bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS])
-    batch = bench.batch(1, 1, 1, 1)
+    batch = bench.batch(1)
     assert batch["advantages"].tolist() == [0.0] * 4
     assert (batch["tool_mask"] * batch["completion_mask"]).sum() == 0
     assert bench.gradient(batch).abs().max() == 0
-    rows = json_lines(bench.folder / "run" / "rollouts.jsonl")
-    assert {row["reason"] for row in rows} == {"gold_failed"}
+    assert {row["reason"] for row in bench.rollouts()} == {"gold_failed"}
 
 
-def test_an_error_in_a_reward_stops_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(episode: Any, verdict: Any, results: Any) -> float:
-        return 1 / 0
-
-    function = dataclasses.replace(REWARD_FUNCTIONS["executes"], function=broken)
+@pytest.mark.parametrize(
+    ("score", "error", "message"),
+    [
+        (lambda *_: 1 / 0, ZeroDivisionError, "division by zero"),
+        (lambda *_: 2.0, RunError, r"reward executes must be from 1 to 1, got 2\.0"),
+    ],
+)
+def test_an_error_in_a_reward_stops_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, score: Any, error: type[Exception], message: str
+) -> None:
+    function = dataclasses.replace(REWARD_FUNCTIONS["executes"], function=score)
     monkeypatch.setitem(REWARD_FUNCTIONS, "executes", function)
     bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
-    with pytest.raises(ZeroDivisionError) as stopped:
-        bench.trainer.train()
-    assert stopped.traceback[-1].name == "broken"
-
-
-def test_a_score_out_of_its_range_stops_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = dataclasses.replace(REWARD_FUNCTIONS["executes"], function=lambda *_: 2.0)
-    monkeypatch.setitem(REWARD_FUNCTIONS, "executes", function)
-    bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
-    with pytest.raises(RunError, match=r"reward executes must be from 1 to 1, got 2\.0"):
+    with pytest.raises(error, match=message):
         bench.trainer.train()
 
 
-def test_metrics_of_hacks_and_of_zero_variance_groups(bench: Bench) -> None:
+def test_hacks_are_flagged_and_counted(bench: Bench) -> None:
     bench.say([RIGHT], ["<answer>SELECT 7</answer>"], ["<answer>SELECT 9</answer>"], [LOOK, RIGHT])
-    bench.batch(0, 0, 0, 0)
-    assert bench.logged("accuracy/official_minus_strict") == 0  # this grader has no neighbours
-    assert bench.logged("hack/no_table") == bench.logged("hack/rate") == 0.5
-    assert bench.logged("hack/copied_literal") == 0.25
-    assert bench.logged("group/no_spread") == 0
-    flags = [row["flags"] for row in json_lines(bench.folder / "run" / "rollouts.jsonl")]
+    bench.batch(0)
+    logged = bench.metrics()
+    assert logged["accuracy/official_minus_strict"] == 0  # this grader has no neighbours
+    assert logged["hack/no_table"] == logged["hack/rate"] == 0.5
+    assert logged["hack/copied_literal"] == 0.25
+    flags = [row["flags"] for row in bench.rollouts()]
     assert flags == [[], ["no_table"], ["no_table"], ["copied_literal"]]
-    bench.say([RIGHT], [RIGHT], ["..."], [RIGHT])
-    bench.batch(0, 0, 0, 0)
-    assert bench.logged("group/no_spread") == 1
 
 
-def test_zero_variance_groups() -> None:
-    prompts = [0, 0, 1, 1, 0]
-    rewards = zip(prompts, [1.0, None, 0.5, 0.25, 1.0], strict=True)
-    assert zero_variance_by_prompt(rewards) == {0: True, 1: False}
-    rewards = zip(prompts, [1.0, 0.0, None, None, 1.0], strict=True)
-    assert zero_variance_by_prompt(rewards) == {0: False, 1: True}
+@pytest.mark.parametrize(
+    ("first", "second", "share"),
+    [
+        ([[RIGHT]] * 4, [[WRONG]] * 4, 1.0),
+        ([[RIGHT], ["..."], [RIGHT], [RIGHT]], [[WRONG], [RIGHT], [WRONG], [WRONG]], 0.5),
+        ([["..."]] * 4, [[WRONG], [RIGHT], ["..."], [WRONG]], 0.5),
+    ],
+)
+def test_two_groups_of_one_question_are_counted_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, share: float
+) -> None:
+    bench = Bench(tmp_path, per_device_train_batch_size=8)
+    bench.say(*first, *second)
+    with caplog.at_level(logging.WARNING):
+        batch = bench.batch(0, 0)
+    assert bench.metrics()["frac_reward_zero_std"] == share
+    assert bool(batch["advantages"].any()) == (share < 1)
+    assert ("has no gradient: each of 2 groups has one reward" in caplog.text) == (share == 1)
+
+
+def test_scores_normalised_one_by_one_have_the_advantages_of_trl(tmp_path: Path) -> None:
+    fields = {"multi_objective_aggregation": "normalize_then_sum"}
+    bench = Bench(tmp_path, [LISBON, PORTO], per_device_train_batch_size=8, **fields)
+    bench.say([RIGHT], [WRONG], [FAILS], ["..."], [WRONG], [FAILS], [WRONG], [WRONG])
+    batch = bench.batch(0, 1)
+    nan = float("nan")
+    scores = torch.tensor([[1, 1], [0, 1], [0, 0], [nan, nan], [0, 1], [0, 0], [0, 1], [0, 1]])
+    groups = [group[~group.isnan().any(1)] for group in scores.split(4)]
+    each = torch.cat([(group - group.mean(0)) / (group.std(0) + 1e-4) for group in groups])
+    sums = each @ torch.tensor([1.0, 0.25])
+    expected = (sums - sums.mean()) / (sums.std() + 1e-4)
+    torch.testing.assert_close(batch["advantages"][~scores.isnan().any(1)], expected)
+    assert batch["advantages"][3] == 0
+    with pytest.raises(ConfigError, match="leave out multi_objective_aggregation"):
+        training_arguments({**fields, "turn_credit": "gae"}, output_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("protocol", ["tags", "native"])
 def test_tokens_are_trained_as_they_were_sampled(tmp_path: Path, protocol: str) -> None:
-    bench = Bench(tmp_path, [LISBON, ask("Porto?")], protocol=protocol, num_generations=2, bf16=False)
-    trainer, sampled = bench.trainer, []
-    generate = trainer.generate
+    bench = Bench(tmp_path, [LISBON, PORTO], protocol=protocol, num_generations=2, bf16=False)
+    trainer, sampled = bench.trainer, list[tuple[list[list[int]], list[list[int]]]]()
+    real = trainer.rollouts.policy
 
-    def recorded(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-        replies = generate(prompts, max_new_tokens=min(max_new_tokens, 12)).ids
-        for i, reply in enumerate(replies):
-            replies[i] = [
-                *reply[:-1],
-                trainer.processing_class.eos_token_id,
-            ]  # malformed: another turn follows
-        sampled.append((prompts, replies))
-        return Continuations(replies)
+    def recorded(model: Any) -> Any:
+        def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
+            replies = real(model).generate(prompts, max_new_tokens=min(max_new_tokens, 12)).ids
+            # Malformed, so that another turn follows.
+            replies = [[*reply[:-1], trainer.processing_class.eos_token_id] for reply in replies]
+            sampled.append((prompts, replies))
+            return Continuations(replies)
 
-    trainer.generate = recorded  # type: ignore[method-assign]
-    batch = bench.batch(0, 0, 1, 1)
-    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
+        return SimpleNamespace(generate=generate)
+
+    trainer.rollouts.policy = recorded  # type: ignore[method-assign]
+    batch = bench.batch(0, 1)
+    rows = bench.rollouts()
     assert rows[0]["prompt_ids"] == rows[1]["prompt_ids"] != rows[2]["prompt_ids"] == rows[3]["prompt_ids"]
     assert len(sampled) == 3
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    ids, mask = (
+        torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask")
+    )
     with torch.no_grad():
-        recomputed, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, batch["completion_ids"].shape[1]
-        )
+        width = batch["completion_ids"].shape[1]
+        recomputed = plain_log_probs(trainer, trainer.model, ids, mask, width)
     for i, row in enumerate(rows):
         own = [token for _, replies in sampled for token in replies[i]]
         pairs = list(zip(row["completion_ids"], row["completion_mask"], strict=True))
         assert [token for token, is_sampled in pairs if is_sampled] == own
         # Each turn was sampled behind exactly the tokens that stand before it in the trained sequence.
+        whole = row["prompt_ids"] + row["completion_ids"]
         for prompts, replies in sampled:
-            whole = row["prompt_ids"] + row["completion_ids"]
             assert whole[: len(prompts[i]) + len(replies[i])] == prompts[i] + replies[i]
-        whole = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
         with torch.no_grad():
-            logits = trainer.model(whole).logits[0, :-1]
-        plain = logits.log_softmax(-1).gather(1, whole[0, 1:, None])[len(row["prompt_ids"]) - 1 :, 0]
+            logits = trainer.model(torch.tensor([whole])).logits[0, :-1]
+        plain = logits.log_softmax(-1).gather(1, torch.tensor(whole)[1:, None])[:, 0]
+        plain = plain[len(row["prompt_ids"]) - 1 :]
         torch.testing.assert_close(recomputed[i, : len(plain)], plain, atol=2e-5, rtol=0)
 
 
-def test_two_steps_of_real_training_move_the_weights_by_the_trained_tokens_alone(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [LISBON], max_steps=2, learning_rate=1e-3)
+def test_two_steps_of_real_training_move_all_weights(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_steps=2, learning_rate=1e-3)
     before = {name: p.detach().clone() for name, p in bench.trainer.model.named_parameters()}
     bench.say([RIGHT], [WRONG], [LOOK, RIGHT], ["..."])
     bench.trainer.train()
     moved = [name for name, p in bench.trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert len(moved) == len(before)
-    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
+    rows = bench.rollouts()
     assert [row["step"] for row in rows] == [0] * 4 + [1] * 4
     assert not list((tmp_path / "run").glob("README.md"))
     assert all(ASSISTANT not in row["question"] for row in rows)
+    # As in TRL, tokens of prompts and those that the loss reads.
+    masks = [[] if row["is_masked"] else row["completion_mask"] for row in rows]
+    tokens = [len(row["prompt_ids"]) + sum(mask) for row, mask in zip(rows, masks, strict=True)]
+    assert [row["num_tokens"] for row in bench.steps()] == [sum(tokens[:4]), sum(tokens)]
 
 
 def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -> None:
-    weights, logs = [], []
+    moves, logs = [], []
     for shares in (False, True):
-        folder = tmp_path / str(shares)
-        folder.mkdir()
         bench = Bench(
-            folder,
+            tmp_path / str(shares),
             [LISBON, PORTO],
             shared_prefix=shares,
             gradient_checkpointing=False,
@@ -343,19 +387,18 @@ def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -
             max_grad_norm=0.0,
             bf16=False,
             shuffle_dataset=False,
-            logging_steps=1,
         )
-        assert bench.trainer._update.is_on == shares
-        before = torch.cat([p.detach().flatten() for p in bench.trainer.model.parameters()])
+        before = bench.weights()
         bench.say(
             [RIGHT], [WRONG], [LOOK, WRONG], ["?", LOOK, RIGHT], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS]
         )
         bench.trainer.train()
-        weights.append(torch.cat([p.detach().flatten() for p in bench.trainer.model.parameters()]) - before)
-        logs.append([log for log in bench.trainer.state.log_history if "loss" in log])
-    moved = weights[0].norm()
+        assert bench.trainer.update.is_on == shares
+        moves.append(bench.weights() - before)
+        logs.append(bench.steps())
+    moved = moves[0].norm()
     assert moved > 1e-3
-    assert (weights[1] - weights[0]).norm() < 1e-4 * moved
+    assert (moves[1] - moves[0]).norm() < 1e-4 * moved
     assert len(logs[0]) == 2
     for plain, shared in zip(*logs, strict=True):
         assert shared["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
@@ -365,87 +408,13 @@ def test_a_whole_run_ends_with_the_weights_of_the_plain_update(tmp_path: Path) -
     assert logs[0][1]["kl"] > 0  # the second pass over the same episodes is off the policy that wrote them
 
 
-@pytest.mark.parametrize(
-    ("is_lora", "options"),
-    [
-        (False, {"bf16": False}),
-        (False, {"bf16": True, "loss_type": "grpo"}),
-        (True, {"bf16": True}),
-        (False, {"bf16": False, "shared_prefix": False}),
-        (False, {"bf16": False, "num_iterations": 2}),
-    ],
-)
-def test_gradient_noise_is_the_cosine_of_two_separate_backward_passes(
-    tmp_path: Path, is_lora: bool, options: dict[str, Any]
-) -> None:
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if is_lora else None
-    bench = Bench(
-        tmp_path,
-        [LISBON, PORTO],
-        parts={"peft_config": lora},
-        gradient_accumulation_steps=2,
-        gradient_noise_every=1,
-        learning_rate=0.0,
-        max_grad_norm=1e-3,  # clipping comes after the measurement
-        gradient_checkpointing=False,
-        logging_steps=1,
-        **options,
-    )
-    bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS])
-    halves: list[Any] = []
-    split = bench.trainer._prepare_inputs
-
-    def keep(batch: Any) -> Any:
-        inputs = split(batch)
-        halves[:] = bench.trainer._buffered_inputs
-        return inputs
-
-    bench.trainer._prepare_inputs = keep
-    bench.trainer.train()
-    logged = bench.trainer.state.log_history[0]["grad/half_cosine"]
-    first, second = (bench.gradient(half) for half in halves)
-    assert logged == pytest.approx(torch.cosine_similarity(first, second, dim=0).item(), abs=1e-5)
-    assert abs(logged) < 0.999
-
-
-def test_gradient_noise_is_off_where_it_cannot_be_measured(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        bench = Bench(tmp_path, [LISBON], gradient_noise_every=1)
-    assert bench.trainer._noise.every == 0
-    assert "grad/half_cosine is not measured: a step is one micro-batch" in caplog.text
-
-
-def test_a_noisy_gradient_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(
-        tmp_path,
-        [LISBON, PORTO],
-        gradient_accumulation_steps=2,
-        gradient_noise_every=2,
-        logging_steps=1,
-        max_steps=12,
-    )
-    trainer = bench.trainer
-    trainer._noise._cosine = lambda half: 0.05  # type: ignore[method-assign]
-    bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS], [LOOK, RIGHT], [WRONG], [WRONG], [FAILS])
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    measured = [row["step"] for row in trainer.state.log_history if "grad/half_cosine" in row]
-    assert measured == [1, 3, 5, 7, 9, 11]
-    assert caplog.text.count("the gradient is mostly noise") == 1
-    assert "0.05 (mean of 5 measurements, below 0.1)" in caplog.text
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -> None:
-    examples = [ask(f"Stored {i}?", family="lookup") for i in range(2)] + [
-        ask(f"City {i}?") for i in range(6)
-    ]
+    stored = [ask(f"Stored {i}?", family="lookup") for i in range(2)]
     bench = Bench(
         tmp_path,
-        examples,
-        parts={"selection": SelectionConfig(strata={"lookup": 0.5})},
+        stored + [ask(f"City {i}?") for i in range(6)],
+        selection=SelectionConfig(strata={"lookup": 0.5}),
         shared_prefix=is_shared,
         num_generations=2,
         gradient_accumulation_steps=1,
@@ -453,22 +422,19 @@ def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -
         num_iterations=2,
         max_steps=8,
     )
-    trainer, taught = bench.trainer, list[list[bool]]()
-    prepare = trainer._prepare_inputs
+    trainer, taught = bench.trainer, list[int]()
+    narrowed = trainer.update.narrowed
 
-    def note(batch: Any) -> Any:
-        inputs = prepare(batch)
+    def noted(model: Any, inputs: Any) -> Any:
         texts = trainer.processing_class.batch_decode(inputs["prompt_ids"])
-        taught.append(["Stored" in text for text in texts])
-        return inputs
+        taught.append(sum("Stored" in text for text in texts))
+        return narrowed(model, inputs)
 
-    trainer._prepare_inputs = note
+    trainer.update.narrowed = noted  # type: ignore[method-assign]
     bench.say(*[[RIGHT], [WRONG]] * 4)
     trainer.train()
-    assert len(taught) == 8
-    assert [sum(step) for step in taught] == [2] * 8
-    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
-    others = [row["question"] for row in rows if row["family"] != "lookup"]
+    assert taught == [2] * 8
+    others = [row["question"] for row in bench.rollouts() if row["family"] != "lookup"]
     assert len(others) == 8
     assert len(set(others)) == 4  # two generation batches, each with two others
 
@@ -478,60 +444,43 @@ def test_other_questions_are_played_for_groups_of_equal_verdicts(tmp_path: Path)
     bench = Bench(
         tmp_path,
         [ask(f"{i}?", GOLD) for i in range(4)],
-        parts={"selection": SelectionConfig(by="learnability", resample_flat=1)},
+        selection=SelectionConfig(by="learnability", resample_flat=1),
         num_generations=2,
-        gradient_accumulation_steps=1,
     )
     trainer, rounds = bench.trainer, list[list[int]]()
-    right, wrong = [[RIGHT], [LOOK, RIGHT]], [[RIGHT], [WRONG]]
-    play = trainer._play_batch
+    play = trainer.play.play
 
-    def played(batch: Sequence[int]) -> Any:
-        bench.say(*(right if not rounds else wrong) * (len(batch) // 2))
-        rounds.append(list(batch))
-        return play(batch)
+    def played(questions: Sequence[int], rollouts: Any) -> Any:
+        episodes = [[RIGHT], [WRONG]] if rounds else [[RIGHT], [LOOK, RIGHT]]
+        bench.say(*episodes * (len(questions) // 2))
+        rounds.append(list(questions))
+        return play(questions, rollouts)
 
-    trainer._play_batch = played
-    batch = bench.batch(0, 0, 0, 0)
+    trainer.play.play = played  # type: ignore[method-assign]
+    batch = trainer.generation_batch()
     first, second = rounds
     assert sorted({*first, *second}) == [0, 1, 2, 3]
-    assert bench.logged("accuracy/strict") == 0.5
-    assert bench.logged("accuracy/strict_played") == 0.75
-    assert bench.logged("selection/episodes") == 8
-    assert bench.logged("selection/frac_verdict_zero_std_played") == 0.5
-    assert bench.logged("frac_reward_zero_std") == bench.logged("selection/frac_verdict_zero_std") == 0
+    logged = bench.metrics()
+    assert logged["accuracy/strict"] == 0.5
+    assert logged["accuracy/strict_played"] == 0.75
+    assert logged["selection/episodes"] == 8
+    assert logged["selection/frac_verdict_zero_std_played"] == 0.5
+    assert logged["frac_reward_zero_std"] == logged["selection/frac_verdict_zero_std"] == 0
     assert (batch["advantages"].abs() > 0.5).all()
     texts = trainer.processing_class.batch_decode(batch["prompt_ids"])
     assert [int(text[text.index("?") - 1]) for text in texts] == second
-    assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 8
-
-
-def test_a_question_whose_answers_contradict_its_gold_is_drawn_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    wrong_gold = ask("Staff in Lisbon?", PORTO.gold_sql)
-    bench = Bench(
-        tmp_path,
-        [wrong_gold, *(ask(f"{i}?", GOLD) for i in range(9))],
-        parts={"selection": SelectionConfig(quarantine_suspects=True)},
-    )
-    bench.trainer.model.train()
-    bench.say([RIGHT], [RIGHT], [LOOK, RIGHT], [RIGHT])
-    bench.trainer._play_batch([0] * 4)
-    assert "question Staff in Lisbon? is drawn no more" in caplog.text
-    assert bench.trainer.selection._quarantined == {0}
-    bench.say([RIGHT], [RIGHT], [LOOK, RIGHT], [WRONG])
-    bench.trainer._play_batch([1] * 4)
-    assert bench.trainer.selection._quarantined == {0}
+    assert len(bench.rollouts()) == 8
 
 
 def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
-    parts = {"selection": SelectionConfig(by="learnability")}
-    bench = Bench(tmp_path, [LISBON, PORTO], engine="slots", max_turn_tokens=16, parts=parts, max_steps=2)
+    selection = SelectionConfig(by="learnability")
+    bench = Bench(
+        tmp_path, [LISBON, PORTO], engine="slots", max_turn_tokens=16, selection=selection, max_steps=2
+    )
     began = time.perf_counter()
     bench.trainer.train()
     elapsed_s = time.perf_counter() - began
-    steps = [row for row in bench.trainer.state.log_history if "time/step" in row]
+    steps = bench.steps()
     assert len(steps) == 2
     for row in steps:
         parts = {name: row[f"time/{name}"] for name in STAGES}
@@ -554,49 +503,69 @@ def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:
     examples = [ask("Lisbon?", family="lookup"), ask("Porto?", PORTO.gold_sql, family="count")]
     bench = Bench(tmp_path, examples, per_device_train_batch_size=8, scale_rewards="none")
     bench.say([LOOK, RIGHT], [WRONG], [LOOK, LOOK, RIGHT], ["..."], [LOOK, WRONG], [WRONG], [FAILS], [WRONG])
-    bench.batch(0, 0, 0, 0, 1, 1, 1, 1)
-    found = {
-        name.removeprefix("family/"): values[-1]
-        for name, values in bench.trainer._metrics["train"].items()
-        if name.startswith("family/")
-    }
+    bench.batch(0, 1)
+    logged = bench.metrics().items()
+    found = {name.removeprefix("family/"): value for name, value in logged if name.startswith("family/")}
     mean = (1.25 + 0.25 + 1.25) / 3
-    assert found == pytest.approx(
-        {
-            "lookup/share": 0.5,
-            "lookup/looks": 0.75,
-            "lookup/look_share": 0.5,
-            "lookup/strict": 0.5,
-            "lookup/reward": mean,
-            "lookup/abs_advantage": (2 * (1.25 - mean) + (mean - 0.25)) / 4,
-            "lookup/look_advantage": 1.25 - mean,
-            "count/share": 0.5,
-            "count/looks": 0.25,
-            "count/look_share": 0.25,
-            "count/strict": 0.0,
-            "count/reward": 0.1875,
-            "count/abs_advantage": (3 * 0.0625 + 0.1875) / 4,
-            "count/look_advantage": 0.0625,
-        }
+    expected = {
+        "lookup/share": 0.5,
+        "lookup/looks": 0.75,
+        "lookup/look_share": 0.5,
+        "lookup/strict": 0.5,
+        "lookup/reward": mean,
+        "lookup/abs_advantage": (2 * (1.25 - mean) + (mean - 0.25)) / 4,
+        "lookup/look_advantage": 1.25 - mean,
+        "count/share": 0.5,
+        "count/looks": 0.25,
+        "count/look_share": 0.25,
+        "count/strict": 0.0,
+        "count/reward": 0.1875,
+        "count/abs_advantage": (3 * 0.0625 + 0.1875) / 4,
+        "count/look_advantage": 0.0625,
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_the_advantage_of_a_rollout_is_the_mean_over_its_sampled_tokens(tmp_path: Path) -> None:
+    """However its turns differ, and however much longer the longest row of the batch is."""
+    bench = Bench(
+        tmp_path, [ask("Lisbon?", family="lookup")], turn_credit="gae", scale_rewards="none", bf16=False
     )
+    episodes = [[LOOK, RIGHT], [WRONG], ["?", LOOK, WRONG], [RIGHT]]
+    bench.say(*episodes)
+    batch = bench.batch(0)
+    low, high = RewardMix(WEIGHTS).bounds()
+    values = [[(low + high) / 2] * len(turns) for turns in episodes]  # of a head that learned nothing yet
+    by_turn = whitened(list(map(gae, [1.25, 0.25, 0.25, 1.25], values)), scale="none")
+    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    means = []
+    for own, mask, turns, advantages in zip(batch["advantages"], trained, episodes, by_turn, strict=True):
+        lengths = [len(bench.trainer.rollouts.chat.turn_ids(turn)) for turn in turns]
+        expected = torch.tensor(advantages).repeat_interleave(torch.tensor(lengths))
+        torch.testing.assert_close(own[mask], expected)
+        means.append(expected.mean().item())
+    assert not batch["advantages"][~trained].any()
+    assert by_turn[0][0] != by_turn[0][1]
+    logged = bench.metrics()
+    assert logged["family/lookup/abs_advantage"] == pytest.approx(sum(map(abs, means)) / 4)
+    assert logged["family/lookup/look_advantage"] == pytest.approx((means[0] + means[2]) / 2)
+    assert bench.gradient(batch).abs().max() > 0
+
+
+LONG = 270  # between the lengths of a padded batch and of its shorter micro-batch
 
 
 def write_other_model(folder: Path, architecture: str) -> Path:
     """A model that learns without shared prefixes, with log-probs so low that their exp leaves float32."""
     torch.manual_seed(0)
     if architecture == "gpt2":
-        model: Any = GPT2LMHeadModel(
-            GPT2Config(vocab_size=304, n_positions=4096, n_embd=32, n_layer=2, n_head=4)
-        )
+        config = GPT2Config(vocab_size=304, n_positions=4096, n_embd=32, n_layer=2, n_head=4)
+        model: Any = GPT2LMHeadModel(config)
         model.transformer.wpe.weight.data *= 20  # positions count
         model.lm_head.weight.data *= 60
     else:
-        rope = {
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "short_factor": [1.0] * 4,
-            "long_factor": [9.0] * 4,
-        }
+        rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4}
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
         config = Phi3Config(
             vocab_size=304,
             hidden_size=32,
@@ -617,84 +586,51 @@ def write_other_model(folder: Path, architecture: str) -> Path:
     return folder
 
 
-LONG = 270  # between the lengths of a padded batch and of its shorter micro-batch
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "phi3"])
-def test_the_slower_update_learns_what_trl_learns(tmp_path: Path, architecture: str) -> None:
-    """Where positions count the padding: an unchanged policy has no KL, no clipping, and TRL's gradient."""
+def test_where_positions_count_the_padding_an_unchanged_policy_has_no_kl(
+    tmp_path: Path, architecture: str
+) -> None:
+    """The update is TRL's, and all log-probs of a row are computed with the same padding."""
     longer = ask("Porto? " + "Of all branches, please. " * 4, PORTO.gold_sql)
-    logs = []
-    for shares in (False, True):
-        folder = tmp_path / str(shares)
-        folder.mkdir()
-        bench = Bench(
-            folder,
-            [LISBON, longer],
-            model=write_other_model(folder / "model", architecture),
-            shared_prefix=shares,
-            gradient_checkpointing=False,
-            gradient_accumulation_steps=2,
-            num_iterations=2,
-            max_steps=2,
-            beta=0.1,
-            temperature=0.2,
-            bf16=False,
-            shuffle_dataset=False,
-            optim="sgd",
-            logging_steps=1,
-        )
-        assert not bench.trainer._update.is_on
-        bench.say([RIGHT], [WRONG], [LOOK, WRONG], [LOOK, RIGHT], [WRONG], [LOOK, RIGHT], [WRONG], [FAILS])
-        bench.trainer.train()
-        logs.append([log for log in bench.trainer.state.log_history if "loss" in log])
-    plain, ours = logs
-    assert plain[0]["grad_norm"] > 1e-3
-    for name in ("loss", "grad_norm"):
-        assert ours[0][name] == pytest.approx(plain[0][name], rel=1e-3, abs=1e-6), name
-    assert ours[0]["kl"] == pytest.approx(0.0, abs=1e-6)
-    assert ours[0]["clip_ratio/region_mean"] == 0.0
-    assert [log["step/skipped"] for log in ours] == [0.0, 0.0]
+    bench = Bench(
+        tmp_path,
+        [LISBON, longer],
+        model=write_other_model(tmp_path / "model", architecture),
+        gradient_checkpointing=False,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_steps=2,
+        beta=0.1,
+        temperature=0.2,
+        bf16=False,
+        shuffle_dataset=False,
+        optim="sgd",
+    )
+    assert not bench.trainer.update.is_on
+    bench.say([RIGHT], [WRONG], [LOOK, WRONG], [LOOK, RIGHT], [WRONG], [LOOK, RIGHT], [WRONG], [FAILS])
+    bench.trainer.train()
+    first, _ = bench.steps()
+    assert first["grad_norm"] > 1e-3
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["clip_ratio/region_mean"] == 0.0
+    assert [row["step/skipped"] for row in bench.steps()] == [0.0, 0.0]
 
 
 def test_one_column_is_not_taken_for_a_sequence() -> None:
     ids = torch.arange(10).reshape(2, 5)
-    mask = torch.tensor([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
-    batch = {
-        "prompt_ids": ids,
-        "prompt_mask": mask,
-        "completion_ids": ids[:, :4],
-        "completion_mask": mask[:, :4],
-    }
-    for prompts, width in ((True, 1), (False, 5)):
-        cut = trimmed(batch, prompts=prompts)
-        assert cut["completion_ids"].shape == cut["completion_mask"].shape == (2, 2)
-        assert cut["prompt_ids"].shape == (2, width)
-
-
-@pytest.mark.parametrize(("kind", "warmup"), [("cosine", 3), ("linear", 0.4), ("constant_with_warmup", 2)])
-def test_a_warm_up_wastes_no_step(tmp_path: Path, kind: str, warmup: float) -> None:
-    bench = Bench(
-        tmp_path, [LISBON], warmup_steps=warmup, lr_scheduler_type=kind, max_steps=5, learning_rate=1.0
-    )
-    trainer = bench.trainer
-    trainer.create_optimizer_and_scheduler(5)
-    rates = []
-    for _ in range(5):
-        rates += trainer.lr_scheduler.get_last_lr()[:1]
-        trainer.optimizer.step()
-        trainer.lr_scheduler.step()
-    steps = warmup if warmup >= 1 else 2
-    assert rates[: int(steps)] == pytest.approx([(i + 1) / steps for i in range(int(steps))])
-    assert min(rates) > 0
-    assert rates[int(steps) :] == sorted(rates[int(steps) :], reverse=True)
+    mask = torch.tensor([[1, 0, 0, 0, 0]] * 2)
+    batch = {"prompt_ids": ids, "prompt_mask": mask}
+    batch |= {"completion_ids": ids[:, :4], "completion_mask": mask[:, :4]}
+    cut = trimmed(batch)
+    assert cut["completion_ids"].shape == cut["completion_mask"].shape == (2, 2)
+    assert cut["prompt_ids"].shape == (2, 1)
 
 
 def test_variables_of_the_chat_template_reach_the_prompts(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [LISBON], chat_template_kwargs={"add_marker": True})
+    bench = Bench(tmp_path, chat_template_kwargs={"add_marker": True})
     bench.trainer.processing_class.chat_template += "{{ 'MARKER' if add_marker }}"
     bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
-    batch = bench.batch(0, 0, 0, 0)
+    batch = bench.batch(0)
     assert bench.trainer.processing_class.decode(batch["prompt_ids"][0]).endswith("assistant\nMARKER")
     with pytest.raises(ConfigError, match="chat_template_kwargs must not set tools"):
         training_arguments({"chat_template_kwargs": {"tools": []}}, output_dir=str(tmp_path))
@@ -707,99 +643,166 @@ def test_variables_of_the_chat_template_reach_the_prompts(tmp_path: Path) -> Non
         LoraConfig(r=2, task_type="CAUSAL_LM", target_modules="all-linear", alora_invocation_tokens=[258]),
     ],
 )
-def test_an_adapter_that_slots_cannot_play_is_trained_by_generation(
-    tmp_path: Path, adapter: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        bench = Bench(tmp_path, [LISBON], engine="auto", parts={"peft_config": adapter}, bf16=False)
-    assert not bench.trainer._plays_by_slots
-    assert not bench.trainer._update.is_on
-    assert "its adapter, " in caplog.text
+def test_an_adapter_that_slots_cannot_play_is_trained_by_generation(tmp_path: Path, adapter: Any) -> None:
+    bench = Bench(tmp_path, engine="auto", adapter=adapter, bf16=False)
     bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
     bench.trainer.train()
-    assert bench.trainer.state.log_history[0]["grad_norm"] > 0
+    assert bench.trainer.ways["rollouts"].startswith("generation: its adapter, ")
+    assert bench.trainer.ways["updates"].startswith("TRL's: its adapter, ")
+    assert bench.steps()[0]["grad_norm"] > 0
 
 
 def test_an_engine_that_differs_from_the_model_is_left_at_the_first_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "agrees", [LISBON], engine="auto", bf16=False)
-    assert bench.trainer.ways == {"rollouts": "slots", "updates": "token trees"}
+    bench = Bench(tmp_path / "agrees", engine="auto", bf16=False)
     bench.trainer.train()
     assert bench.trainer.ways == {"rollouts": "slots", "updates": "token trees"}
-    step = bench.trainer.state.log_history[0]
+    step = bench.steps()[0]
     assert (step["fast/rollouts"], step["fast/updates"]) == (1, 1)
 
     forward = SlotPolicy.logits
     monkeypatch.setattr(SlotPolicy, "logits", lambda *inputs: 1.1 * forward(*inputs))
-    bench = Bench(tmp_path / "differs", [LISBON], engine="auto", bf16=False, shared_prefix=False)
+    bench = Bench(tmp_path / "differs", engine="auto", bf16=False, shared_prefix=False)
+    assert bench.trainer.ways["rollouts"] == "slots"
     bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
     bench.trainer.train()
     assert bench.trainer.ways["rollouts"].startswith("generation: its log-probs differ by")
     assert bench.trainer.ways["updates"] == "TRL's: grpo.shared_prefix is false"
-    assert bench.trainer.state.log_history[0]["fast/rollouts"] == 0
-
-    bench = Bench(tmp_path / "corrects", [LISBON], engine="auto", bf16=False, correct_sampling=True)
-    with pytest.raises(ConfigError, match="correct_sampling needs the engine slots"):
-        bench.trainer.train()
+    assert bench.steps()[0]["fast/rollouts"] == 0
 
 
-def test_turns_earn_what_their_results_show_of_the_gold(tmp_path: Path) -> None:
-    rewards = RewardMix({"execution": 1.0, "turns": {"gold_shown": 0.6, "failed_call": 0.1}})
-    bench = Bench(tmp_path, [LISBON], rewards=rewards, turn_credit="rewards", scale_rewards="none")
-    bench.say([LOOK, RIGHT], [FAILS.replace("answer", "sql"), RIGHT], [WRONG], [LOOK, LOOK, RIGHT])
-    batch = bench.batch(0, 0, 0, 0)
-    tokenizer = bench.trainer.processing_class
-    look = 2 / 3 * 0.6  # the column `code` and its value, of these and `staff`
-    to_go = [look, -0.1, 0.0, look]
-    mean, expected = sum(to_go) / 4, [own - sum(to_go) / 4 for own in to_go]
-    firsts = [(1.0 if i != 2 else 0.0) - 0.75 + own for i, own in enumerate(expected)]
-    assert batch["advantages"][:, 0].tolist() == pytest.approx(firsts)
-    assert mean > 0
-    last = [int(row.nonzero()[-1]) for row in batch["completion_mask"] * batch["tool_mask"]]
-    assert tokenizer.decode(batch["completion_ids"][0, last[0]]) == tokenizer.eos_token
-    assert batch["advantages"][0, last[0]] == pytest.approx(0.25)  # nothing is shown from there on
-    assert bench.logged("turn/gold_shown") == pytest.approx(2 / 3 / 2)
-    assert bench.logged("turn/failed_call") == -0.25
-    rows = json_lines(tmp_path / "run" / "rollouts.jsonl")
-    assert rows[1]["turn_scores"] == {"gold_shown": [0.0, 0.0], "failed_call": [-1.0, 0.0]}
-    assert bench.gradient(batch).abs().max() > 0
+def test_shared_prefixes_are_checked_with_the_adapter_too(tmp_path: Path) -> None:
+    """The reference, computed first, is the model without it; here the adapter alone counts tokens."""
+    adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    bench = Bench(tmp_path, adapter=adapter, beta=0.1, bf16=False)
+    for name, module in bench.trainer.model.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_hook(lambda *of: of[2] + torch.arange(of[2].shape[-2])[:, None])
+        if name.endswith("lora_B.default"):
+            torch.nn.init.normal_(module.weight, std=0.1)
+    bench.say([RIGHT], [WRONG], [LOOK, RIGHT], [WRONG])
+    batch = bench.batch(0)
+    assert bench.trainer.ways["updates"] == "token trees"  # as the reference allows it
+    bench.gradient(batch)
+    assert bench.trainer.ways["updates"].startswith("TRL's: its log-probs differ by")
 
 
-def test_a_tree_plays_each_first_turn_twice_and_credits_it_with_its_mean(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [LISBON], turn_credit="tree", scale_rewards="none")
-    calls: list[int] = []
+class Counted:
+    """State of a part: the number of its batches."""
 
-    def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-        turns = [LOOK, "<sql>SELECT 1</sql>"] if not calls else [RIGHT, FAILS, WRONG, FAILS]
-        calls.append(len(prompts))
-        return Continuations([bench.trainer._chat.turn_ids(turn) for turn in turns])
+    batches = 0
 
-    bench.trainer.generate = generate  # type: ignore[method-assign]
-    batch = bench.batch(0, 0, 0, 0)
-    assert calls == [2, 4]
-    # rewards: 1.25 and 0, 0.25 and 0; means .625, .125 and .375
-    trained = batch["completion_mask"] * batch["tool_mask"]
-    last = [
-        float(row[int(mask.nonzero()[-1])]) for row, mask in zip(batch["advantages"], trained, strict=True)
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.batches = state["batches"]
+
+
+class EveryOther(Counted, Select):
+    """Every other question."""
+
+    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
+        drawn = [2 * (self.batches * count + i) % 10 for i in range(count)]
+        self.batches += 1
+        self.figures = {"own/first": drawn[0], "own/progress": progress}
+        return drawn
+
+
+class Tokens(Play):
+    """Rollouts of given tokens, all with one reward."""
+
+    def play(self, questions: Sequence[int], rollouts: Any) -> list[Row]:
+        rows = []
+        for row, question in enumerate(questions):
+            tokens = {"completion_ids": [5, 6, 7 + row], "completion_mask": [1, 0, 1]}
+            judged = Judged(question, {"score": 1.0}, 1.0, "submitted")
+            rows.append(Row(Rollout(prompt_ids=[3, question], **tokens), judged))
+        return rows
+
+
+class Alternating(Counted, Credit):
+    """N and -N in turns in the batch N."""
+
+    def advantages(self, batch: Any, inputs: Any, trainer: Any) -> torch.Tensor:
+        self.batches += 1
+        return torch.tensor([self.batches * (-1.0) ** row for row in range(len(batch.rows))])
+
+
+class Seen(Counted, Record):
+    """Number of batches, and the greatest advantage."""
+
+    def record(self, batch: Any, inputs: Any, step: int) -> None:
+        self.batches += 1
+        self.figures = {"own/batches": self.batches, "own/advantage": inputs["advantages"].max().item()}
+
+
+def test_parts_of_a_user_are_used_logged_saved_and_restored(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+
+    def steps_of(max_steps: int, checkpoint: str | None = None, **fields: Any) -> list[dict[str, float]]:
+        batch = {"per_device_train_batch_size": 4, "num_generations": 2, **fields}
+        args = SQLGRPOConfig(
+            output_dir=str(tmp_path / "run"),
+            max_steps=max_steps,
+            save_steps=2,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            **batch,
+        )
+        trainer = RolloutGRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(model),
+            args,
+            num_questions=10,
+            play=Tokens(),
+            select=EveryOther(),
+            credit=Alternating(),
+            record=[Seen()],
+            processing_class=AutoTokenizer.from_pretrained(model),
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return [row for row in trainer.state.log_history if "loss" in row]
+
+    steps_of(2)
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    steps = steps_of(4, checkpoint)
+    names = ("own/first", "own/progress", "own/advantage", "own/batches", "reward")
+    assert [[row[name] for name in names] for row in steps] == [
+        [0, 0, 1, 1, 1],
+        [4, 1 / 2, 2, 2, 1],
+        [8, 2 / 4, 3, 3, 1],
+        [2, 3 / 4, 4, 4, 1],
     ]
-    assert batch["advantages"][:, 0].tolist() == pytest.approx([0.25, 0.25, -0.25, -0.25])
-    assert last == pytest.approx([0.625, -0.625, 0.125, -0.125])
-    assert (batch["advantages"] * (1 - trained)).abs().max() == 0
-    assert bench.gradient(batch).abs().max() > 0
+    assert min(row["grad_norm"] for row in steps) > 0  # by the advantages alone: rewards are equal
+    others = steps_of(4, checkpoint, per_device_train_batch_size=2)
+    assert [row["own/progress"] for row in others[2:]] == [2 / 4, 3 / 4]  # as far in batches of another size
 
 
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"tree_first_turns": 3}, r"a divisor of it \(4\), got 3"),
-        ({"tree_first_turns": 4}, "below num_generations"),
-        ({"num_generations": 5, "per_device_train_batch_size": 5}, r"a divisor of it \(5\), got 1"),
-        ({"turn_credit": "none", "tree_first_turns": 2}, "tree_first_turns needs turn_credit: tree"),
-        ({"turn_credit": "trees"}, "turn_credit"),
-    ],
-)
-def test_trees_that_do_not_divide_a_group_are_refused(fields: dict[str, Any], fault: str) -> None:
-    settings = {"turn_credit": "tree", "num_generations": 4, "per_device_train_batch_size": 4} | fields
-    with pytest.raises(ConfigError, match=fault):
-        training_arguments(settings, output_dir="unused")
+@pytest.mark.usefixtures("rewards_with_spread")
+def test_a_run_resumes_within_a_generation_batch(tmp_path: Path) -> None:
+    def trained(name: str, checkpoint: Path | None = None) -> Bench:
+        bench = Bench(
+            tmp_path / name,
+            [ask(f"{i}?") for i in range(6)],
+            engine="slots",
+            max_turn_tokens=6,
+            bf16=False,
+            gradient_accumulation_steps=2,
+            steps_per_generation=4,
+            num_iterations=2,
+            max_steps=6,  # four of them on one generation batch
+            save_strategy="steps",
+            save_steps=1,
+            save_total_limit=6,
+            learning_rate=0.01,
+        )
+        bench.trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        return bench
+
+    whole = trained("whole")
+    for step in (1, 3):
+        resumed = trained(f"from {step}", tmp_path / "whole" / "run" / f"checkpoint-{step}")
+        torch.testing.assert_close(resumed.weights(), whole.weights(), rtol=0, atol=0)
+        assert len(resumed.rollouts()) == len(whole.rollouts()) // 2  # the second batch alone was played

@@ -1,67 +1,51 @@
-"""The trainer's rollouts by the engine `slots`: what TRL's own generation would have seen and left behind."""
+"""Log-probs of sampling: those of training by the engine `slots`, corrected where vLLM's differ."""
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.models.utils import disable_gradient_checkpointing
 
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import ask
 from tests.tiny_model import write_model
-from tests.tiny_run import json_lines
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.grading import Grader
-from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.rollout.engine import Budgets
-from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training import trl_compat
-from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from tests.unit.test_training_trainer import LOOK, RIGHT, WRONG, Bench
+from text2sql_grpo import trl_compat
+from text2sql_grpo.errors import ModelError
+from text2sql_grpo.rollout.policy import SlotPolicy
+from text2sql_grpo.rollout.stages import Stages
+from text2sql_grpo.training.log_probs import sampling_ratio
+from text2sql_grpo.training.play import Rollouts
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 
-def make_trainer(
-    folder: Path, *, lora: bool = False, engine: str = "auto", staleness: int = 0, **fields: Any
-) -> SQLGRPOTrainer:
+def qwen_bench(folder: Path, *, lora: bool = False, **fields: Any) -> Bench:
+    """A bench whose model ties its embeddings, with short turns."""
+    adapter = LoraConfig(r=4, target_modules="all-linear") if lora else None
     model = write_model(folder / "model", architecture="qwen2", max_positions=2048)
-    settings = EnvironmentSettings(instructions=False, schema_text="compact", max_turns=2)
-    batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1, "save_strategy": "no"}
-    return SQLGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model),
-        training_arguments(
-            {**batch, "report_to": "none", "disable_tqdm": True, **fields},
-            output_dir=str(folder / "run"),
-            max_turn_tokens=12,
-            max_completion_length=300,
-            engine=engine,
-            staleness=staleness,
-            same_draws=staleness > 0,
-        ),
-        examples=[ask("Lisbon?")],
-        environment=shop_environment(folder, settings),
-        rewards=RewardMix({"execution": 1.0}),
-        grader=Grader(SQLExecutor()),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
-        run_log=RunLog(folder / "run"),
+    return Bench(folder, model=model, adapter=adapter, **{"engine": "auto", "max_turn_tokens": 12, **fields})
+
+
+def log_probs_of_training(trainer: SQLGRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    ids, mask = (
+        torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask")
     )
+    with torch.no_grad():
+        width = batch["completion_ids"].shape[1]
+        return trl_compat.plain_log_probs(trainer, trainer.model, ids, mask, width)
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool) -> None:
-    trainer = make_trainer(tmp_path, lora=lora, bf16=False, temperature=0.7)
+    trainer = qwen_bench(tmp_path, lora=lora, bf16=False, temperature=0.7).trainer
     trainer.model.train()
     trainer.model.gradient_checkpointing_enable()
     attention = trainer.model.config._attn_implementation
-    sessions = [trainer.environment.session(ask("Lisbon?")) for _ in range(4)]
 
-    episodes = trainer._play(sessions)
+    episodes = trainer.rollouts.run([trainer.environment.session(ask("Lisbon?")) for _ in range(4)])
 
     assert trainer.model.training
     assert trainer.model.config._attn_implementation == attention
@@ -69,8 +53,8 @@ def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool)
     for episode in episodes:
         ids = torch.tensor([episode.prompt_ids + episode.completion_ids])
         with torch.no_grad():
-            recomputed, _, _ = trainer._get_per_token_logps_and_entropies(
-                trainer.model, ids, torch.ones_like(ids), len(episode.completion_ids)
+            recomputed = trl_compat.plain_log_probs(
+                trainer, trainer.model, ids, torch.ones_like(ids), len(episode.completion_ids)
             )
         sampled = torch.tensor(episode.completion_mask).bool()
         recorded = torch.tensor(episode.log_probs)
@@ -80,7 +64,7 @@ def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool)
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_rollouts_leave_no_hooks_behind(tmp_path: Path, lora: bool) -> None:
     """transformers registers another hook whenever gradient checkpointing is switched on again."""
-    trainer = make_trainer(tmp_path, lora=lora, bf16=False)
+    trainer = qwen_bench(tmp_path, lora=lora, bf16=False).trainer
     trainer.model.gradient_checkpointing_enable()
     hooks = trainer.model.get_input_embeddings()._forward_hooks
     before = len(hooks)
@@ -92,166 +76,141 @@ def test_rollouts_leave_no_hooks_behind(tmp_path: Path, lora: bool) -> None:
     assert len(hooks) == before > 0
 
 
+@pytest.mark.usefixtures("rewards_with_spread")
 def test_a_step_of_training_in_bfloat16(tmp_path: Path) -> None:
     """Weights cast for the rollouts are not those that the gradient then misses."""
-    trainer = make_trainer(tmp_path, bf16=True, learning_rate=1e-2)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    sampled_in = []
-    generate = trainer._play
-
-    def play(sessions: Any) -> Any:
-        episodes = generate(sessions)
-        sampled_in.extend(episodes)
-        for (
-            episode
-        ) in episodes:  # a random model earns nothing: let all turns end well and one answer be right
-            episode.is_masked, episode.final_sql = False, "SELECT 1"
-        episodes[0].final_sql = episodes[0].example.gold_sql
-        return episodes
-
-    trainer._play = play  # type: ignore[method-assign]
-
-    trainer.train()
-
-    assert [len(episode.log_probs) == len(episode.completion_ids) for episode in sampled_in] == [True] * 4
-    moved = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
+    bench = qwen_bench(tmp_path, bf16=True, learning_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in bench.trainer.model.named_parameters()}
+    bench.trainer.train()
+    moved = [name for name, p in bench.trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert len(moved) == len(before)
-    assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 4
+    rows = bench.rollouts()
+    assert [len(row["log_probs"]) == sum(row["completion_mask"]) > 0 for row in rows] == [True] * 4
 
 
 def test_settings_that_only_trl_s_own_generation_knows(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, repetition_penalty=1.2)
-    assert "repetition_penalty" in str(trl_compat.slots_obstacle(trainer))
-    assert not trainer._plays_by_slots
-
-    trainer.repetition_penalty = 1.0
-    assert trl_compat.slots_obstacle(trainer) is None
-    trainer.use_vllm = True
-    assert trl_compat.slots_obstacle(trainer) == "vLLM generates"
-
-
-def test_slots_wanted_where_they_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="repetition_penalty or generation_kwargs are set"):
-        make_trainer(tmp_path, engine="slots", generation_kwargs={"no_repeat_ngram_size": 3})
-
-
-def test_trl_is_handed_log_probs_where_it_compares_them_rightly(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, off_policy_mask_threshold=0.5, bf16=False)
-    known = Episode(ask("Lisbon?"), completion_ids=[1, 2], log_probs=[-1.0, 0.0])
-    empty, unknown = Episode(ask("Lisbon?")), Episode(ask("Lisbon?"), completion_ids=[1, 2])
-
-    assert trl_compat.sampling_log_probs(trainer, [known, empty]) == [[-1.0, 0.0], [0.0]]
-    assert trl_compat.sampling_log_probs(trainer, [known, unknown]) is None
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
-    with torch.no_grad():
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        recomputed, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, batch["completion_ids"].shape[1]
-        )
-    handed = batch["sampling_per_token_logps"]
-    sampled = (handed != 0) & batch["completion_mask"].bool()
-    assert sampled.sum() >= 4
-    torch.testing.assert_close(handed[sampled], recomputed[sampled], atol=1e-5, rtol=0)
-    trainer.top_p = 0.9  # TRL's own log-probs are of the whole vocabulary
-    assert trl_compat.sampling_log_probs(trainer, [known]) is None
-    trainer.top_p, trainer.off_policy_mask_threshold = 1.0, None
-    assert trl_compat.sampling_log_probs(trainer, [known]) is None
-
-
-def test_vllm_s_log_probs_come_through(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, engine="generation")
-    chat = trainer._chat
-    written = [chat.turn_ids("<sql>SELECT 1</sql>"), chat.turn_ids("<answer>SELECT 2</answer>")]
-
-    def generate(prompts: list[list[int]], *_: Any) -> Any:
-        ids = written.pop(0)
-        return [ids for _ in prompts], [[None, *[-0.5] * (len(ids) - 1)] for _ in prompts]
-
-    trainer._generate_single_turn = generate
-    trainer._budgets = Budgets(60, 300, 2_000)
-    (episode,) = trainer._play([trainer.environment.session(ask("Lisbon?"))])
-
-    assert episode.stop_reason == "submitted"
-    sampled = [p for p, flag in zip(episode.log_probs, episode.completion_mask, strict=True) if flag]
-    assert len(sampled) == sum(episode.completion_mask)
-    assert [p for p in sampled if p == p] == [-0.5] * (len(sampled) - 2)
-    assert trl_compat.sampling_log_probs(trainer, [episode]) is None
-    trainer.use_vllm = True
-    assert trl_compat.sampling_log_probs(trainer, [episode]) == [episode.log_probs]
+    trainer = qwen_bench(tmp_path / "auto", repetition_penalty=1.2).trainer
+    assert trainer.ways["rollouts"].startswith("generation: repetition_penalty")
+    with pytest.raises(ModelError, match="repetition_penalty, generation_kwargs"):
+        qwen_bench(tmp_path / "slots", engine="slots", generation_kwargs={"no_repeat_ngram_size": 3})
 
 
 def test_sampling_is_the_trainer_s(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, temperature=0.8, top_p=0.9, top_k=20, min_p=0.1)
-
-    sampling = trl_compat.sampling(trainer)
-
+    trainer = qwen_bench(tmp_path, temperature=0.8, top_p=0.9, top_k=20, min_p=0.1).trainer
+    policy = trainer.rollouts.policy(trainer.model)
+    assert isinstance(policy, SlotPolicy)
+    sampling = policy.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.8, 0.9, 20, 0.1)
 
 
-def off_policy_batch(folder: Path, shift: float, **fields: Any) -> tuple[SQLGRPOTrainer, dict[str, Any]]:
-    """A batch whose sampling log-probs are lower by `shift` than they were."""
-    trainer = make_trainer(
-        folder,
-        bf16=False,
-        steps_per_generation=2,
-        gradient_accumulation_steps=1,
-        correct_sampling=True,
-        **fields,
+def test_the_loss_gets_log_probs_of_sampling_where_it_compares_them_rightly(tmp_path: Path) -> None:
+    bench = qwen_bench(tmp_path, off_policy_mask_threshold=0.5, bf16=False)
+    trainer, name = bench.trainer, "sampling_per_token_logps"
+    batch = bench.batch(0)
+    sampled = batch["tool_mask"].bool() if batch["tool_mask"].any() else batch[name] != 0
+    assert sampled.sum() >= 4
+    torch.testing.assert_close(
+        batch[name][sampled], log_probs_of_training(trainer, batch)[sampled], atol=1e-5, rtol=0
     )
-    play = trainer._play
-
-    def shifted(sessions: Any) -> Any:
-        episodes = play(sessions)
-        for i, episode in enumerate(episodes):
-            episode.is_masked, episode.final_sql = False, "SELECT 1" if i else episode.example.gold_sql
-            pairs = zip(episode.log_probs, episode.completion_mask, strict=True)
-            episode.log_probs = [value - shift if is_sampled else 0.0 for value, is_sampled in pairs]
-        return episodes
-
-    trainer._play = shifted  # type: ignore[method-assign]
-    trainer.model.train()
-    torch.manual_seed(0)
-    rows = [dict(trainer.train_dataset[0]) for _ in range(8)]
-    return trainer, trainer._generate_and_score_completions(rows)
+    trainer.top_p = 0.9  # TRL's own log-probs are of the whole vocabulary
+    assert name not in bench.batch(0)
+    trainer.top_p, trainer.off_policy_mask_threshold = 1.0, None
+    assert name not in bench.batch(0)
+    trainer.off_policy_mask_threshold = 0.5
+    bench.say([RIGHT], [WRONG], [WRONG], [WRONG])  # the script knows none
+    assert name not in bench.batch(0)
 
 
-def gradient(trainer: SQLGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
-    trainer.model.zero_grad()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.compute_loss(trainer.model, batch).backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+class VLLM:
+    """Stands for TRL's vLLM: says what a script does, by log-probs lower by `shift` than the policy's."""
+
+    max_completion_length = 0
+
+    def __init__(self, trainer: SQLGRPOTrainer, script: Any, shift: float) -> None:
+        self._trainer, self._script, self._shift = trainer, script, shift
+        self.limits: list[int] = []
+        self.syncs = 0
+
+    def sync_weights(self) -> None:
+        self.syncs += 1
+
+    def generate(self, *, prompts: list[list[int]], images: None, num_generations: int) -> Any:
+        self.limits.append(self.max_completion_length)
+        replies = self._script.generate(prompts, max_new_tokens=self.max_completion_length).ids
+        model, found = self._trainer.model, []
+        for prompt, reply in zip(prompts, replies, strict=True):
+            ids = torch.tensor([prompt + reply])
+            mask = torch.ones_like(ids)
+            with torch.no_grad():
+                (row,) = trl_compat.plain_log_probs(self._trainer, model, ids, mask, len(reply)).tolist()
+            found.append([[value - self._shift, -9.0] for value in row])  # the second is of another token
+        return prompts, replies, found, None
+
+
+def vllm_bench(folder: Path, shift: float) -> tuple[Bench, VLLM]:
+    bench = Bench(folder, bf16=False)
+    trainer = bench.trainer
+    bench.say([LOOK, RIGHT], [WRONG], [WRONG], [WRONG])
+    vllm = VLLM(trainer, trainer.rollouts.policy(trainer.model), shift)
+    trainer.use_vllm, trainer.vllm_generation = True, vllm
+    trainer.rollouts = Rollouts(trainer, tools=None, stages=Stages())
+    return bench, vllm
 
 
 @pytest.mark.parametrize(("shift", "ratio"), [(0.0, 1.0), (math.log(2), 2.0), (math.log(9), 3.0)])
-def test_other_probabilities_at_sampling_are_corrected_and_truncated(
+def test_vllm_s_other_probabilities_are_corrected_and_truncated(
     tmp_path: Path, shift: float, ratio: float
 ) -> None:
-    trainer, batch = off_policy_batch(tmp_path, shift)
-    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    bench, vllm = vllm_bench(tmp_path, shift)
+    trainer = bench.trainer
+    collected: dict[str, float] = {}
+    trainer.collect = collected.update  # type: ignore[method-assign]
+    batch = bench.batch(0)
+    assert trainer.ways["rollouts"] == "generation: vLLM generates"
+    assert (vllm.syncs, vllm.limits) == (1, [80, 80])
+    trained = batch["tool_mask"].bool()
+    expected = log_probs_of_training(trainer, batch)[trained] - shift
+    torch.testing.assert_close(batch["sampling_per_token_logps"][trained], expected, atol=1e-5, rtol=0)
     found = batch["importance_sampling_ratio"]
     torch.testing.assert_close(found[trained], torch.full_like(found[trained], ratio), rtol=1e-4, atol=0)
-    logged = trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"]
-    assert logged == pytest.approx([ratio], rel=1e-4)
-    assert not trainer.use_vllm
-    corrected = gradient(trainer, batch)
+    assert collected["sampling/importance_sampling_ratio/mean"] == pytest.approx(ratio, rel=1e-4)
+    corrected = bench.gradient(batch)
+    trainer.use_vllm = False
     del batch["importance_sampling_ratio"]
-    torch.testing.assert_close(corrected, ratio * gradient(trainer, batch), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(corrected, ratio * bench.gradient(batch), rtol=1e-3, atol=1e-6)
     assert corrected.abs().max() > 0
 
 
-def test_sampling_is_corrected_where_wanted(tmp_path: Path) -> None:
-    for number, (fields, is_corrected) in enumerate(
-        [
-            ({}, False),
-            ({"steps_per_generation": 2}, False),
-            ({"correct_sampling": True}, True),
-            ({"num_iterations": 2, "correct_sampling": True}, True),
-        ]
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        assert make_trainer(folder, **fields)._corrects_sampling == is_corrected, fields
-    (tmp_path / "refused").mkdir()
-    with pytest.raises(ConfigError, match=r"correct_sampling compares .*: leave out top_p"):
-        make_trainer(tmp_path / "refused", correct_sampling=True, top_p=0.9)
+def test_a_log_prob_that_vllm_does_not_know_corrects_nothing(tmp_path: Path) -> None:
+    bench, vllm = vllm_bench(tmp_path, 1.0)
+    generate = vllm.generate
+
+    def without_first(**options: Any) -> Any:
+        *rest, found, _ = generate(**options)
+        return *rest, [[[None], *row[1:]] for row in found], None
+
+    vllm.generate = without_first  # type: ignore[method-assign]
+    batch = bench.batch(0)
+    ratios = batch["importance_sampling_ratio"]
+    assert ratios[:, 0].tolist() == [1.0] * 4
+    assert ratios[:, 1].tolist() == pytest.approx([math.e] * 4, rel=1e-3)
+    assert bench.gradient(batch).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [[0.5, 2.0, 3.0]]),
+        ("token_mask", [[0.0, 2.0, 0.0]]),
+        ("sequence_truncate", [[1.5]]),
+        ("sequence_mask", [[1.5]]),
+    ],
+)
+def test_ratios_of_each_mode_are_those_of_trl(mode: str, expected: list[list[float]]) -> None:
+    trainer: Any = SimpleNamespace(
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=0.5,
+        vllm_importance_sampling_clip_max=3.0,
+    )
+    found = sampling_ratio(trainer, torch.tensor([[0.15, 2.0, 5.0]]).log())
+    torch.testing.assert_close(found, torch.tensor(expected))

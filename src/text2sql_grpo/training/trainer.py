@@ -237,6 +237,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; a pending batch of another shape is played anew."""
+        micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
+        self._num_taken = micro_batches - micro_batches % self._batch_lifetime  # how far the run is
         if state["batch_shape"] == self._batch_shape:
             self._num_taken, self._micro_batches = state["num_taken"], state["micro_batches"]
         for name, part in self._parts.items():
