@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,40 @@ def test_a_stop_that_does_not_exist_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class A:\n    def b(self): ...\n")
     page = "`a.py: A` `a.py: A.b` `a.py: b` `a.py: A.c` `b.py: A`"
     assert missing_stops(page, tmp_path) == ["a.py: b", "a.py: A.c", "b.py: A"]
+
+
+def body_of(source: str, name: str) -> str:
+    """Lines of a function or method after its docstring, dedented."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    [function] = [node for node in functions if node.name == name]
+    lines = source.splitlines()[function.body[1].lineno - 1 : function.end_lineno]
+    return textwrap.dedent("\n".join(lines))
+
+
+def test_how_it_works_quotes_the_step_as_it_is(repo_root: Path) -> None:
+    source = (repo_root / PACKAGE / "training" / "trainer.py").read_text(encoding="utf-8")
+    page = (repo_root / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    assert re.findall(r"```python\n(.*?)\n```", page, re.DOTALL) == [body_of(source, "generation_batch")]
+
+
+def test_the_selection_of_the_api_page_draws_the_questions_of_one_database(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "api.md").read_text(encoding="utf-8")
+    [block] = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(Select)" in each]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    examples = [Example(f"q{i}", "ab"[i % 2], f"Question {i}?", "SELECT 1") for i in range(8)]
+    select = names["OneDatabase"](examples)
+    first = select.draw(4)
+    state = select.state_dict()
+    after = [select.draw(4) for _ in range(8)]
+    assert len(set(first)) == 4
+    assert {frozenset(examples[one].database for one in batch) for batch in after} == {
+        frozenset("a"),
+        frozenset("b"),
+    }
+    resumed = names["OneDatabase"](examples)
+    resumed.load_state_dict(state)
+    assert [resumed.draw(4) for _ in range(8)] == after
 
 
 def stored(repo_root: Path) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def dry_run(
 ) -> Iterator[Finding]:
     """Run one real step of at most `EPISODES` episodes: zero-variance groups, time, measured memory."""
     group = arguments.num_generations
-    most = min(EPISODES, len(questions) * group)  # TRL drops a batch that is not full
+    most = min(EPISODES, len(questions) * group)
     rows = min(arguments.per_device_train_batch_size, most // group * group or group)
     whole = math.lcm(rows, group)
     episodes = max(whole, most // whole * whole)

@@ -65,7 +65,7 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
     """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
 
-    Figures in the run folder are taken if `is_measured`: of a resumed run, or of an earlier one.
+    Figures in the run folder are taken if `is_measured`: those of a resumed run.
     """
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:

@@ -18,7 +18,6 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import (
     ConfigError,
-    DataError,
     OutOfMemoryError,
     RunError,
     ServerGoneError,
@@ -153,8 +152,8 @@ def _improve(
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
     except (OutOfMemoryError, ServerGoneError) as error:
         step = trainer.save_whole_steps()
-        saved = f"the {step} steps before are saved: `--resume auto` goes on" if step else "no step was done"
-        raise RunError(f"{error}; {saved}") from error
+        saved = f"checkpoint-{step} holds the steps before: continue with --resume auto"
+        raise RunError(f"{error}; {saved if step else 'no checkpoint was saved'}") from error
     finally:
         progress.close()
         for alerts in run.alerts:
@@ -232,13 +231,7 @@ def select_questions(questions: Sequence[Example], bench: Workbench, arguments: 
         DataError: They do not fill one generation batch; or see `training.select.open_select`.
         ConfigError: Neighbours are asked for, and none of a question's database can be made on this machine.
     """
-    needed = arguments.generation_batch_size // arguments.num_generations
-    if len(questions) < needed:
-        raise DataError(
-            f"one batch needs at least {needed} questions (grpo: {arguments.generation_batch_size} episodes, "
-            f"{arguments.num_generations} of each), got {len(questions)} (data.train): "
-            "lower grpo.per_device_train_batch_size"
-        )
+    arguments.check_questions(len(questions))
     select = open_select(
         questions,
         bench.config.selection,

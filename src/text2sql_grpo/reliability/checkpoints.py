@@ -179,9 +179,7 @@ class Checkpoints(TrainerCallback):
         if self._stateful is not None and more.is_file():
             self._stateful.load_state_dict(torch.load(more, map_location=trainer.args.device))
         elif self._stateful is not None:
-            logger.warning(
-                "the checkpoint holds no state of the parts of a step, which begin anew: no %s", more
-            )
+            logger.warning("the parts of a step start without state: the checkpoint lacks %s", more)
         if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
 
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.rollout.policy import Engine
@@ -91,8 +91,8 @@ class SQLGRPOConfig(GRPOConfig):
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
-        turn_credit: Advantages of single turns. `none`: each token has the episode's, unless turns have
-            rewards of their own (`training.parts.Judged`). `gae`: by a value head on hidden states.
+        turn_credit: Advantages of single turns. `none`: each token has the episode's, unless the play gives
+            turns rewards (`training.parts.Judged`). `gae`: by a value head on hidden states.
     """
 
     max_turn_tokens: int = 512
@@ -132,6 +132,20 @@ class SQLGRPOConfig(GRPOConfig):
         for reason in [*wrong_launch(os.environ, is_on_cpu=self.use_cpu), *wrong]:
             raise ValueError(reason)
 
+    def check_questions(self, count: int) -> None:
+        """Refuse fewer questions than one generation batch has groups: training would end before a step.
+
+        Raises:
+            DataError: There are fewer.
+        """
+        needed = self.generation_batch_size // self.num_generations
+        if count < needed:
+            raise DataError(
+                f"one batch needs at least {needed} questions (grpo: {self.generation_batch_size} episodes, "
+                f"{self.num_generations} of each), got {count} (data.train): "
+                "lower grpo.per_device_train_batch_size"
+            )
+
 
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
     """List the combinations of settings that would fail, hang or train something else.
@@ -157,6 +171,8 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
             f"turn_credit {arguments.turn_credit} credits the weighted sum of the rewards: leave out "
             "multi_objective_aggregation: normalize_then_sum"
         )
+    if arguments.save_strategy == "best":
+        reasons.append("save_strategy must not be best, which evaluates: set evaluation.keep: best")
     if arguments.sync_ref_model and arguments.beta == 0:
         reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
     if arguments.sync_ref_model and is_sharded:

@@ -194,7 +194,7 @@ class Part:
     """A part of a step; by default without metrics and state.
 
     Attributes:
-        figures: What `metrics` returns.
+        figures: Figures of the last generation batch, returned by `metrics`.
     """
 
     figures: Mapping[str, float] = MappingProxyType({})
@@ -211,7 +211,8 @@ class Part:
         """Restore what `state_dict` returned.
 
         Raises:
-            KeyError, ValueError: It is of another part, which then begins anew with a warning.
+            KeyError, ValueError: It is the state of another part; a warning is logged, and this one starts
+                without it.
         """
 
 

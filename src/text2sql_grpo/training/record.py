@@ -1,4 +1,4 @@
-"""What a step writes and logs of its batch: episodes, rewards, lengths, families, times."""
+"""Records of a batch: episodes, rewards, lengths, families; and the times of a step."""
 
 import logging
 import math

@@ -67,6 +67,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
+        args.check_questions(num_questions)
         super().__init__(
             model=model,
             reward_funcs=_judged_in_play,
@@ -236,7 +237,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; a pending batch of another shape is played anew."""
+        """Restore `state_dict`; a pending batch of another shape is dropped."""
         micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
         self._num_taken = micro_batches - micro_batches % self._batch_lifetime  # how far the run is
         if state["batch_shape"] == self._batch_shape:
@@ -245,7 +246,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
             try:
                 part.load_state_dict(state["parts"][name])
             except (KeyError, ValueError) as error:
-                logger.warning("%s begins anew: the checkpoint's state is of another part (%s)", name, error)
+                logger.warning(
+                    "%s starts without state: the checkpoint holds that of another part (%s)", name, error
+                )
 
     @property
     def _batch_shape(self) -> list[int]:
@@ -269,15 +272,21 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
 
     def save_whole_steps(self) -> int:
-        """Save a checkpoint of the steps before one that failed, unless there is one; return their number.
+        """Save a checkpoint of the steps before one that failed, unless there is one.
 
-        On one process only: the others may have failed elsewhere.
+        Not with several ranks: the others may have failed elsewhere.
+
+        Returns:
+            The step of the checkpoint; 0 for none.
         """
         step = int(self.state.global_step)
         is_saved = (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir()
-        if step and not is_saved and not is_distributed():
-            self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
-            self._save_checkpoint(self.model, trial=None)
+        if is_saved or step == 0:
+            return step
+        if is_distributed():
+            return 0
+        self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
+        self._save_checkpoint(self.model, trial=None)
         return step
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
