@@ -42,7 +42,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 LOOK, ANSWER = "<sql>SELECT code FROM branch</sql>", "<answer>SELECT staff FROM branch</answer>"
 

@@ -27,7 +27,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 from text2sql_grpo.sql.schema import read_schema
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 PASSWORD = "of a reader"
@@ -231,7 +231,7 @@ def test_a_server_that_restarts_is_waited_for_and_a_lost_one_leaves_a_checkpoint
         assert main(["train", "--config", str(config), "--grpo.max_steps", "4"]) == 1
         server.start()
     error = capsys.readouterr().err
-    assert "PostgreSQL failed" in error and "the 2 steps before are saved" in error
+    assert "PostgreSQL failed" in error and "checkpoint-2 holds the steps before" in error
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
 

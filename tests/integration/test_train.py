@@ -18,7 +18,6 @@ import torch
 import trl
 import yaml
 from peft import PeftModel
-from rich.console import Console
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,9 +27,6 @@ from tests.tiny_model import logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
-from text2sql_grpo.jobs.figures_before import figures_folder
-from text2sql_grpo.jobs.setup import Run, open_workbench
-from text2sql_grpo.jobs.train import run_arguments
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import RewardMix
 
@@ -131,10 +127,9 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_second_run_takes_sft_and_figures_from_the_cache_and_puts_the_first_aside(
+def test_a_second_run_takes_sft_from_the_cache_and_puts_the_first_aside(
     run: Path, config: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = (run / "evaluation-before.jsonl").read_bytes()
     figures = json.loads((run / "evaluation.json").read_text())
     kept = {path: path.stat().st_mtime_ns for path in (own_cache / "sft").rglob("*")}
     episodes = (run / "rollouts.jsonl").read_bytes()
@@ -150,28 +145,8 @@ def test_a_second_run_takes_sft_and_figures_from_the_cache_and_puts_the_first_as
     assert not (run / "tensorboard").exists()
     assert (run / "notes.txt").read_text() == "mine"
     again = json.loads((run / "evaluation.json").read_text())
-    assert "evaluation before" in figures["seconds"] and "evaluation before" not in again["seconds"]
     assert again["before"] == figures["before"]
-    assert (run / "evaluation-before.jsonl").read_bytes() == answers
     assert printed.err == ""
-
-
-def test_figures_before_are_those_of_the_same_start_questions_and_settings_alone(config: Path) -> None:
-    def folder(*options: str) -> Path | None:
-        changed = load_config(config, options)
-        return figures_folder(Run(open_workbench(changed), Console(), []), run_arguments(changed))
-
-    first = folder()
-    assert first == folder("--grpo.learning_rate", "0.5", "--run.output_dir", "elsewhere")
-    for options in (
-        ("--run.seed", "1"),
-        ("--grpo.temperature", "0.3"),
-        ("--data.test_samples", "1"),
-        ("--environment.max_turns", "3"),
-        ("--sft.learning_rate", "0.5"),
-    ):
-        assert folder(*options) != first, options
-    assert folder("--sft", "null") is None
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -322,7 +297,7 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 # What a person reads, line by line; a bar draws many of the first kind.
 SHOWN = re.compile(
     r"(SFT|Evaluation (before|after)|Look forced|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
-    r"Run folder: .*|SFT: .*|Figures before GRPO, of an earlier run: .*|"
+    r"Run folder: .*|SFT: .*|"
     r"merged .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|held-out set .*|look forced|─+|"
     r"test_values.*|(look-up|others) .*|\([-0-9]+\).*|n +base .*|"

@@ -170,7 +170,7 @@ def test_module_names_say_what_is_inside(repo_root: Path) -> None:
     assert vague == []
 
 
-COMPAT = f"{PACKAGE}.training.trl_compat"
+COMPAT = f"{PACKAGE}.trl_compat"
 # Modules whose objects the package holds; what they define with a leading underscore is theirs alone.
 HOSTS = {
     "trl": ("trainer/grpo_trainer.py", "trainer/base_trainer.py", "trainer/utils.py"),

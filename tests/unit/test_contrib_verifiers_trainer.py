@@ -95,9 +95,10 @@ class Script:
         self.chat, self.left = chat, list(turns)
 
     def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-        turn = self.left.pop(0)
-        ids = self.chat.turn_ids(turn) if isinstance(turn, str) else turn
-        return Continuations([ids[:max_new_tokens]], [[-0.5] * len(ids[:max_new_tokens])])
+        turns = [self.left.pop(0) for _ in prompts]
+        rows = [(self.chat.turn_ids(turn) if isinstance(turn, str) else turn) for turn in turns]
+        rows = [row[:max_new_tokens] for row in rows]
+        return Continuations(rows, [[-0.5] * len(row) for row in rows])
 
 
 @pytest.fixture
@@ -289,15 +290,12 @@ def test_rewards_of_turns_are_one_a_turn(
 
 def scripted(trainer: Any, turns: list[str]) -> dict[str, Any]:
     """One generation batch in which a script plays."""
-    left = list(turns)
-
-    def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-        return Continuations([trainer._chat.turn_ids(left.pop(0)) for _ in prompts], None)
-
-    trainer.generate = generate
-    rows = [dict(trainer.train_dataset[5]) for _ in range(4)]
-    output: dict[str, Any] = trainer._generate_and_score_completions(rows)
-    assert not left
+    chat = trainer.rollouts.chat
+    policy = Script(chat, turns)
+    trainer.rollouts.policy = lambda model: policy
+    trainer.select.draw = lambda count, progress=0.0: [5] * count
+    output: dict[str, Any] = trainer.generation_batch()
+    assert not policy.left
     return output | {"sampled": (output["tool_mask"] * output["completion_mask"]).bool()}
 
 
@@ -347,7 +345,7 @@ def test_a_trace_with_other_tokens_than_were_played_is_refused(
 
 def test_rollouts_that_are_not_ok_are_left_out_and_only_such_end_the_run(tmp_path: Path) -> None:
     trainer = game_trainer(tmp_path, **GROUP)
-    task = trainer._package.tasks[5]
+    task = trainer.play._package.tasks[5]
     score = type(task).score
 
     async def fails(trace: Any) -> None:
@@ -359,7 +357,7 @@ def test_rollouts_that_are_not_ok_are_left_out_and_only_such_end_the_run(tmp_pat
     output = scripted(trainer, ["5", "5", "0", "5", "5"])
     assert output["advantages"].tolist() == [0.0] * 4
     assert output["sampled"].sum(1).tolist() == [2, 2, 0, 2]
-    assert trainer._metrics["train"]["trace/not_ok"] == [0.25]
+    assert trainer._collected["trace/not_ok"] == [0.25]
     with pytest.raises(RunError, match="all 4 traces failed; the first: ValueError: no judge"):
         scripted(trainer, ["0", "0", "0", "0", "5", "5", "5", "5"])
 

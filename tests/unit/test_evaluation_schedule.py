@@ -20,7 +20,7 @@ from text2sql_grpo.rewards import Answer, RewardMix
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
 QUESTIONS = [ask(f"{n}?", GOLD, family="lookup" if n < 2 else "count") for n in range(4)]

@@ -11,11 +11,11 @@ import torch
 from torch import distributed
 
 from tests.tiny_model import write_model
+from text2sql_grpo import trl_compat
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rollout.policy import SlotPolicy
-from text2sql_grpo.training import trl_compat
 
 needs_fork = pytest.mark.skipif(
     not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"

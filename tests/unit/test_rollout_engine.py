@@ -292,26 +292,3 @@ def test_given_first_turns_go_to_their_own_sessions(environment: SQLEnvironment,
 
 def test_no_sessions(chat: ChatFormat) -> None:
     assert run([], ScriptedPolicy(chat, {}), chat, PLENTY) == []
-
-
-def test_adjacent_sessions_share_their_first_turn(environment: SQLEnvironment, chat: ChatFormat) -> None:
-    class Counting(ScriptedPolicy):
-        """Answers with the number of turns so far, and then with that of answers."""
-
-        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-            self.batches.append([chat.tokenizer.decode(prompt) for prompt in prompts])
-            texts = [
-                LOOK if len(self.batches) == 1 else f"<answer>SELECT {i}</answer>"
-                for i in range(len(prompts))
-            ]
-            ids = [chat.turn_ids(text) for text in texts]
-            return Continuations(ids, [[-1.0 - i] * len(row) for i, row in enumerate(ids)])
-
-    policy = Counting(chat, {})
-
-    episodes = run(sessions(environment, ["Lisbon?"] * 4), policy, chat, PLENTY, fork=2)
-
-    assert [len(batch) for batch in policy.batches] == [2, 4]
-    assert [episode.final_sql for episode in episodes] == [f"SELECT {i}" for i in range(4)]
-    assert [episode.log_probs[0] for episode in episodes] == [-1, -1, -2, -2]
-    assert [len(episode.actions) for episode in episodes] == [2] * 4

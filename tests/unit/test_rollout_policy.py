@@ -19,6 +19,7 @@ from transformers import (
     AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -41,6 +42,7 @@ from text2sql_grpo.rollout.policy import (
     SlotPolicy,
     _warn_once,
     attention_of,
+    cache_bytes,
     cached_numbers,
     context_length,
     model_policy,
@@ -58,6 +60,10 @@ def model_and_chat(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreT
     folder = write_model(tmp_path / "model", architecture=request.param, vocab_size=260)
     chat = ChatFormat(AutoTokenizer.from_pretrained(folder))
     return AutoModelForCausalLM.from_pretrained(folder).eval(), chat
+
+
+def sampling(temperature: float) -> GenerationConfig:
+    return GenerationConfig(do_sample=True, temperature=temperature, top_k=0)
 
 
 @torch.no_grad()
@@ -106,7 +112,7 @@ def test_the_model_s_own_generation_settings_do_not_leak_in(
     assert model.generation_config is own
 
     torch.manual_seed(0)
-    sampled = ModelPolicy(model, chat, temperature=1.0).generate([[5, 6]] * 40, max_new_tokens=1).ids
+    sampled = ModelPolicy(model, chat, sampling=sampling(1.0)).generate([[5, 6]] * 40, max_new_tokens=1).ids
     assert len({token for (token,) in sampled}) > 10
 
 
@@ -114,7 +120,7 @@ def test_sampling_follows_the_temperature(model_and_chat: tuple[PreTrainedModel,
     model, chat = model_and_chat
     torch.manual_seed(0)
 
-    cold = ModelPolicy(model, chat, temperature=1e-4).generate(PROMPTS, max_new_tokens=6).ids
+    cold = ModelPolicy(model, chat, sampling=sampling(1e-4)).generate(PROMPTS, max_new_tokens=6).ids
 
     assert cold == ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=6).ids
 
@@ -137,7 +143,7 @@ def test_tokens_in_tokens_out(model_and_chat: tuple[PreTrainedModel, ChatFormat]
             return Continuations([reply])
 
     torch.manual_seed(0)
-    policy = Recording(model, chat, temperature=1.0)
+    policy = Recording(model, chat, sampling=sampling(1.0))
     (episode,) = run([environment.session(ask("Lisbon?"))], policy, chat, Budgets(8, 1_000, 2_000))
 
     ids = torch.tensor([episode.prompt_ids + episode.completion_ids])
@@ -287,7 +293,7 @@ def test_engine_of_a_model_outside_a_trainer(model_and_chat: tuple[PreTrainedMod
 
 
 def test_slots_are_as_many_as_sessions_limit_and_memory_allow(
-    model_and_chat: tuple[PreTrainedModel, ChatFormat],
+    model_and_chat: tuple[PreTrainedModel, ChatFormat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = model_and_chat
 
@@ -297,8 +303,11 @@ def test_slots_are_as_many_as_sessions_limit_and_memory_allow(
     assert slots(9, 100) == 9
     assert slots(9, 100, max_slots=4) == 4
     bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
-    assert slots(1_000_000, 1_000) == (2 << 30) // (1_000 * bytes_per_token)
+    assert slots(1_000_000, 1_000) == cache_bytes(model.device) // (1_000 * bytes_per_token)
     assert slots(3, 1 << 40) == 1
+    whole = cache_bytes(torch.device("cpu"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cache_bytes(torch.device("cpu")) == whole // 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4_text", "deepseek_v3"])

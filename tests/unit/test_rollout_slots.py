@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,7 +202,6 @@ def test_free_slots_are_given_to_those_that_wait(
 
     questions = ["one?", "two?", "three?", "four?", "five?"]
     policy = scripted_slots(chat, [[ANSWER], ["?" * 80] * 3, *[[ANSWER]] * 3], max_slots=2)
-    policy = replace(policy, same_draws=True)  # passes do not depend on the time of a tool
 
     episodes = run(sessions(environment, questions), policy, chat, Budgets(100, 1_000, 10_000))
 
@@ -393,13 +391,8 @@ def test_tools_run_side_by_side_and_beside_decoding(environment: SQLEnvironment,
     assert [len(e.actions) for e in episodes] == [1, 2, 2]
 
 
-@pytest.mark.parametrize("same_draws", [True, False])
-def test_the_time_of_tools_changes_no_pass_with_same_draws(
-    llama: PreTrainedModel,
-    environment: SQLEnvironment,
-    chat: ChatFormat,
-    monkeypatch: pytest.MonkeyPatch,
-    same_draws: bool,
+def test_the_time_of_tools_changes_no_pass(
+    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[int]] = []
     logits = SlotPolicy.logits
@@ -418,15 +411,15 @@ def test_the_time_of_tools_changes_no_pass_with_same_draws(
         torch.manual_seed(2)
         episodes = run(
             slow(environment, QUESTIONS, lambda *_: time.sleep(waits[next(begun) % 3])),  # noqa: B023
-            SlotPolicy(llama, same_draws=same_draws),
+            SlotPolicy(llama),
             chat,
             BUDGETS,
         )
         played.append([episode.log_probs for episode in episodes])
 
     assert max(len(sizes) for sizes in passes) > 10
-    assert (passes[0] == passes[1] == passes[2]) is same_draws
-    assert not same_draws or played[0] == played[1] == played[2]
+    assert passes[0] == passes[1] == passes[2]
+    assert played[0] == played[1] == played[2]
 
 
 def test_a_failure_on_our_side_stops_the_run_and_leaves_the_model_as_it_was(
@@ -498,39 +491,3 @@ def test_sampled_tokens_follow_the_plain_distribution(
     assert counts.sum() == counts[kept.indices].sum()
     chi_square = ((counts[kept.indices] - expected) ** 2 / expected).sum()
     assert 0.9 < chi_square < 20.3  # 99% of runs, 7 degrees of freedom
-
-
-@pytest.mark.parametrize("max_slots", [None, 2])
-def test_a_fork_shares_the_first_turn_token_by_token_and_then_differs(
-    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, max_slots: int | None
-) -> None:
-    torch.manual_seed(5)
-    policy = SlotPolicy(llama, max_slots=max_slots)
-    over: list[Episode] = []
-
-    episodes = run(
-        sessions(environment, ["Porto?"] * 6 + ["Faro?"] * 3),
-        policy,
-        chat,
-        BUDGETS,
-        fork=3,
-        on_end=over.append,
-    )
-
-    assert sorted(map(id, over)) == sorted(map(id, episodes))
-    first_turns = set()
-    for start in range(0, 9, 3):
-        family = episodes[start : start + 3]
-        length = min(family[0].completion_mask.index(0), *(len(e.completion_ids) for e in family))
-        shared = {tuple(episode.completion_ids[:length]) for episode in family}
-        assert len(shared) == 1
-        assert len({tuple(episode.log_probs[:length]) for episode in family}) == 1
-        assert len({tuple(episode.completion_ids) for episode in family}) == 3
-        first_turns |= shared
-    assert len(first_turns) == 3
-    for episode in episodes:
-        sampled = torch.tensor(episode.completion_mask).bool()
-        expected = plain_log_probs(llama, episode, policy.sampling)
-        torch.testing.assert_close(
-            torch.tensor(episode.log_probs)[sampled], expected[sampled], atol=1e-5, rtol=0
-        )

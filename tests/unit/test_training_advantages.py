@@ -1,34 +1,39 @@
-"""Advantages of turns: by hand, equal to GRPO's where turns earn nothing, right above wrong in every mode."""
+"""Advantages: GRPO's by hand, equal to those of turns that earn nothing, right above wrong in every mode."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text2sql_grpo.training.advantages import (
-    GAE_LAMBDA,
-    gae,
-    token_advantages,
-    tree_advantages,
-    turn_advantages,
-    whitened,
-)
 
+from tests.scripted_policy import ask
 from text2sql_grpo.config import _GAE_MAX_TURNS
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.training.credit import group_advantages, token_advantages, turn_advantages
+from text2sql_grpo.training.credit_gae import GAE_LAMBDA, gae, whitened
+from text2sql_grpo.training.parts import Batch, Judged, Row
 
 MIX = {"execution": 1.0, "executes": 0.2, "turn_cost": 0.1}
 SCALES = st.sampled_from(["group", "batch", "none"])
 
 
-def test_without_rewards_of_turns_they_are_those_of_grpo() -> None:
-    rewards = [1.0, 0.0, 0.5, 0.0]
-    rows = [(reward, [0.0] * turns) for reward, turns in zip(rewards, (1, 3, 2, 1), strict=True)]
-    grpo = (torch.tensor(rewards) - 0.375) / (torch.tensor(rewards).std() + 1e-4)
-    for own, expected in zip(turn_advantages(rows, group_size=4, scale="group"), grpo, strict=True):
-        assert own == pytest.approx([expected.item()] * len(own))
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.none() | st.floats(-1, 2, width=32), min_size=12, max_size=12),
+    st.sampled_from([2, 3, 4]),
+    SCALES,
+)
+def test_without_rewards_of_turns_they_are_those_of_grpo(
+    rewards: list[float | None], size: int, scale: str
+) -> None:
+    tensor = torch.tensor([math.nan if one is None else one for one in rewards], dtype=torch.double)
+    grpo = group_advantages(tensor, size, scale).tolist()
+    rows = [(reward, [0.0] * (1 + number % 3)) for number, reward in enumerate(rewards)]
+    for own, expected in zip(turn_advantages(rows, group_size=size, scale=scale), grpo, strict=True):
+        assert own == pytest.approx([expected] * len(own), rel=1e-5, abs=1e-5)  # `nanstd` is of float32
 
 
 def test_a_turn_is_not_credited_with_what_was_earned_before_it() -> None:
@@ -62,12 +67,12 @@ def test_scales_are_those_of_whole_sums(scale: str, deviation: float) -> None:
 
 
 def test_they_stand_on_the_tokens_of_their_turns() -> None:
-    output = {"completion_ids": torch.zeros(2, 6), "advantages": torch.zeros(2)}
-    masks = [[1, 1, 0, 1, 0], [0, 0]]
-    assert token_advantages([[0.5, -1.0], []], masks, output).tolist() == [
-        [0.5, 0.5, 0.0, -1.0, 0.0, 0.0],
-        [0.0] * 6,
+    masks = [[1, 1, 0, 1, 0], [0, 0], [1]]
+    rows = [
+        Row(Episode(ask("q"), completion_mask=mask), Judged(0, {}, 1.0, "submitted", True)) for mask in masks
     ]
+    by_token = token_advantages([[0.5, -1.0], [], []], Batch.of(rows), torch.zeros(3, 6))
+    assert by_token.tolist() == [[0.5, 0.5, 0.0, -1.0, 0.0, 0.0], [0.0] * 6, [0.0] * 6]
 
 
 @st.composite
@@ -93,53 +98,6 @@ def check_right_above_wrong(
             if right and not wrong:
                 for turn, (above, below) in enumerate(zip(high, low, strict=False)):
                     assert above > below, turn
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data(), st.integers(2, 10), st.floats(0, 0.6), st.floats(0, 0.6), SCALES)
-def test_rewards_of_turns_never_lift_wrong_above_right(
-    data: Any, max_turns: int, shown: float, failed: float, scale: str
-) -> None:
-    mix = RewardMix(MIX | {"turns": {"gold_shown": shown, "failed_call": failed / max_turns}})
-    try:
-        mix.turns.check(*mix.bounds(), max_turns=max_turns)
-    except ConfigError:
-        assert shown + failed > 0.6  # 0.7 is what the mix leaves
-        return
-    found = data.draw(rollouts(size=6, max_turns=max_turns, chance=st.floats(-1, 1)))
-    rows = []
-    for _, reward, scores in found:
-        positive = sum(score for score in scores if score > 0)
-        earned = [shown * score / max(positive, 1) if score > 0 else 0.0 for score in scores]
-        costs = [failed / max_turns * (score < 0) for score in scores[:-1]] + [0.0]
-        rows.append((reward, [gain - cost for gain, cost in zip(earned, costs, strict=True)]))
-    check_right_above_wrong(found, turn_advantages(rows, group_size=6, scale=scale))
-
-
-@settings(deadline=None, max_examples=60)
-@given(rollouts(size=8, max_turns=5, chance=st.just(0.0)), st.sampled_from([2, 4]), SCALES)
-def test_a_tree_credits_both_parts_with_the_advantage_of_grpo(
-    found: list[tuple[bool, float, list[float]]], size: int, scale: str
-) -> None:
-    rows = [(reward, turns) for _, reward, turns in found]
-    plain = turn_advantages([(reward, [0.0]) for reward, _ in rows], group_size=8, scale=scale)
-    advantages = tree_advantages(rows, group_size=8, subtree_size=size, scale=scale)
-    for (own,), (first, *later) in zip(plain, advantages, strict=True):
-        assert all(first + value == pytest.approx(own) for value in later)
-    for start in range(0, 8, size):
-        subtree = advantages[start : start + size]
-        assert len({round(first, 9) for first, *_ in subtree}) == 1
-        check_right_above_wrong(found[start : start + size], [later for _, *later in subtree])
-
-
-def test_masked_rollouts_do_not_count_in_a_tree() -> None:
-    rows = [(1.0, [0, 0]), (None, [0, 0]), (0.0, [0]), (0.0, [0, 0])]
-    assert tree_advantages(rows, group_size=4, subtree_size=2, scale="none") == [
-        pytest.approx([2 / 3, 0.0]),
-        [0.0, 0.0],
-        pytest.approx([-1 / 3]),
-        pytest.approx([-1 / 3, 0.0]),
-    ]
 
 
 def test_gae_by_hand() -> None:

@@ -1,5 +1,6 @@
 """The `grpo` section of a config: TRL's own fields, checked, and its refusals as messages."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.training.arguments import (
+    REFUSED,
     SQLGRPOConfig,
     device_type,
     training_arguments,
@@ -34,7 +36,6 @@ def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "processes", "is_sharded", "reason"),
     [
-        ({"use_transformers_continuous_batching": True, "bf16": False}, 1, False, None),
         ({}, 2, True, None),
         ({"use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}, 4, False, None),
         (
@@ -97,18 +98,6 @@ def test_a_model_that_accelerate_would_not_divide(tmp_path: Path, monkeypatch: p
         made(tmp_path, use_cpu=True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"use_transformers_continuous_batching": True}, r"needs bf16: false and fp16: false"),
-        ({"sync_ref_model": True}, r"sync_ref_model needs beta > 0"),
-    ],
-)
-def test_refused_when_the_config_is_read(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        made(tmp_path, **fields)
-
-
 def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:
     arguments = made(tmp_path)
     assert (arguments.beta, arguments.disable_dropout, arguments.logging_steps) == (0.0, True, 1)
@@ -141,6 +130,12 @@ def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:
         ({"lr_scheduler_type": "wavy"}, r"^grpo: .*wavy"),
         ({"save_strategy": "sometimes"}, r"^grpo: .*sometimes"),
         ({"bf16": True, "fp16": True}, r"^grpo: "),
+        ({"sync_ref_model": True}, r"^grpo: sync_ref_model needs beta > 0"),
+        ({"gradient_noise_every": 5}, r"^grpo\.gradient_noise_every was removed: no figure of it"),
+        ({"tree_first_turns": 2}, r"^grpo\.tree_first_turns was removed: turn_credit tree gained nothing"),
+        ({"correct_sampling": True}, r"^grpo\.correct_sampling was removed: the engine slots samples with"),
+        ({"turn_credit": "tree"}, r"^grpo\.turn_credit: tree was removed: it gained nothing over none"),
+        ({"turn_credit": "rewards"}, r"^grpo\.turn_credit: rewards was removed: .*docs/losses\.md"),
     ],
 )
 def test_wrong_fields_are_refused_with_their_name(
@@ -148,6 +143,30 @@ def test_wrong_fields_are_refused_with_their_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         made(tmp_path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"eval_strategy": "steps"}, "set evaluation.every and data.dev"),
+        ({"data_seed": 3}, "the section selection draws the questions"),
+        ({"push_to_hub": True}, "publish with text2sql-grpo push"),
+        ({"log_completions": True}, "rollouts.jsonl holds every episode"),
+        ({"use_transformers_continuous_batching": True}, "the engine slots batches continuously"),
+        ({"auto_find_batch_size": True}, "lower per_device_train_batch_size"),
+        ({"resume_from_checkpoint": "x"}, "resume with --resume"),
+    ],
+)
+def test_fields_without_an_effect_are_refused_with_the_reason(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    (name,) = fields
+    with pytest.raises(ConfigError, match=rf"^grpo: {name} is not supported: {re.escape(reason)}"):
+        made(tmp_path, **fields)
+
+
+def test_every_refused_field_is_one_of_trl() -> None:
+    assert set(REFUSED) <= {field.name for field in dataclasses.fields(SQLGRPOConfig)}
 
 
 def test_a_turn_has_room_for_a_token(tmp_path: Path) -> None:

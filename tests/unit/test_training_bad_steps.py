@@ -1,9 +1,11 @@
-"""Steps that cannot be taken as they are: skipped or halved, counted, and exact where they are taken."""
+"""Steps that cannot be taken: skipped and counted until they are too many, or ended with the cause."""
 
 import os
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +20,15 @@ from tests.tiny_run import json_lines
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.jobs.sft import train_on
+from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 Change = Callable[[int, dict[str, Any], torch.Tensor], Any]
 
 
@@ -94,158 +97,6 @@ def after_loss(patch: pytest.MonkeyPatch, change: Change) -> None:
     patch.setattr(GRPOTrainer, "compute_loss", changed)
 
 
-def micro_batch(size: int = 4) -> dict[str, Any]:
-    """Episodes of unequal lengths, as TRL hands them to the loss."""
-    torch.manual_seed(0)
-    completion_mask = (torch.arange(9) < torch.tensor([[9], [2], [5], [7]])).long()
-    batch = {
-        "prompt_ids": torch.randint(0, 256, (4, 5)),
-        "prompt_mask": torch.ones(4, 5, dtype=torch.long),
-        "completion_ids": torch.randint(0, 256, (4, 9)),
-        "completion_mask": completion_mask,
-        "tool_mask": (torch.arange(9) != 4).long().expand(4, 9).contiguous(),
-        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.7]),
-        "old_per_token_logps": -4 - torch.rand(4, 9) * 3,
-        "ref_per_token_logps": -4 - torch.rand(4, 9) * 3,
-    }
-    batch = {name: value[:size] for name, value in batch.items()}
-    return batch | {"num_items_in_batch": completion_mask.sum()}
-
-
-@pytest.fixture(scope="module")
-def learner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTrainer:
-    return make_trainer(model, tmp_path_factory.mktemp("learner"), beta=0.1)
-
-
-def learn(trainer: SQLGRPOTrainer, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and gradient of a micro-batch, by the way that training takes."""
-
-    trainer.current_gradient_accumulation_steps = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOTrainer, "_prepare_inputs", lambda self, inputs: inputs)
-        loss = trainer.training_step(trainer.model, batch, None)
-    return loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-
-
-def learn_afresh(trainer: SQLGRPOTrainer, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    trainer.model.zero_grad()
-    return learn(trainer, batch)
-
-
-def assert_same_gradient(one: torch.Tensor, other: torch.Tensor) -> None:
-    """But for the rounding of sums."""
-    assert one.abs().max() > 1e-3
-    torch.testing.assert_close(one, other, atol=2e-6 * float(one.abs().max()), rtol=1e-5)
-
-
-def too_large(number: int, inputs: dict[str, Any], loss: torch.Tensor) -> torch.Tensor:
-    if len(inputs["completion_ids"]) > 2:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    return loss
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_two_halves_have_the_gradient_of_the_whole(
-    learner: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(learner, "loss_type", name)
-    loss, gradient = learn_afresh(learner, micro_batch())
-    after_loss(monkeypatch, too_large)
-
-    halved_loss, halved_gradient = learn_afresh(learner, micro_batch())
-
-    torch.testing.assert_close(halved_loss, loss, atol=1e-6, rtol=1e-5)
-    assert_same_gradient(halved_gradient, gradient)
-
-
-@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
-def test_memory_that_ends_in_the_backward_pass(
-    learner: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch, is_first: bool
-) -> None:
-    """Of a step's first micro-batch nothing stays behind; a later one is mixed with those before."""
-    _, gradient = learn_afresh(learner, micro_batch())
-    learner.model.zero_grad()
-    hooks = []
-
-    def too_large_later(number: int, inputs: dict[str, Any], loss: torch.Tensor) -> torch.Tensor:
-        def out_of_memory(_: torch.Tensor) -> None:
-            hooks.pop().remove()
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-        if number == (1 if is_first else 2):
-            # The embeddings come last: other gradients stand by then.
-            hooks.append(learner.model.get_input_embeddings().weight.register_hook(out_of_memory))
-        return loss
-
-    after_loss(monkeypatch, too_large_later)
-    if not is_first:
-        learn(learner, micro_batch())
-    _, halved_gradient = learn(learner, micro_batch())
-
-    if is_first:
-        assert_same_gradient(halved_gradient, gradient)
-    learner._bad_steps.on_pre_optimizer_step(
-        learner.args, learner.state, learner.control, model=learner.model
-    )
-    assert any(p.grad is not None for p in learner.model.parameters()) == is_first
-
-
-@pytest.mark.parametrize(
-    ("setting", "size", "message"),
-    [
-        (
-            {"_entropy_bonus_enabled": True},
-            4,
-            "cannot be halved: the entropy bonus is a mean over its tokens",
-        ),
-        ({"top_entropy_quantile": 0.5}, 4, "cannot be halved: top_entropy_quantile ranks its tokens"),
-        ({"aux_loss_enabled": True}, 4, "cannot be halved: the router's loss is a mean over its tokens"),
-        ({}, 1, "cannot be halved: it is one episode"),
-        ({}, 2, "half of it does not fit either"),
-    ],
-)
-def test_what_cannot_be_halved_stops_with_the_cause(
-    learner: SQLGRPOTrainer,
-    monkeypatch: pytest.MonkeyPatch,
-    setting: dict[str, Any],
-    size: int,
-    message: str,
-) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(GRPOTrainer, "compute_loss", never)
-    for name, value in setting.items():
-        monkeypatch.setattr(learner, name, value)
-    expected = f"a micro-batch does not fit into memory: CUDA out of memory.*{message}"
-    with pytest.raises(RunError, match=expected):
-        learn_afresh(learner, micro_batch(size))
-
-
-def test_a_run_out_of_memory_goes_on_in_halves_with_the_same_episodes(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after_loss(monkeypatch, too_large)
-    trainer = make_trainer(model, tmp_path, max_steps=2)
-    trainer.train()
-
-    assert logged(trainer, "step/halved") == [1.0, 1.0]
-    assert [row["step"] for row in json_lines(tmp_path / "run" / "rollouts.jsonl")] == [0] * 4 + [1] * 4
-
-
-def test_episodes_that_do_not_fit_stop_with_the_cause(
-    learner: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def play(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(learner, "_play", play)
-    with pytest.raises(
-        RunError, match=r"the episodes of a step do not fit into memory: .*lower rollout\.max_slots"
-    ):
-        learner.train()
-
-
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted_until_they_are_too_many(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,11 +112,44 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted_until_they_are_
     with pytest.raises(RunError, match=r"the gradient was not finite in 2 steps in a row, .* 5:"):
         trainer.train()
     assert logged(trainer, "step/skipped") == [0.0, 1.0, 0.0, 1.0]
-    moved = [
-        not torch.equal(one, other) for one, other in zip(after.weights, after.weights[1:], strict=False)
-    ]
+    moved = [not torch.equal(one, other) for one, other in pairwise(after.weights)]
     assert moved == [True, False, True, False]
     assert after.weights[-1].isfinite().all()
+
+
+def test_the_scaler_of_float16_skips_a_step_by_itself_and_lowers_its_scale() -> None:
+    model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer, skipped = torch.optim.SGD(model.parameters(), lr=0.1), list[float]()
+    trainer: Any = SimpleNamespace(accelerator=SimpleNamespace(scaler=scaler))
+    callback = BadSteps(trainer, lambda metrics: skipped.append(metrics["step/skipped"]))
+    weights = [model.weight.detach().clone()]
+    for value in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
+        scaler.unscale_(optimizer)
+        callback.on_pre_optimizer_step(None, SimpleNamespace(global_step=0), None, model=model)  # type: ignore[arg-type]
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append(model.weight.detach().clone())
+    assert skipped == [1.0, 0.0]
+    assert scaler.get_scale() == 4.0
+    assert [torch.equal(one, other) for one, other in pairwise(weights)] == [True, False]
+
+
+@pytest.mark.parametrize("where", ["rollouts", "loss"])
+def test_what_does_not_fit_into_memory_ends_the_run_with_advice(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    trainer = make_trainer(model, tmp_path)
+    if where == "rollouts":
+        monkeypatch.setattr(trainer.rollouts, "run", out_of_memory)
+    else:
+        monkeypatch.setattr(GRPOTrainer, "_compute_loss", out_of_memory)
+    with pytest.raises(RunError, match=r"does not fit into memory: CUDA out of memory.: lower it"):
+        train_on(trainer, None, needs_less="lower it")
 
 
 def test_dead_executor_workers_are_replaced(model: Path, tmp_path: Path) -> None:
@@ -281,9 +165,9 @@ def test_dead_executor_workers_are_replaced(model: Path, tmp_path: Path) -> None
         for pid in living_children() - before:
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
-        return Continuations([trainer._chat.turn_ids(text) for text in texts], None)
+        return Continuations([trainer.rollouts.chat.turn_ids(text) for text in texts])
 
-    trainer.generate = answer  # type: ignore[method-assign]
+    trainer.rollouts.policy = lambda model: SimpleNamespace(generate=answer)  # type: ignore[method-assign]
     trainer.train()
 
     assert len(killed) >= 2  # those of the first step, and those that took their places

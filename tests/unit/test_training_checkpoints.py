@@ -14,15 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model
+from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.reliability import checkpoints
 from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.training import checkpoints
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.trainer import SQLGRPOTrainer
+from text2sql_grpo.training.select import open_select
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def test_the_newest_and_the_best_are_kept(trained: SQLGRPOTrainer) -> None:
     assert [find_damage(path) for path in saved_checkpoints(folder)] == [None] * 3
     manifest = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())
     assert manifest["best"] == {"metric": "score", "value": 0.75, "step": 2}
-    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "loop_state.pt"} <= set(
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "step_parts.pt"} <= set(
         manifest["files"]
     )
     assert not (folder / ".partial").exists()
@@ -77,6 +79,18 @@ def test_a_resumed_run_removes_what_a_kill_left_behind_the_newest(trained: SQLGR
     assert left.is_dir()
     resumed.restore(folder / "checkpoint-5")
     assert [path.name for path in saved_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 4, 5)]
+
+
+def test_a_selection_of_other_settings_begins_anew(
+    trained: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = trained.state_dict()
+    trained.load_state_dict(state)
+    assert "begins anew" not in caplog.text
+    changed = open_select([ask("Lisbon?")] * 5, SelectionConfig(by="regret"), num_generations=2, seed=0)
+    monkeypatch.setattr(trained, "select", changed)
+    trained.load_state_dict(state)
+    assert "select begins anew: the checkpoint's state is of another part" in caplog.text
 
 
 def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained: SQLGRPOTrainer) -> None:
@@ -119,14 +133,14 @@ def test_a_file_that_cannot_be_read_back_makes_no_checkpoint(
     folder = Path(trained.args.output_dir)
     names = {path.name for path in folder.iterdir()}
     state = trained.state.global_step
-    save = checkpoints._save_more
+    save = trained.save_model
 
-    def tear(trainer: Any, saved: Path) -> None:
-        save(trainer, saved)
-        weights = saved / "model.safetensors"
+    def tear(saved: str, **options: Any) -> None:
+        save(saved, **options)
+        weights = Path(saved) / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1])
 
-    monkeypatch.setattr(checkpoints, "_save_more", tear)
+    monkeypatch.setattr(trained, "save_model", tear)
     trained.state.global_step = 6
     try:
         with pytest.raises(RunError, match=r"the checkpoint cannot be read back: .*incomplete"):

@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 
 from tests.tiny_model import write_tokenizer
 from tests.unit.test_training_token_tree import Updating, batch_of
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 # Set where a config has them; windows are shorter than the rows, and none has dropout.

@@ -19,11 +19,11 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer import grpo_trainer
 
 from tests.tiny_model import write_model
-from text2sql_grpo.training import trl_compat
+from text2sql_grpo import trl_compat
+from text2sql_grpo.token_tree.scored_tree import group_rows, rows_with_advantage, trimmed
+from text2sql_grpo.token_tree.tree import TokenTree
+from text2sql_grpo.token_tree.update import LogProbs
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.token_tree.scored_tree import group_rows, rows_with_advantage, trimmed
-from text2sql_grpo.training.token_tree.tree import TokenTree
-from text2sql_grpo.training.token_tree.update import LogProbs
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
