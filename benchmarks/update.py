@@ -4,8 +4,8 @@ A batch holds groups of equal size; every prompt and every completion has the sa
 helps us. Timed is what lies between a scored batch and its gradient: `compute_loss` and backward of
 `GRPOTrainer`, and of `SQLGRPOTrainer`'s base. Both first take a small batch; then they take turns, and the
 best round of each counts. Loss and gradient of both are compared. Memory is the growth of resident memory up
-to its peak over one update, gradients included, each side in a forked child of its own, forked before
-anything was run (on CUDA: of allocated memory, in turn).
+to its peak over one update, gradients included, each side in a new process (on CUDA: of allocated memory, in
+turn).
 
 The last line is JSON: `ratio` is TRL's time over ours (`cpu_ratio` of processor time), `token_ratio` the
 tokens that TRL forwards over ours, `memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8
@@ -20,10 +20,11 @@ import argparse
 import dataclasses
 import gc
 import json
-import os
+import multiprocessing
 import tempfile
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,25 +154,31 @@ class Side:
         return torch.cat([p.grad.flatten() for p in self.trainer.model.parameters()])
 
     def peak_bytes(self) -> int:
-        """Growth of memory up to its peak over one update; on a CPU in a forked child."""
+        """Growth of memory up to its peak over one update."""
         if torch.cuda.is_available():
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             self.update()
             return torch.cuda.max_memory_allocated() - before
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
-            before = _resident("VmRSS")
-            self.update()
-            os.write(write, str(_resident("VmHWM") - before).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            grown = int(pipe.read())
-        os.waitpid(child, 0)
-        return grown
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+        before = _resident("VmRSS")
+        self.update()
+        return _resident("VmHWM") - before
+
+
+def peak_bytes_of_new_process(case: Case, folder: str, name: str) -> int:
+    """Growth of memory of one side's first update, in a process that has run nothing else.
+
+    Spawned, not forked: torch's threads do not exist in a forked child, which would wait for them for ever.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(_peak_bytes, case, folder, name).result()
+
+
+def _peak_bytes(case: Case, folder: str, name: str) -> int:
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    return Side(case, folder, is_ours=name == "ours").peak_bytes()
 
 
 def _resident(field: str) -> int:
@@ -184,7 +191,10 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     """Best times, peaks and tokens of both sides, and how they compare."""
     with tempfile.TemporaryDirectory() as folder:
         sides = {name: Side(case, folder, is_ours=name == "ours") for name in ("trl", "ours")}
-        peak = {name: side.peak_bytes() for name, side in sides.items()}
+        if torch.cuda.is_available():
+            peak = {name: side.peak_bytes() for name, side in sides.items()}
+        else:
+            peak = {name: peak_bytes_of_new_process(case, folder, name) for name in sides}
         small = make_batch(
             dataclasses.replace(case, prompt=50, completion=20, schema=0),
             sides["trl"].batch["prompt_ids"].device,

@@ -24,7 +24,7 @@ os.environ.update(
     HF_HOME=f"{_SESSION_FOLDER}/huggingface",
     WANDB_MODE="disabled",
     TEXT2SQL_GRPO_CACHE=f"{_SESSION_FOLDER}/cache",
-    OMP_NUM_THREADS="1",
+    OMP_NUM_THREADS=os.environ.get("TEXT2SQL_GRPO_TEST_THREADS", "1"),
     MPLBACKEND="Agg",
 )
 # One folder for all workers of pytest-xdist, which inherit the environment of the process that started them.

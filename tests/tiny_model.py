@@ -27,6 +27,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.rounding import in_float64
+
 CHAT_TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -123,6 +125,12 @@ def write_adapter(
 def logits_of(model: torch.nn.Module) -> torch.Tensor:
     """Logits for `TOKEN_IDS`, shape (2, 24, vocabulary), without dropout."""
     return model.eval()(input_ids=TOKEN_IDS, use_cache=False).logits
+
+
+def exact_logits_of(model: torch.nn.Module) -> torch.Tensor:
+    """Logits of `logits_of` in float64, where models with equal weights agree; the model stays in float64."""
+    with in_float64():
+        return logits_of(model.double())
 
 
 def write_test_config_model(folder: Path) -> None:

@@ -269,7 +269,8 @@ def test_the_verb_warm_start_names_sft(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+    not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
+    reason="needs fork, which neither CUDA nor threads of torch survive",
 )
 def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
     unlearned: Path, capsys: pytest.CaptureFixture[str]

@@ -26,6 +26,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from trl.generation.vllm_generation import VLLMGeneration
 
+from tests.rounding import assert_same
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo import trl_compat
 from text2sql_grpo.commands import main
@@ -39,7 +40,8 @@ from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 pytestmark = [
     pytest.mark.skipif(
-        not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+        not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
+        reason="needs fork, which neither CUDA nor threads of torch survive",
     ),
     pytest.mark.usefixtures("own_cache"),
 ]
@@ -250,14 +252,16 @@ def assert_same_learning(one: Path, other: Path) -> None:
     """The same episodes and figures, and weights that moved alike."""
     learned, found = weights(one), weights(other)  # DeepSpeed saves tied weights twice
     assert sum(norm > 0.1 for norm in logged(one, "grad_norm")) >= len(logged(one, "grad_norm")) / 2
-    torch.testing.assert_close({name: found[name] for name in learned}, learned, atol=1e-5, rtol=0)
+    layers = 2 * steps_done(saved_checkpoints(one)[-1])
+    for name, weight in learned.items():
+        assert_same(found[name], weight, layers=layers, dtype=torch.float32)
     episodes, others = (json_lines(folder / "rollouts.jsonl") for folder in (one, other))
     assert [row["completion_ids"] for row in others] == [row["completion_ids"] for row in episodes]
     assert [row["reward"] for row in others] == [row["reward"] for row in episodes]
     by_family = ("family/lookup/share", "family/lookup/reward", "family/other/abs_advantage")
     whole = ("reward", "accuracy/strict", "episode/turns", "frac_reward_zero_std", "grad_norm", "entropy")
     for name in (*whole, *by_family):
-        assert logged(other, name) == pytest.approx(logged(one, name), rel=1e-4, abs=1e-5), name
+        assert_same(logged(other, name), logged(one, name), layers=layers, dtype=torch.float32)
 
 
 # Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.

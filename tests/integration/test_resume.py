@@ -23,7 +23,8 @@ from text2sql_grpo.run_folder import read_schedule
 pytestmark = [
     pytest.mark.usefixtures("own_cache", "rewards_with_spread"),
     pytest.mark.skipif(
-        not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+        not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
+        reason="needs fork, which neither CUDA nor threads of torch survive",
     ),
 ]
 # Four steps learn from one generation, and an epoch ends inside the run; the reference moves.

@@ -23,7 +23,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import text2sql_grpo
-from tests.tiny_model import logits_of, write_model
+from tests.rounding import assert_same
+from tests.tiny_model import exact_logits_of, logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
@@ -119,10 +120,9 @@ def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_
     assert "Branches?" in text
     (started,) = (own_cache / "sft").iterdir()
     trained = AutoModelForCausalLM.from_pretrained(run / "model")
-    torch.testing.assert_close(logits_of(merged), logits_of(trained), atol=1e-5, rtol=0)
-    difference = (
-        (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(started / "model"))).abs().max()
-    )
+    assert_same(exact_logits_of(merged), exact_logits_of(trained), layers=trained.config.num_hidden_layers)
+    before = AutoModelForCausalLM.from_pretrained(started / "model")
+    difference = (exact_logits_of(merged) - exact_logits_of(before)).abs().max()
     assert difference > 1e-5, "GRPO changed nothing"
 
 
@@ -160,8 +160,10 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     assert main([*argv, "--evaluation.before_training", "false", "--grpo.learning_rate", "0.01"]) == 0
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "lora/adapter")
     merged = AutoModelForCausalLM.from_pretrained("lora/merged")
-    torch.testing.assert_close(logits_of(merged), logits_of(adapted), atol=1e-5, rtol=0)
-    difference = (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max()
+    layers = merged.config.num_hidden_layers
+    assert_same(exact_logits_of(merged), exact_logits_of(adapted), layers=layers, dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(base)
+    difference = (exact_logits_of(merged) - exact_logits_of(before)).abs().max()
     assert difference > 1e-4, "the adapter does nothing"
     check = json.loads(Path("lora/evaluation.json").read_text(encoding="utf-8"))["merge_check"]
     assert check["before"] == check["after"] and check["before"]["total"] == 4

@@ -229,6 +229,7 @@ def test_ctrl_c_leaves_nothing_half(tiny_gguf: Path, tmp_path: Path, monkeypatch
     assert Path(model_folder(str(tiny_gguf)), "model.safetensors").is_file()
 
 
+@pytest.mark.skipif(torch.get_num_threads() > 1, reason="needs fork, which threads of torch do not survive")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_several_processes_convert_once(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert, processes = conversion._convert, multiprocessing.get_context("fork")

@@ -18,7 +18,8 @@ from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rollout.policy import SlotPolicy
 
 needs_fork = pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which CUDA does not survive"
+    not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
+    reason="needs fork, which neither CUDA nor threads of torch survive",
 )
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from tests.rounding import assert_same, in_float64
 from tests.unit.test_training_families import tiny
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, SlotCache, StepPass
@@ -17,7 +18,7 @@ VOCABULARY = 40
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """Llama by its number of key-value heads; windows of 16 with softcaps, with sinks; heads of two sizes."""
     if isinstance(request.param, str):
-        return tiny(request.param).eval()
+        return tiny(request.param).eval().double()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -28,7 +29,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
         num_key_value_heads=request.param,
         initializer_range=0.3,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval().double()
 
 
 class Shadow:
@@ -99,7 +100,7 @@ class Shadow:
         for row, found in zip(order, logits, strict=True):
             prefix, own = self.rows[row]
             whole = torch.tensor([self.prefixes[prefix] + own])
-            torch.testing.assert_close(found, self.plain_logits(whole), atol=1e-5, rtol=0)
+            assert_same(found, self.plain_logits(whole), layers=self.policy.model.config.num_hidden_layers)
 
 
 def random_lengths(maximum: int) -> st.SearchStrategy[list[int]]:
@@ -110,7 +111,7 @@ def random_lengths(maximum: int) -> st.SearchStrategy[list[int]]:
 @settings(derandomize=True, max_examples=12, deadline=None)
 def test_ragged_passes_are_plain_passes(model: PreTrainedModel, data: st.DataObject) -> None:
     shadow = Shadow(model, max_rows=6)
-    with shadow.policy.attending():
+    with in_float64(), shadow.policy.attending():
         shadow.add_prefixes(data.draw(random_lengths(40)))
         for _ in range(data.draw(st.integers(1, 6))):
             event = data.draw(st.sampled_from(["row", "row", "rows", "drop", "prefix"]))
@@ -133,7 +134,7 @@ def test_ragged_passes_are_plain_passes(model: PreTrainedModel, data: st.DataObj
 
 def test_capacity_follows_what_is_stored(model: PreTrainedModel) -> None:
     shadow = Shadow(model, max_rows=6)
-    with shadow.policy.attending():
+    with in_float64(), shadow.policy.attending():
         shadow.add_prefixes([5, 70])
         for prefix in (0, 1, 1):
             shadow.add_row(prefix)

@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
+from tests.rounding import assert_same, in_float64
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model, write_tokenizer
 from text2sql_grpo.config import SFTSettings
@@ -64,7 +65,7 @@ def random_demonstrations(seed: int, *, per_prefix: int = 4) -> list[Demonstrati
 
 
 def model_of(folder: Path, *, is_adapter: bool) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).double()
     if not is_adapter:
         return model
     torch.manual_seed(0)
@@ -87,6 +88,7 @@ def stage_trainer(model: Any, folder: Path, **options: Any) -> SFTStageTrainer:
 
 @pytest.mark.parametrize("is_adapter", [False, True], ids=["full", "LoRA"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "dynamic"])
+@in_float64()
 def test_loss_and_gradients_are_those_of_trls_padded_trainer(
     tmp_path: Path, architecture: str, is_adapter: bool
 ) -> None:
@@ -124,17 +126,20 @@ def test_loss_and_gradients_are_those_of_trls_padded_trainer(
         trainer = stage_trainer(model_of(folder, is_adapter=is_adapter), tmp_path, max_tokens=max_tokens)
         assert (trainer.obstacle is None) == (architecture != "dynamic")
         loss = trainer.training_step(trainer.model, made)
-        torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
-        torch.testing.assert_close(gradients(trainer.model), expected_gradients, atol=1e-5, rtol=0)
+        assert_same(loss, expected, layers=trainer.model.config.num_hidden_layers)
+        assert_same(
+            gradients(trainer.model), expected_gradients, layers=trainer.model.config.num_hidden_layers
+        )
 
 
+@in_float64()
 def test_weights_count_over_the_whole_step(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     made = [
         replace(one, weights=[3 * w for w in one.weights]) if i % 3 else one
         for i, one in enumerate(random_demonstrations(2))
     ]
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = model_of(folder, is_adapter=False)
     total = weight = 0.0
     for one in made:
         log_probs = model(torch.tensor([one.ids])).logits[0].log_softmax(-1)
@@ -142,7 +147,8 @@ def test_weights_count_over_the_whole_step(tmp_path: Path) -> None:
         weight += sum(one.weights)
 
     trainer = stage_trainer(model, tmp_path, max_tokens=80)
-    assert trainer.training_step(trainer.model, made).item() == pytest.approx(total / weight, abs=1e-5)
+    loss = trainer.training_step(trainer.model, made)
+    assert_same(loss, total / weight, layers=model.config.num_hidden_layers)
 
 
 def tokens_of(made: ForwardPass) -> int:

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig
 from trl.models.utils import disable_gradient_checkpointing
 
+from tests.rounding import assert_same
 from tests.scripted_policy import ask
 from tests.tiny_model import write_model
 from tests.unit.test_training_trainer import LOOK, RIGHT, WRONG, Bench
@@ -58,7 +59,7 @@ def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool)
             )
         sampled = torch.tensor(episode.completion_mask).bool()
         recorded = torch.tensor(episode.log_probs)
-        torch.testing.assert_close(recorded[sampled], recomputed[0][sampled], atol=2e-5, rtol=0)
+        assert_same(recorded[sampled], recomputed[0][sampled], layers=2, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
@@ -109,9 +110,8 @@ def test_the_loss_gets_log_probs_of_sampling_where_it_compares_them_rightly(tmp_
     batch = bench.batch(0)
     sampled = batch["tool_mask"].bool() if batch["tool_mask"].any() else batch[name] != 0
     assert sampled.sum() >= 4
-    torch.testing.assert_close(
-        batch[name][sampled], log_probs_of_training(trainer, batch)[sampled], atol=1e-5, rtol=0
-    )
+    expected = log_probs_of_training(trainer, batch)[sampled]
+    assert_same(batch[name][sampled], expected, layers=2, dtype=torch.float32)
     trainer.top_p = 0.9  # TRL's own log-probs are of the whole vocabulary
     assert name not in bench.batch(0)
     trainer.top_p, trainer.off_policy_mask_threshold = 1.0, None
@@ -170,14 +170,14 @@ def test_vllm_s_other_probabilities_are_corrected_and_truncated(
     assert (vllm.syncs, vllm.limits) == (1, [80, 80])
     trained = batch["tool_mask"].bool()
     expected = log_probs_of_training(trainer, batch)[trained] - shift
-    torch.testing.assert_close(batch["sampling_per_token_logps"][trained], expected, atol=1e-5, rtol=0)
+    assert_same(batch["sampling_per_token_logps"][trained], expected, layers=2, dtype=torch.float32)
     found = batch["importance_sampling_ratio"]
     torch.testing.assert_close(found[trained], torch.full_like(found[trained], ratio), rtol=1e-4, atol=0)
     assert collected["sampling/importance_sampling_ratio/mean"] == pytest.approx(ratio, rel=1e-4)
     corrected = bench.gradient(batch)
     trainer.use_vllm = False
     del batch["importance_sampling_ratio"]
-    torch.testing.assert_close(corrected, ratio * bench.gradient(batch), rtol=1e-3, atol=1e-6)
+    assert_same(corrected, ratio * bench.gradient(batch), layers=2, dtype=torch.float32)
     assert corrected.abs().max() > 0
 
 
