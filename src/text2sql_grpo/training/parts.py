@@ -65,11 +65,13 @@ class Row:
 
     Attributes:
         record: Its line in the log of episodes, without the step; None for none.
+        weights: Weight of each completion token in losses beside TRL's, by the loss's name; empty for none.
     """
 
     rollout: Rollout
     judged: Judged
     record: Mapping[str, Any] | None = None
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def mask(self) -> list[int]:
@@ -129,11 +131,11 @@ class Batch:
 
         Returns:
             `prompt_ids` and `prompt_mask` (B, P), padded on the left; `completion_ids`, `completion_mask` and
-            `tool_mask`, 1 for tokens that the loss reads, (B, K); and `num_items_in_batch`, their number on
-            all ranks, a scalar.
+            `tool_mask`, 1 for tokens that the loss reads, (B, K); `num_items_in_batch`, their number on all
+            ranks, a scalar; and for each name of `Row.weights` the weights `NAME_weights` (B, K).
         """
 
-        def padded(values: Sequence[Sequence[int]], padding: int, side: str) -> torch.Tensor:
+        def padded(values: Sequence[Sequence[float]], padding: int, side: str) -> torch.Tensor:
             rows = [torch.tensor(row) for row in values]
             tensor: torch.Tensor = pad(rows, padding, side, pad_to_multiple_of=multiple)
             return tensor.to(device)
@@ -141,7 +143,17 @@ class Batch:
         prompts = [row.rollout.prompt_ids for row in self.rows]
         completions = [row.rollout.completion_ids or [pad_token_id] for row in self.rows]  # never empty
         masks = [row.mask for row in self.rows]
-        return {
+        weights = {
+            f"{name}_weights": padded(
+                [
+                    row.weights.get(name, [0.0] * len(mask))
+                    for row, mask in zip(self.rows, masks, strict=True)
+                ],
+                *(0, "right"),
+            )
+            for name in sorted({name for row in self.rows for name in row.weights})
+        }
+        return weights | {
             "prompt_ids": padded(prompts, pad_token_id, "left"),
             "prompt_mask": padded([[1] * len(row) for row in prompts], 0, "left"),
             "completion_ids": padded(completions, pad_token_id, "right"),

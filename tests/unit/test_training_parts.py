@@ -1,0 +1,32 @@
+"""The batch that passes through the parts of a step."""
+
+import torch
+
+from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.token_tree.scored_tree import trimmed
+from text2sql_grpo.training.parts import Batch, Judged, Row
+
+
+def row(sampled: int, weights: dict[str, list[float]] | None = None) -> Row:
+    rollout = Rollout(prompt_ids=[5, 6], completion_ids=[7] * sampled, completion_mask=[1] * sampled)
+    return Row(rollout, Judged(0, {"reward": 1.0}, 1.0, "submitted"), weights=weights or {})
+
+
+def test_weights_of_a_further_loss_stay_beside_their_tokens() -> None:
+    batch = Batch.of([row(3, {"ce": [0.0, 0.5, 1.0]}), row(4)])
+    inputs = batch.tensors(pad_token_id=0, multiple=None, device=torch.device("cpu"))
+    assert inputs["ce_weights"].shape == inputs["completion_ids"].shape == (2, 4)
+    assert inputs["ce_weights"][:, :3].tolist() == [[0.0, 0.5, 1.0], [0.0, 0.0, 0.0]]
+    assert inputs["num_items_in_batch"] == 7
+    cut = trimmed(inputs)
+    assert cut["ce_weights"].shape == cut["completion_ids"].shape == (2, 4)
+    assert "ce_weights" not in Batch.of([row(2)]).tensors(
+        pad_token_id=0, multiple=None, device=torch.device("cpu")
+    )
+
+
+def test_masked_rollouts_weigh_nothing() -> None:
+    masked = Row(row(2).rollout, Judged(0, None, None, "budget"))
+    inputs = Batch.of([row(2), masked]).tensors(pad_token_id=0, multiple=None, device=torch.device("cpu"))
+    assert inputs["tool_mask"].tolist() == [[1, 1], [0, 0]]
+    assert inputs["num_items_in_batch"] == 2
