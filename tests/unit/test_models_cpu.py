@@ -1,6 +1,5 @@
-"""bfloat16 and threads on a CPU."""
+"""bfloat16 on a CPU."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,47 +15,7 @@ from text2sql_grpo.config import load_config
 from text2sql_grpo.jobs import evaluate as job
 from text2sql_grpo.jobs.evaluate import evaluate
 from text2sql_grpo.models import cpu
-from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast, use_fastest_threads
-
-
-@pytest.fixture
-def own_threads(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(cpu, "_MEASURED_S", 0.0)
-    monkeypatch.setattr(cpu, "_PREFILLED", 128)
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "best"), [((3.0, 2.0, 1.0), 3), ((3.0, 1.0, 2.0), 2), ((1.0, 0.96, 0.99), 1)]
-)
-@pytest.mark.usefixtures("own_threads")
-def test_the_fastest_number_of_threads_is_taken(
-    seconds: tuple[float, ...], best: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "_measured", lambda run, threads, budget_s: seconds[threads - 1])
-    line = use_fastest_threads()
-    assert torch.get_num_threads() == best
-    assert line is not None and f"Threads: {best} of 3 cores" in line
-
-
-@pytest.mark.usefixtures("own_threads")
-def test_threads_are_measured() -> None:
-    line = use_fastest_threads()
-    assert line is not None
-    assert all(float(time) > 0 for time in re.findall(r"([0-9.]+) ms", line)) and line.count(" ms") == 3
-
-
-@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("WORLD_SIZE", "2")])
-@pytest.mark.usefixtures("own_threads")
-def test_a_number_that_was_set_is_kept(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, value)
-    before = torch.get_num_threads()
-    assert use_fastest_threads() is None and torch.get_num_threads() == before
+from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast
 
 
 def test_processors_and_builds_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.models.hardware import choose_threads
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reporting.progress import progress_bar
 from text2sql_grpo.rewards import Judge, RewardMix
@@ -114,7 +113,6 @@ def _play_local(
     on_end: Callable[[], None],
     console: Console,
 ) -> list[str]:
-    choose_threads(console)
     loaded = load_policy(source)
     model = loaded.ready()
     chat = bench.chat(loaded.tokenizer, model)

@@ -28,7 +28,6 @@ from text2sql_grpo.files import write_json
 from text2sql_grpo.jobs.served import Endpoint, Sample, play_served
 from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.models.cpu import inference_autocast
-from text2sql_grpo.models.hardware import choose_threads
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
 from text2sql_grpo.reporting.progress import progress_bar
 from text2sql_grpo.rewards import Answer, Judge
@@ -76,7 +75,6 @@ def evaluate(
             model = model_path.model
             answers = _answer_served(model_path, bench, chosen, console, temperature=temperature, seed=seed)
         else:
-            choose_threads(console)
             model = str(model_path)
             answers = answer_all(
                 load_policy(model), bench, chosen, console, temperature=temperature, seed=seed

@@ -37,7 +37,7 @@ from text2sql_grpo.jobs.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.jobs.setup import Run, Workbench, open_workbench
 from text2sql_grpo.jobs.sft import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.jobs.start import check_start
-from text2sql_grpo.models.hardware import choose_threads, device_type
+from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
@@ -90,7 +90,6 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
-    choose_threads(console)
     names = trackers(config.grpo.get("report_to"))
     check_installed(names)
     if arguments.use_vllm:

@@ -5,11 +5,10 @@ from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.models.cpu import has_fast_bf16, use_fastest_threads
+from text2sql_grpo.models.cpu import has_fast_bf16
 
 GIB = 1 << 30
 
@@ -38,13 +37,6 @@ def hardware() -> dict[str, Any]:
         facts["name"], facts["devices"] = torch.cuda.get_device_name(), torch.cuda.device_count()
         facts["bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
     return facts
-
-
-def choose_threads(console: Console) -> None:
-    """Choose the number of threads of a run on the CPU, and print it."""
-    line = use_fastest_threads() if device_type() == "cpu" else None
-    if line is not None:
-        console.print(line, soft_wrap=True)
 
 
 def device_memory(kind: str) -> int:
