@@ -12,7 +12,12 @@ from tests.scripted_policy import ask
 from text2sql_grpo.config import _GAE_MAX_TURNS
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.training.credit import group_advantages, token_advantages, turn_advantages
+from text2sql_grpo.training.credit import (
+    group_advantages,
+    normalized_each,
+    token_advantages,
+    turn_advantages,
+)
 from text2sql_grpo.training.credit_gae import GAE_LAMBDA, gae, whitened
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
@@ -123,3 +128,13 @@ def test_gae_of_more_turns_than_allowed_could_credit_wrong_above_right() -> None
 
     assert first(_GAE_MAX_TURNS, is_right=True) > first(_GAE_MAX_TURNS, is_right=False)
     assert first(_GAE_MAX_TURNS + 1, is_right=True) < first(_GAE_MAX_TURNS + 1, is_right=False)
+
+
+def test_a_score_that_a_rollout_lacks_is_left_out_of_its_sum() -> None:
+    nan = math.nan
+    scores = torch.tensor([[1.0, nan], [0.0, nan], [1.0, 0.5], [nan, nan]])
+    found = normalized_each(scores, torch.tensor([1.0, 1.0]), 4)
+    known = (scores[:3, 0] - scores[:3, 0].mean()) / (scores[:3, 0].std() + 1e-4)
+    expected = (known - known.mean()) / (known.std() + 1e-4)  # the second score has one value: no deviation
+    torch.testing.assert_close(found, torch.tensor([*expected.tolist(), 0.0]), rtol=1e-4, atol=1e-4)
+    assert found[:3].abs().min() > 0

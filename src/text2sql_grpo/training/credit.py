@@ -85,13 +85,15 @@ def normalized_each(scores: torch.Tensor, weights: torch.Tensor, group_size: int
     GDPO (arXiv:2601.05242), TRL's `normalize_then_sum`.
 
     Args:
-        scores: Each named score, NaN for a masked rollout; shape (N, F), groups are contiguous.
+        scores: Each named score, NaN where a rollout has none, which leaves that score out; all NaN for a
+            masked rollout. Shape (N, F), groups are contiguous.
         weights: Shape (F,).
     """
     groups = scores.view(-1, group_size, scores.shape[1])
     deviation = nanstd(groups, dim=1, keepdim=True)
     each = (groups - groups.nanmean(1, keepdim=True)) / (deviation + EPSILON)
-    sums = (each.view(scores.shape) * weights).sum(1)
+    sums = (each.view(scores.shape) * weights).nansum(1)
+    sums[scores.isnan().all(1)] = math.nan
     advantages: torch.Tensor = (sums - sums.nanmean()) / (nanstd(sums) + EPSILON)
     return advantages.nan_to_num(0.0)
 
