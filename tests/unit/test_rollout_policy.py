@@ -329,3 +329,13 @@ def test_the_size_of_a_cache_is_known_from_the_config(family: str) -> None:
 
     stored = sum(each[0, :, 0].numel() for layer in cache.prefixes.layers.values() for each in layer)
     assert cached_numbers(model.config) == stored
+
+
+def test_memory_that_torch_holds_and_does_not_use_is_free_for_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the second step on, the update's peak is reserved: the number of slots must not depend on it."""
+    figures = {"mem_get_info": (4 << 30, 80 << 30), "memory_reserved": 30 << 30, "memory_allocated": 10 << 30}
+    for name, value in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert cache_bytes(torch.device("cuda")) == (4 + 30 - 10 << 30) // 2

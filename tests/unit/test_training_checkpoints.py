@@ -86,11 +86,11 @@ def test_a_selection_of_other_settings_begins_anew(
 ) -> None:
     state = trained.state_dict()
     trained.load_state_dict(state)
-    assert "begins anew" not in caplog.text
+    assert "starts without state" not in caplog.text
     changed = open_select([ask("Lisbon?")] * 5, SelectionConfig(by="regret"), num_generations=2, seed=0)
     monkeypatch.setattr(trained, "select", changed)
     trained.load_state_dict(state)
-    assert "select begins anew: the checkpoint's state is of another part" in caplog.text
+    assert "select starts without state: the checkpoint holds that of another part" in caplog.text
 
 
 def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained: SQLGRPOTrainer) -> None:

@@ -10,11 +10,11 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
+from trl.trainer.utils import split_tensor_dict
 
 from tests.rounding import assert_same, bound, in_float64
 from tests.tiny_model import write_tokenizer
 from tests.unit.test_training_token_tree import Updating, batch_of
-from text2sql_grpo import trl_compat
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 # Set where a config has them; windows are shorter than the rows, and none has dropout.
@@ -163,8 +163,8 @@ def outcomes_of(trainer: GRPOTrainer, batch: dict[str, Any]) -> list[Outcome]:
         trainer.model.zero_grad()
         trainer._metrics["train"].clear()
         losses = []
-        for rows in torch.arange(12).split(4):
-            losses.append(trainer.compute_loss(trainer.model, trl_compat.rows_of(batch, rows.tolist())))
+        for micro_batch in split_tensor_dict(batch, 3):
+            losses.append(trainer.compute_loss(trainer.model, micro_batch))
             losses[-1].backward()
         gradient = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
         metrics = {name: sum(each) / len(each) for name, each in trainer._metrics["train"].items()}

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.reporting import progress
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
-from text2sql_grpo.training import progress
 
 LOGS = {
     "reward": 0.5,

@@ -16,19 +16,23 @@ from peft import LoraConfig
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.kernels import ChunkedLogProbFunction
-from trl.trainer import grpo_trainer
 
 from tests.rounding import assert_same, in_float64
 from tests.tiny_model import write_model
-from text2sql_grpo import trl_compat
 from text2sql_grpo.token_tree.scored_tree import group_rows, rows_with_advantage, trimmed
 from text2sql_grpo.token_tree.tree import TokenTree
 from text2sql_grpo.token_tree.update import LogProbs
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.parts import Play
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 PAD = 256
+
+
+class NoPlay(Play):
+    def play(self, questions: Any, rollouts: Any) -> Any:
+        raise AssertionError
 
 
 class Updating(RolloutGRPOTrainer):
@@ -36,20 +40,10 @@ class Updating(RolloutGRPOTrainer):
 
     def __init__(self, model: Any, arguments: SQLGRPOConfig, tokenizer: Any, **options: Any) -> None:
         super().__init__(
-            model,
-            arguments,
-            num_prompts=1,
-            reward_weights={"reward": 1.0},
-            tools=None,
-            processing_class=tokenizer,
-            **options,
+            model, arguments, num_questions=1, play=NoPlay(), processing_class=tokenizer, **options
         )
-        self.update = self._update
         self.current_gradient_accumulation_steps = 1
         self.model.train()
-
-    def _play_batch(self, batch: Any) -> Any:
-        raise NotImplementedError
 
 
 class Sharing(Updating):
@@ -320,25 +314,22 @@ def test_padding_that_nobody_reads_is_cut_off(trainer: Sharing) -> None:
         assert_same(other, gradient, layers=trainer.num_layers)
 
 
-def test_a_generation_batch_is_split_by_groups_or_by_length(trainer: Sharing) -> None:
+def test_a_generation_batch_is_split_with_groups_together(trainer: Sharing) -> None:
     batch = batch_of(random.Random(8), [4, 4, 4])
-    batch["label"] = list(range(12))
-    with trainer.update.splitting():
-        mixed = grpo_trainer.shuffle_sequence_dict(batch)
-    rows = mixed["label"]
-    assert sorted(rows) == list(range(12))
-    assert all(torch.equal(mixed["advantages"][i], batch["advantages"][row]) for i, row in enumerate(rows))
-    assert mixed["num_items_in_batch"] == batch["num_items_in_batch"]
-    prompts = [tuple(batch["prompt_ids"][row].tolist()) for row in rows]
-    assert sum(one != other for one, other in itertools.pairwise(prompts)) == len(set(prompts)) - 1
-
-    with set_to(trainer.update, is_on=False), trainer.update.splitting():
-        in_line = grpo_trainer.shuffle_sequence_dict(batch)
-    lengths = in_line["prompt_mask"].sum(1) + in_line["completion_mask"].sum(1)
-    assert lengths.tolist() == sorted(lengths.tolist())
-    with set_to(trainer, loss_type="bnpo"):
-        assert not trl_compat.may_sort_rows(trainer)
-    assert grpo_trainer.shuffle_sequence_dict.__module__ == "trl.trainer.utils"
+    batch["label"] = torch.arange(12)
+    parts = {"steps_per_generation": 3, "gradient_accumulation_steps": 3}
+    for shared in (True, False):
+        with set_to(trainer.args, **parts), set_to(trainer.update, is_on=shared):
+            micro_batches = trainer.update.split(batch)
+        assert [len(part["label"]) for part in micro_batches] == [4, 4, 4]
+        rows = torch.cat([part["label"] for part in micro_batches])
+        assert sorted(rows.tolist()) == list(range(12))
+        advantages = torch.cat([part["advantages"] for part in micro_batches])
+        assert torch.equal(advantages, batch["advantages"][rows])
+        assert all(part["num_items_in_batch"] == batch["num_items_in_batch"] for part in micro_batches)
+        prompts = [tuple(batch["prompt_ids"][row].tolist()) for row in rows]
+        changes = sum(one != other for one, other in itertools.pairwise(prompts))
+        assert (changes == len(set(prompts)) - 1) == shared  # TRL's own way deals rows at random
 
 
 @pytest.mark.parametrize(
@@ -421,14 +412,15 @@ def test_like_prompts_meet_within_an_optimiser_step(trainer: Sharing, keeps_orde
     rows = [prompt for prompt in prompts[:4] for _ in range(2)] + [
         prompt for prompt in prompts[4:] for _ in range(2)
     ]
-    batch = {"prompt_ids": torch.tensor(rows), "prompt_mask": torch.ones(16, 3), "label": list(range(16))}
+    batch = {
+        "prompt_ids": torch.tensor(rows),
+        "prompt_mask": torch.ones(16, 3),
+        "label": torch.arange(16),
+    }
     steps = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
-    with (
-        set_to(trainer.args, **steps),
-        set_to(trainer.update, _keeps_order=keeps_order),
-        trainer.update.splitting(),
-    ):
-        labels = grpo_trainer.shuffle_sequence_dict(batch)["label"]
+    with set_to(trainer.args, **steps), set_to(trainer.update, _keeps_order=keeps_order):
+        micro_batches = trainer.update.split(batch)
+    labels = [label for part in micro_batches for label in part["label"].tolist()]
     halves = [labels[:8], labels[8:]]
     assert sorted(labels) == list(range(16))
     if keeps_order:

@@ -286,7 +286,7 @@ def test_hacks_are_flagged_and_counted(bench: Bench) -> None:
 def test_two_groups_of_one_question_are_counted_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, share: float
 ) -> None:
-    bench = Bench(tmp_path, per_device_train_batch_size=8)
+    bench = Bench(tmp_path, [LISBON, PORTO], per_device_train_batch_size=8)
     bench.say(*first, *second)
     with caplog.at_level(logging.WARNING):
         batch = bench.batch(0, 0)
