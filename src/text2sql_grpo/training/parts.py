@@ -42,8 +42,8 @@ class Judged:
         metrics: Figures that are averaged over the batch and logged.
         family: Family of the question; None where there are no families.
         place: Index of its group in the generation batch of all ranks; set by the trainer, like the rest.
-        num_prompt: Number of tokens of the prompt.
         num_sampled: Number of sampled tokens.
+        num_tokens: Number of tokens of the prompt and sampled ones.
     """
 
     question: int
@@ -55,8 +55,8 @@ class Judged:
     metrics: Mapping[str, float] = field(default_factory=dict)
     family: str | None = None
     place: int = 0
-    num_prompt: int = 0
     num_sampled: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ def placed(row: Row, place: int) -> Row:
         row.judged,
         place=place,
         turn_rewards=[*turn_rewards, *[0.0] * missing],
-        num_prompt=len(rollout.prompt_ids),
         num_sampled=sum(row.mask),
+        num_tokens=len(rollout.prompt_ids) + sum(row.mask),
     )
     return replace(row, judged=judged)
 

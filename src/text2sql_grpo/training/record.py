@@ -42,9 +42,6 @@ class Rewards(Record):
     Warns if the batch has no gradient. The figures of `Judged.metrics` are averaged, too.
     """
 
-    def __init__(self) -> None:
-        self._num_tokens = 0
-
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
         groups = [[one.reward for one in group] for group in batch.groups().values()]
         columns = {"reward": [one.reward for one in batch.judged if one.reward is not None]}
@@ -67,22 +64,12 @@ class Rewards(Record):
         for name, of in (("mean", statistics.fmean), ("min", min), ("max", max)):
             metrics[f"completions/{name}_length"] = float(of(lengths))
             metrics[f"completions/{name}_terminated_length"] = float(of(ended))
-        self._num_tokens += sum(lengths) + sum(one.num_prompt for one in batch.judged)
-        metrics |= {
-            "completions/clipped_ratio": statistics.fmean(is_cut),
-            "num_tokens": float(self._num_tokens),
-        }
+        metrics["completions/clipped_ratio"] = statistics.fmean(is_cut)
         self.figures = metrics
         if not inputs["advantages"].any() and is_main():
             reason = no_signal(groups, [one.stop_reason for one in batch.judged])
             if reason:
                 logger.warning(f"step {step + 1} has no gradient: {reason}")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_tokens": self._num_tokens}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._num_tokens = state["num_tokens"]
 
 
 class Families(Record):

@@ -119,6 +119,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         )
         inputs |= other_log_probs(self, batch, inputs)
         inputs["advantages"] = self.credit.advantages(batch, inputs, self)
+        self.state.num_input_tokens_seen += sum(one.num_tokens for one in batch.judged)
         for record in self.record:
             record.record(batch, inputs, self.state.global_step)
         for part in self._parts.values():
@@ -220,6 +221,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the metrics of all parts, as TRL averages its own: NaN does not count."""
+        logs["num_tokens"] = float(self.state.num_input_tokens_seen)
         for name, values in self._collected.items():
             known = [value for value in values if not math.isnan(value)]
             logs[name] = sum(known) / len(known) if known else None  # type: ignore[assignment]
