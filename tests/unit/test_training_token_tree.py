@@ -40,7 +40,7 @@ class Updating(RolloutGRPOTrainer):
 
     def __init__(self, model: Any, arguments: SQLGRPOConfig, tokenizer: Any, **options: Any) -> None:
         super().__init__(
-            model, arguments, num_questions=1, play=NoPlay(), processing_class=tokenizer, **options
+            model, arguments, num_questions=64, play=NoPlay(), processing_class=tokenizer, **options
         )
         self.current_gradient_accumulation_steps = 1
         self.model.train()
@@ -133,9 +133,9 @@ def batch_of(random_: random.Random, sizes: list[int], *, longest: int = 30) -> 
     }
 
 
-def assert_alike(trainer: Sharing, batch: dict[str, Any]) -> None:
+def assert_alike(trainer: Sharing, batch: dict[str, Any], plain: dict[str, Any] | None = None) -> None:
     loss, gradient = trainer.learn(batch, shared=True)
-    expected_loss, expected = trainer.learn(batch, shared=False)
+    expected_loss, expected = trainer.learn(plain or batch, shared=False)
     for one, other in ((loss, expected_loss), (gradient, expected)):
         assert_same(one, other, layers=trainer.num_layers, dtype=trainer.model.dtype)
 
@@ -194,22 +194,24 @@ def test_log_probs_loss_and_gradient_are_those_of_the_plain_way(
 def test_every_loss(trainer: Sharing, loss_type: str, variant: str) -> None:
     batch = batch_of(random.Random(LOSSES.index(loss_type)), [3, 1, 4])
     noise = torch.randn(batch["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
-    known = -3 - noise.abs()
+    finite = -3 - noise.abs()
+    known = finite.clone()
     known[:, 3] = -1_000.0  # beyond what a ratio can hold, wherever the loss does not read it
-    known = torch.where((batch["tool_mask"] * batch["completion_mask"]).bool(), -3 - noise.abs(), known)
+    known = torch.where((batch["tool_mask"] * batch["completion_mask"]).bool(), finite, known)
+    plain = dict(batch)
     settings: dict[str, Any] = {"loss_type": loss_type}
     if variant in ("off_policy", "sequence"):
-        batch["old_per_token_logps"] = known
+        batch["old_per_token_logps"], plain["old_per_token_logps"] = known, finite
         settings["importance_sampling_level"] = "token" if variant == "off_policy" else "sequence"
     if variant == "kl":
-        batch["ref_per_token_logps"] = known
+        batch["ref_per_token_logps"], plain["ref_per_token_logps"] = known, finite
         settings["beta"] = 0.1
     if variant == "quantile":
         settings["top_entropy_quantile"] = 0.4
     if variant == "bonus":
         settings |= {"_entropy_bonus_enabled": True, "entropy_coef": 0.05}
     with set_to(trainer, **settings):
-        assert_alike(trainer, batch)
+        assert_alike(trainer, batch, plain)
 
 
 def test_groups_without_advantage_are_forwarded_without_gradient(trainer: Sharing) -> None:
@@ -365,15 +367,18 @@ def test_the_first_batch_shows_that_a_model_cannot_share(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mixer: Any
 ) -> None:
     """A layer mixes tokens without attention, or counts the padding: all losses are TRL's."""
-    trainer = Sharing(tmp_path, dtype=torch.float32)  # another dtype is checked by mean differences
-    trainer.model.base_model.layers[0].mlp.register_forward_hook(mixer)
+    # Another dtype is checked by mean differences.
+    trainer, plain = (
+        Sharing(tmp_path, dtype=torch.float32, shared_prefix=shares) for shares in (True, False)
+    )
+    for one in (trainer, plain):
+        one.model.base_model.layers[0].mlp.register_forward_hook(mixer)
     batch = batch_of(random.Random(10), [3, 2])
     assert trainer.update.is_on
     loss = trainer.compute_loss(trainer.model, batch)
     assert not trainer.update.is_on
     assert "log-probs differ by" in caplog.text
-    with set_to(trainer.update, _is_wanted=False):
-        assert torch.equal(loss, trainer.compute_loss(trainer.model, batch))
+    assert torch.equal(loss, plain.compute_loss(plain.model, batch))
 
 
 def test_trees_and_their_tiles() -> None:

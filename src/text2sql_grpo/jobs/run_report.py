@@ -94,8 +94,6 @@ def step_times(rows: Iterable[dict[str, Any]]) -> str:
 
     >>> step_times([{"time/step": 2.0, "time/decode": 1.5, "time/update": 0.5}, {"eval_dev/accuracy": 1}])
     'A step of GRPO: 2.0 s, of which decode 75%, update 25%'
-    >>> step_times([{"time/step": 2.0, "time/decode": 1.5, "time/wait": 0.5, "time/update": 1.5}])
-    'A step of GRPO: 2.0 s, of which wait 25%, update 75%; beside it decode 75%'
     """
     steps = [row for row in rows if row.get("time/step")]
     if not steps:
