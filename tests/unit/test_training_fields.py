@@ -27,13 +27,13 @@ HONOURED = {
         use_liger_kernel liger_kernel_config torch_empty_cache_steps
         logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node
         log_level log_level_replica disable_tqdm skip_memory_metrics debug
-        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+        report_to run_name project hub_private_repo trackio_space_id trackio_bucket_id trackio_static_space_id
         save_strategy save_steps save_only_model save_on_each_node restore_callback_states_from_checkpoint
         accelerator_config parallelism_config dataloader_pin_memory local_rank
         ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend
         ddp_timeout fsdp fsdp_config deepspeed""",
     "TRL's model, reference, loss and vLLM": """
-        model_init_kwargs trust_remote_code disable_dropout cast_lm_head_to_fp32 router_aux_loss_coef
+        trust_remote_code disable_dropout cast_lm_head_to_fp32 router_aux_loss_coef
         sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
         loss_type importance_sampling_level epsilon epsilon_high delta use_bias_correction_kl
         sapo_temperature_neg sapo_temperature_pos

@@ -48,7 +48,9 @@ class LossTokens:
 
 
 class TokenTreeUpdate:
-    """Update without repeated prefixes, padding and zero-variance rows; TRL's where a model refuses.
+    """Update without repeated prefixes, padding and zero-variance rows.
+
+    It is TRL's where settings or the model do not allow that.
 
     Args:
         trainer: Complete, its models prepared.

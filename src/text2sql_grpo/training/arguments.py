@@ -25,6 +25,7 @@ _DECIDED_ELSEWHERE = {
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
     "mask_truncated_completions": "rewards.on_error",
+    "model_init_kwargs": "the section model",
 }
 _REMOVED = {
     "gradient_noise_every": "no figure of it changed a run",
@@ -44,7 +45,7 @@ _REASONS = {
         dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order data_seed
         remove_unused_columns label_names train_sampling_strategy length_column_name ignore_data_skip""",
     "publish with text2sql-grpo push, which checks what it uploads": """
-        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision""",
+        push_to_hub hub_token hub_model_id hub_strategy hub_always_push hub_revision""",
     "rollouts.jsonl holds every episode": """
         log_completions log_multimodal num_completions_to_print log_unique_prompts
         log_completions_hub_repo""",
