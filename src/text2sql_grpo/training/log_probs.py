@@ -48,11 +48,18 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
         return found
     found["sampling_per_token_logps"] = sampled
     if corrects:
-        difference = (found["old_per_token_logps"] - sampled) * inputs["tool_mask"]
-        found["importance_sampling_ratio"] = sampling_ratio(trainer, difference.nan_to_num(0.0))
-        ratio = found["importance_sampling_ratio"].expand(sampled.shape)[inputs["tool_mask"].bool()]
-        if len(ratio):
-            trainer.collect({"sampling/importance_sampling_ratio/mean": float(ratio.mean())})
+        difference = ((found["old_per_token_logps"] - sampled) * inputs["tool_mask"]).nan_to_num(0.0)
+        found["importance_sampling_ratio"] = ratio = sampling_ratio(trainer, difference)
+        is_read = inputs["tool_mask"].bool()
+        apart, ratios = difference.abs()[is_read], ratio.expand(sampled.shape)[is_read]
+        if len(ratios):
+            figures = {
+                "sampling_logp_difference/mean": apart.mean(),
+                "sampling_logp_difference/max": apart.max(),
+            }
+            for name in ("min", "mean", "max"):
+                figures[f"importance_sampling_ratio/{name}"] = getattr(ratios, name)()
+            trainer.collect({f"sampling/{name}": float(value) for name, value in figures.items()})
     return found
 
 
