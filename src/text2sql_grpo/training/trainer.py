@@ -191,8 +191,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
         inputs, self._loss_tokens = self.update.narrowed(model, inputs)
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         self._loss_tokens = None
-        used = (self.rollouts.plays_by_slots, self.update.is_on)
-        self.collect(dict(zip(("fast/rollouts", "fast/updates"), map(float, used), strict=True)))
+        self.collect(
+            {"fast/rollouts": float(self.rollouts.plays_by_slots), "fast/updates": float(self.update.is_on)}
+        )
         return loss
 
     def _get_per_token_logps_and_entropies(
