@@ -1,4 +1,4 @@
-"""Credit by groups: GRPO's advantages, and those of turns that have rewards of their own."""
+"""Credit by groups: advantages of whole rollouts (GRPO), or of turns where turns have rewards."""
 
 import math
 import statistics

@@ -18,7 +18,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs) -> Inputs:
-    """Log-probs that the loss reads beside those of the policy, each of shape (B, K).
+    """Log-probs that the loss reads beside the policy's, each of shape (B, K).
 
     `old_per_token_logps` if the policy changes before the batch is used up, `ref_per_token_logps` with a KL
     term, `sampling_per_token_logps` for TRL's off-policy mask and for its correction of vLLM's probabilities,
@@ -39,7 +39,7 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
             model = trainer.accelerator.unwrap_model(trainer.model)
             with use_adapter(model, "ref" if "ref" in model.peft_config else None):  # TRL's copy of the start
                 found["ref_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "reference")
-    # TRL's off-policy mask may read those of sampling only if they are of the whole vocabulary.
+    # TRL's off-policy mask may read the sampler's only if they are of the whole vocabulary.
     is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
     if not (corrects or (trainer.off_policy_mask_threshold is not None and is_whole)):
         return found
@@ -81,7 +81,7 @@ def sampling_ratio(trainer: GRPOTrainer, difference: torch.Tensor) -> torch.Tens
     """Importance ratio of the old policy to the sampler, truncated or masked; shape (B, K) or (B, 1).
 
     Args:
-        difference: Log-probs of the old policy less those of sampling, 0 for other tokens; shape (B, K).
+        difference: Log-probs of the old policy less the sampler's, 0 for other tokens; shape (B, K).
     """
     mode = trainer.vllm_importance_sampling_mode
     low, high = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max

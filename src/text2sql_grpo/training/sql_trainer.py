@@ -31,7 +31,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         rewards: Named scores and their weights.
         grader: Grader of submitted queries.
         run_log: Log of episodes; None for none.
-        select: See `RolloutGRPOTrainer`, like `gate`; `training.select` makes those of a config.
+        select: See `RolloutGRPOTrainer`, like `gate`; `training.select` makes them of a config.
     """
 
     def __init__(
