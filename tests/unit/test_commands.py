@@ -41,7 +41,7 @@ print("loaded:", sorted(set(sys.modules) & {HEAVY!r}))
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No `.env` but the test's own, and nothing of it left behind."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HF_TOKEN", "HF_KEY", "DEVICE_TYPE"):
+    for name in ("HF_TOKEN", "HF_KEY", "DEVICE_TYPE", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -217,6 +217,15 @@ def test_a_missing_kernel_of_bitsandbytes_is_not_printed(caplog: pytest.LogCaptu
     logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
     logger.warning("another message")
     assert caplog.messages == ["another message"]
+
+
+@pytest.mark.parametrize("policy", [None, "ACTIVE"])
+def test_threads_of_torch_sleep_while_they_wait(policy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user chose; no verb loads torch before (`test_help_of_every_verb_loads_nothing_heavy`)."""
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    main(["config"])
+    assert os.environ["OMP_WAIT_POLICY"] == (policy or "PASSIVE")
 
 
 def test_env_file_of_the_current_folder_is_read_and_the_older_token_name_taken(

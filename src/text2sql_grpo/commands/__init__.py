@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv` are the arguments without the program's name; None for the command line.
     """
+    # Read when torch is imported. Threads that spin while they wait halve their own speed on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     verb, options, parser = _read(sys.argv[1:] if argv is None else list(argv))
     load_dotenv(Path(".env"))
     if os.environ.get("HF_KEY") and not os.environ.get("HF_TOKEN"):
