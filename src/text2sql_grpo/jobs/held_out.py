@@ -65,7 +65,7 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
     """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
 
-    Figures in the run folder are taken if `is_measured`: those of a resumed run.
+    A resumed run (`is_measured`) takes the figures of its folder.
     """
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
