@@ -23,12 +23,12 @@ from rich.console import Console
 
 from text2sql_grpo.config import load_config
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.jobs.setup import open_workbench
-from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.evaluation.bench import open_workbench
 from text2sql_grpo.rollout import slots
 from text2sql_grpo.rollout.engine import SlotPolicy, run
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.run.pipeline import run_arguments
+from text2sql_grpo.run.sft_stage import started_policy
 
 
 def main() -> None:

@@ -321,10 +321,10 @@ def sampled_rollouts(folder: str, size: Size, *settings: str) -> Result:
     from transformers.trainer_callback import PrinterCallback
 
     from text2sql_grpo.config import load_config
-    from text2sql_grpo.jobs.setup import open_workbench
-    from text2sql_grpo.jobs.train import run_arguments
+    from text2sql_grpo.evaluation.bench import open_workbench
     from text2sql_grpo.models.loaded_policy import load_policy
     from text2sql_grpo.rewards import RewardMix
+    from text2sql_grpo.run.pipeline import run_arguments
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
     with tempfile.TemporaryDirectory() as temporary:

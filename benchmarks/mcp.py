@@ -22,9 +22,9 @@ from pathlib import Path
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # where this file would be taken for the package mcp
 
-from text2sql_grpo.contrib.mcp.pool import ConnectionPool
-from text2sql_grpo.contrib.mcp.transport import Server
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.integrations.mcp.server_pool import ConnectionPool
+from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
 
 SESSIONS = 64

@@ -123,8 +123,8 @@ def measure(case: Case, device: str = "cpu") -> dict[str, int]:
     from transformers import AutoConfig
 
     from text2sql_grpo.config import LoraSettings, ModelConfig
-    from text2sql_grpo.jobs.doctor_memory import Rollouts, estimate_memory
-    from text2sql_grpo.jobs.doctor_update import Update
+    from text2sql_grpo.doctor.memory import Rollouts, estimate_memory
+    from text2sql_grpo.doctor.traced_update import Update
 
     settings = ModelConfig(
         path="random",

@@ -30,13 +30,13 @@ from transformers import TrainerCallback
 
 from text2sql_grpo.config import Config, SFTSettings, load_config
 from text2sql_grpo.evaluation.answers import Judged, read_answers, write_answers
+from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced, open_workbench
 from text2sql_grpo.evaluation.comparison import Comparison, compare
-from text2sql_grpo.jobs.evaluate import answer_all
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
-from text2sql_grpo.jobs.sft import stage_trainer, started_policy
-from text2sql_grpo.jobs.train import run_arguments, train
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run.evaluate_job import answer_all
+from text2sql_grpo.run.pipeline import run_arguments, train
+from text2sql_grpo.run.sft_stage import stage_trainer, started_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random model
 

@@ -38,13 +38,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random mode
 from benchmarks.stopwatch import Stopwatch
 from tests.tiny_model import write_model
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
-from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments, select_questions
+from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.evaluation.summary import accuracy, answer_questions
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.run.pipeline import run_arguments, select_questions
+from text2sql_grpo.run.sft_stage import started_policy
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.select import open_gate

@@ -49,14 +49,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from update import LOGIT_TILE
 
-from text2sql_grpo.contrib.stock_trl import SQLTools, stock_trl
-from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.environment.tool_calls import call_text
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.integrations.stock_trl import SQLTools, stock_trl
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import SlotPolicy
 from text2sql_grpo.sql import SQLExecutor

@@ -22,13 +22,13 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl.kernels import chunked_logprob
 
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions
-from text2sql_grpo.jobs.setup import Workbench, evenly_spaced, open_workbench
-from text2sql_grpo.jobs.sft import started_policy
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced, open_workbench
+from text2sql_grpo.evaluation.summary import accuracy, answer_questions
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import model_policy
+from text2sql_grpo.run.pipeline import run_arguments
+from text2sql_grpo.run.sft_stage import started_policy
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 SIDES = {"trl": ["--rollout.engine", "generation", "--grpo.shared_prefix", "false"], "ours": []}

@@ -26,7 +26,7 @@ from training_soak import soak_config, soak_trainer
 from transformers.trainer_callback import TrainerCallback
 
 import text2sql_grpo
-from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.evaluation.bench import open_workbench
 
 PACKAGE = Path(text2sql_grpo.__file__).parent
 NOT_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"}

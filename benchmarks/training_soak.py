@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' random mode
 from tests.tiny_model import write_model
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.rewards import RewardMix

@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from text2sql_grpo.evaluation.start import LOOKUPS, OTHERS, StartFigures
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, write_json, write_text
-from text2sql_grpo.jobs.run_report import before_and_after
+from text2sql_grpo.run.run_report import before_and_after
+from text2sql_grpo.run.start import LOOKUPS, OTHERS, StartFigures
 from text2sql_grpo.run_folder import START, read_evaluation, read_schedule
 
 HERE = Path(__file__).parent

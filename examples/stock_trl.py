@@ -12,8 +12,8 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from text2sql_grpo.config import load_config
-from text2sql_grpo.contrib.stock_trl import stock_trl
-from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.integrations.stock_trl import stock_trl
 from text2sql_grpo.rewards import RewardMix
 
 

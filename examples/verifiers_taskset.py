@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from text2sql_grpo.config import LoraSettings, ModelConfig
-from text2sql_grpo.contrib.verifiers.trainer import VerifiersGRPOTrainer
+from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import load_policy, lora_config, resolved
 from text2sql_grpo.training.arguments import training_arguments

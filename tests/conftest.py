@@ -93,7 +93,7 @@ def rewards_with_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare each run its learning curve, which takes half a second."""
-    monkeypatch.setattr("text2sql_grpo.jobs.run_report.plot_learning_curve", lambda folder: folder)
+    monkeypatch.setattr("text2sql_grpo.run.run_report.plot_learning_curve", lambda folder: folder)
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +104,9 @@ def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     from tests.tiny_run import write_config
     from text2sql_grpo.config import load_config
-    from text2sql_grpo.jobs.setup import open_workbench
-    from text2sql_grpo.jobs.sft import started_policy
-    from text2sql_grpo.jobs.train import run_arguments
+    from text2sql_grpo.evaluation.bench import open_workbench
+    from text2sql_grpo.run.pipeline import run_arguments
+    from text2sql_grpo.run.sft_stage import started_policy
 
     cache = Path(_SHARED_FOLDER, "started")
     cache.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: An
     Args:
         arguments: Of `SQLGRPOConfig`, but `taskset_config` and `num_tasks`, which are the trainer's.
     """
-    from text2sql_grpo.contrib.verifiers.trainer import VerifiersGRPOTrainer
+    from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 
     find_packages()
     own = {name: arguments.pop(name) for name in ("taskset_config", "num_tasks") if name in arguments}

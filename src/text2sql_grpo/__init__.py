@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from text2sql_grpo.config import load_config
-    from text2sql_grpo.contrib.verifiers import SQLEnv, SQLHarness, SQLTaskset
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.loading import load_examples
     from text2sql_grpo.environment.session import SQLEnvironment
     from text2sql_grpo.grading import Grader
-    from text2sql_grpo.jobs.evaluate import evaluate as evaluate
-    from text2sql_grpo.jobs.train import train as train
+    from text2sql_grpo.integrations.verifiers import SQLEnv, SQLHarness, SQLTaskset
     from text2sql_grpo.rewards import RewardMix
+    from text2sql_grpo.run.evaluate_job import evaluate as evaluate
+    from text2sql_grpo.run.pipeline import train as train
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer as SQLGRPOTrainer
@@ -51,17 +51,17 @@ _MODULES = {
     "Databases": "data.databases",
     "Grader": "grading",
     "RewardMix": "rewards",
-    "SQLEnv": "contrib.verifiers",
+    "SQLEnv": "integrations.verifiers",
     "SQLEnvironment": "environment.session",
     "SQLExecutor": "sql",
     "SQLGRPOConfig": "training.arguments",
     "SQLGRPOTrainer": "training.sql_trainer",
-    "SQLHarness": "contrib.verifiers",
-    "SQLTaskset": "contrib.verifiers",
-    "evaluate": "jobs.evaluate",
+    "SQLHarness": "integrations.verifiers",
+    "SQLTaskset": "integrations.verifiers",
+    "evaluate": "run.evaluate_job",
     "load_config": "config",
     "load_examples": "data.loading",
-    "train": "jobs.train",
+    "train": "run.pipeline",
 }
 
 

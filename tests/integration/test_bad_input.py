@@ -277,7 +277,7 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
 ) -> None:
     options = ["--config", str(unlearned), "--grpo.max_steps", "500", "--evaluation.before_training", "false"]
     output = unlearned.parent / "printed.txt"
-    importlib.import_module("text2sql_grpo.jobs.train")  # seconds, which the other process is spared
+    importlib.import_module("text2sql_grpo.run.pipeline")  # seconds, which the other process is spared
     pid = os.fork()
     if pid == 0:
         code = 70

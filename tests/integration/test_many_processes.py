@@ -31,9 +31,9 @@ from tests.tiny_run import json_lines, write_config
 from text2sql_grpo import trl_compat
 from text2sql_grpo.commands import main
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.jobs import train as job
 from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints, steps_done
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.run import pipeline as job
 from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.play import Rollouts, VLLMPolicy
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer

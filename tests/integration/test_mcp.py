@@ -28,18 +28,18 @@ from tests.tiny_model import write_adapter, write_tokenizer
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands.compare import compare
 from text2sql_grpo.config import Config, MCPConfig, SFTSettings, load_config
-from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.jobs import train as training
-from text2sql_grpo.jobs.collect import collect
-from text2sql_grpo.jobs.evaluate import evaluate
-from text2sql_grpo.jobs.merge import check_merge
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
-from text2sql_grpo.jobs.sft import sft, started_policy
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
+from text2sql_grpo.run import pipeline as training
+from text2sql_grpo.run.collect_job import collect
+from text2sql_grpo.run.evaluate_job import evaluate
+from text2sql_grpo.run.merge_check import check_merge
+from text2sql_grpo.run.sft_stage import sft, started_policy
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer

@@ -145,7 +145,7 @@ def test_golds_that_no_longer_hold_are_counted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.jobs.train._check_learned", lambda *_: None)
+    monkeypatch.setattr("text2sql_grpo.run.pipeline._check_learned", lambda *_: None)
     hire, step = "UPDATE branch SET staff = 8 WHERE code = 'LIS-02'", SQLGRPOTrainer.training_step
     if kind == "sqlite":
         databases: Any = str(tmp_path / "shop.sqlite")

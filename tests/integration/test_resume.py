@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
-from text2sql_grpo.jobs import train as job
 from text2sql_grpo.reliability.checkpoints import best_checkpoint, find_damage, saved_checkpoints
+from text2sql_grpo.run import pipeline as job
 from text2sql_grpo.run_folder import read_schedule
 
 pytestmark = [

@@ -11,8 +11,8 @@ from tests.chat_endpoint import greedy, served
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from tests.verifiers_commands import run_command
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.evaluation.evaluate import answer_questions
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.summary import answer_questions
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.policy import model_policy
@@ -82,7 +82,7 @@ def test_all_commands_agree_with_our_evaluation_on_every_question(tmp_path: Path
     assert any(len(answer.episode.actions) > 1 for answer in expected.values())
 
     with served(greedy(policy.model, bench.chat(policy.tokenizer, policy.model))) as url:
-        from text2sql_grpo.contrib.verifiers.task import open_bench
+        from text2sql_grpo.integrations.verifiers.task import open_bench
 
         for name, *arguments in commands(config, url):
             open_bench.cache_clear()  # what the package remembers

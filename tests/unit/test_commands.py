@@ -16,7 +16,7 @@ import pytest
 
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
-from text2sql_grpo.commands.config import REQUIRED
+from text2sql_grpo.commands.default_config import REQUIRED
 from text2sql_grpo.config import Config, StartConfig, config_fields, load_config, parse_config
 from text2sql_grpo.errors import RunError
 

@@ -20,12 +20,12 @@ pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[m
 
 from tests.scripted_policy import SHOP, ask
 from text2sql_grpo.config import MCPConfig
-from text2sql_grpo.contrib.mcp.environment import MCPEnvironment
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.episode import Message
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 from text2sql_grpo.sql import SQLExecutor
 
 NAMES = ["run_sql", "sleep", "fail", "refuse", "crash", "die", "pid", "submit_sql"]
@@ -176,7 +176,7 @@ def test_placeholders_and_tokens_reach_the_server(
     server = MCPConfig(
         command=f"sh -c 'echo $KEY $0 $1 > {seen}; exit 1' {{name}} {{database}}", token_variable="KEY"
     )
-    monkeypatch.setattr("text2sql_grpo.contrib.mcp.transport.BACK_OFF_S", ())
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
     monkeypatch.setenv("KEY", "secret")
     databases = Databases(folder)
     with pytest.raises(Exception, match="cannot connect to the MCP server"):

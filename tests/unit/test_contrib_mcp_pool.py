@@ -17,11 +17,11 @@ pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[m
 
 from mcp import MCPError
 
-from text2sql_grpo.contrib.mcp import pool as pool_module
-from text2sql_grpo.contrib.mcp import transport
-from text2sql_grpo.contrib.mcp.pool import CallTimedOut, ConnectionPool, ServerDied
-from text2sql_grpo.contrib.mcp.transport import Server
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.integrations.mcp import pool as pool_module
+from text2sql_grpo.integrations.mcp import transport
+from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, ServerDied
+from text2sql_grpo.integrations.mcp.transport import Server
 
 Start = Callable[..., ConnectionPool]
 

@@ -28,12 +28,12 @@ from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
-from text2sql_grpo.contrib.mcp import connections
-from text2sql_grpo.contrib.mcp.audit_log import AuditLog
-from text2sql_grpo.contrib.mcp.fair_queue import FairQueue, TooManyQueries
-from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.integrations.mcp import connections
+from text2sql_grpo.integrations.mcp.audit_log import AuditLog
+from text2sql_grpo.integrations.mcp.fair_queue import FairQueue, TooManyQueries
+from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 

@@ -15,12 +15,12 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
-from text2sql_grpo.contrib.stock_trl import SQLTools, StockTRL, log_scores, stock_trl
-from text2sql_grpo.contrib.tool_calls import call_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.environment.tool_calls import call_text
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.integrations.stock_trl import SQLTools, StockTRL, log_scores, stock_trl
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 

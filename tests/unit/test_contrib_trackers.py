@@ -16,7 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from tests.tiny_run import write_config
 from tests.weave_server import running_weave
 from text2sql_grpo.commands import main
-from text2sql_grpo.contrib.trackers import (
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.reporting.trackers import (
     PROJECT,
     EpisodeTraces,
     check_installed,
@@ -24,7 +25,6 @@ from text2sql_grpo.contrib.trackers import (
     trackers,
     tracking,
 )
-from text2sql_grpo.errors import ConfigError
 
 SETS = {
     "dev": {

@@ -19,10 +19,10 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Continuations, run
 
 vf = pytest.importorskip("verifiers.v1", reason="needs verifiers (pip install text2sql-grpo[verifiers])")
-from text2sql_grpo.contrib.verifiers.package import Package, open_package  # noqa: E402
-from text2sql_grpo.contrib.verifiers.task_session import TaskSession  # noqa: E402
-from text2sql_grpo.contrib.verifiers.toolbox import open_toolbox  # noqa: E402
-from text2sql_grpo.contrib.verifiers.trainer import turn_rewards  # noqa: E402
+from text2sql_grpo.integrations.verifiers.package import Package, open_package  # noqa: E402
+from text2sql_grpo.integrations.verifiers.task_session import TaskSession  # noqa: E402
+from text2sql_grpo.integrations.verifiers.taskset_trainer import turn_rewards  # noqa: E402
+from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox  # noqa: E402
 
 # All of verifiers that training calls, with the parameters that it hands over.
 USED: list[tuple[str, str, Sequence[str]]] = [

@@ -21,7 +21,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.evaluation.answers import judged, write_answers
 from text2sql_grpo.evaluation.comparison import compare
-from text2sql_grpo.evaluation.evaluate import summary
+from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.files import write_json
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import Answer

@@ -15,7 +15,7 @@ from text2sql_grpo.sql.schema import read_schema
 OPENED_IN_THIS_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "duckdb": ("duckdb", lambda: read_schema("duckdb:///sales.duckdb")),
     "psycopg": ("postgresql", lambda: read_schema("postgresql://localhost/sales")),
-    "mcp": ("mcp", lambda: import_module("text2sql_grpo.contrib.mcp")),
+    "mcp": ("mcp", lambda: import_module("text2sql_grpo.integrations.mcp")),
     "verifiers": ("verifiers", lambda: text2sql_grpo.SQLTaskset),
 }
 
@@ -25,7 +25,7 @@ def test_what_needs_a_missing_package_prints_how_to_install_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra, use = OPENED_IN_THIS_PROCESS[package]
-    for name in [name for name in sys.modules if name.startswith("text2sql_grpo.contrib.")]:
+    for name in [name for name in sys.modules if name.startswith("text2sql_grpo.integrations.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"needs the package {package} .*: pip install '.*\[{extra}\]'$"):

@@ -12,7 +12,7 @@ from tests.tiny_model import write_tokenizer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.evaluate import accuracy, answer_questions, summary
+from text2sql_grpo.evaluation.summary import accuracy, answer_questions, summary
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.chat_format import ChatFormat

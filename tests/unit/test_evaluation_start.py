@@ -4,9 +4,9 @@ import pytest
 
 from tests.scripted_policy import ask
 from text2sql_grpo.environment.episode import Action, Episode
-from text2sql_grpo.evaluation.start import LOOKUPS, OTHERS, judge_start, start_figures
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run.start import LOOKUPS, OTHERS, judge_start, start_figures
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
 WRONG = Verdict(official=False, strict=False, reason="different", executes=True)

@@ -10,7 +10,7 @@ from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.loading import read_quarantine
-from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.evaluation.bench import open_workbench
 
 BROKEN = {**QUESTIONS[2], "id": "broken", "question": "Lisbon?", "gold_sql": "SELECT nope FROM branch"}
 AGAIN = {**QUESTIONS[3], "id": "again"}

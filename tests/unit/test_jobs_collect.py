@@ -22,9 +22,9 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.jobs.collect import collect
-from text2sql_grpo.jobs.evaluate import evaluate
-from text2sql_grpo.jobs.served import Endpoint
+from text2sql_grpo.evaluation.endpoint import Endpoint
+from text2sql_grpo.run.collect_job import collect
+from text2sql_grpo.run.evaluate_job import evaluate
 
 pytest.importorskip("openai", reason="needs openai (pip install openai)")
 

@@ -11,7 +11,7 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.answers import read_answers, write_answers
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
 from text2sql_grpo.rewards import Answer
 
 WRONG = "SELECT 7"

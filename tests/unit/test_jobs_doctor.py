@@ -19,12 +19,13 @@ from tests.tiny_model import write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
+from text2sql_grpo.doctor import checks as doctor_checks
+from text2sql_grpo.doctor import dry_run as doctor_model
+from text2sql_grpo.doctor.checks import read_launch
+from text2sql_grpo.doctor.diagnosis import doctor
+from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.jobs import doctor_checks, doctor_model
-from text2sql_grpo.jobs.doctor import doctor
-from text2sql_grpo.jobs.doctor_checks import read_launch
-from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Sharding
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.run.pipeline import run_arguments
 from text2sql_grpo.training.arguments import wrong_combinations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +118,7 @@ def test_an_mcp_server_that_does_not_serve_is_a_problem(
     command: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.contrib.mcp.transport.BACK_OFF_S", ())
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
     option = json.dumps({"command": command})
 
     code, found = findings(config, capsys, "--no-dry-run", "--environment.mcp", option)
@@ -138,7 +139,7 @@ def test_trackers(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert found("none") == ("ok", "none")
     status, text = found("[wandb, trackio]")
     assert status == "problem" and "pip install 'text2sql-grpo[trackio]'" in text
-    monkeypatch.setattr("text2sql_grpo.contrib.trackers.find_spec", lambda name: True)
+    monkeypatch.setattr("text2sql_grpo.reporting.trackers.find_spec", lambda name: True)
     status, text = found("weave")
     assert status == "note" and "no WANDB_API_KEY" in text
     code, record = findings(config, capsys, "--no-dry-run", "--grpo.report_to", "wanbd")

@@ -18,11 +18,11 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.evaluation.evaluate import summary
-from text2sql_grpo.jobs import evaluate as job
-from text2sql_grpo.jobs.evaluate import accuracy_table, evaluate, show
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.rewards import Answer, Judge
+from text2sql_grpo.run import evaluate_job as job
+from text2sql_grpo.run.evaluate_job import accuracy_table, evaluate, show
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
 

@@ -10,8 +10,8 @@ from tests.tiny_model import write_adapter, write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
-from text2sql_grpo.jobs.merge import check_merge
-from text2sql_grpo.jobs.setup import open_workbench
+from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.run.merge_check import check_merge
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, LoraSettings, load_config
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.jobs import sft as job
-from text2sql_grpo.jobs.setup import open_workbench
-from text2sql_grpo.jobs.sft import stage_folder, started_policy
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.evaluation.bench import open_workbench
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints
+from text2sql_grpo.run import sft_stage as job
+from text2sql_grpo.run.pipeline import run_arguments
+from text2sql_grpo.run.sft_stage import stage_folder, started_policy
 
 CHAT = [
     {"role": "user", "content": "branch(code)\nStaff?"},

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.config import load_config
-from text2sql_grpo.jobs.setup import Run, open_workbench
-from text2sql_grpo.jobs.start import check_start
-from text2sql_grpo.jobs.train import run_arguments
+from text2sql_grpo.evaluation.bench import Run, open_workbench
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
+from text2sql_grpo.run.pipeline import run_arguments
+from text2sql_grpo.run.start import check_start
 
 
 @pytest.fixture

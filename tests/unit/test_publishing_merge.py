@@ -32,7 +32,7 @@ from tests.tiny_model import (
 from tests.unit.test_training_families import FAST, tiny
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.models.loaded_policy import load_policy
-from text2sql_grpo.publishing.merge import merge_adapter
+from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.publishing.stored_weights import to_four_bits_and_back
 
 # PEFT still asks a model of transformers 5 by the attribute's older name.

@@ -12,8 +12,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from text2sql_grpo.doctor.checks import sandbox as finding
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.jobs.doctor_checks import sandbox as finding
 from text2sql_grpo.sql import Limits, SQLExecutor, sandbox, worker_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Landlock and seccomp")

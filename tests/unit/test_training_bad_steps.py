@@ -20,10 +20,10 @@ from tests.tiny_run import json_lines
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.jobs.sft import train_on
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
+from text2sql_grpo.run.sft_stage import train_on
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments

@@ -14,11 +14,11 @@ from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model
 from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
+from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.doctor.traced_update import LiveBytes, UntraceableError, Update, trace_update
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.jobs.doctor_memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
-from text2sql_grpo.jobs.doctor_update import LiveBytes, UntraceableError, Update, trace_update
 from text2sql_grpo.models.loaded_policy import lora_config
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
@@ -137,7 +137,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
             traced[str(rest)] = trace_update(config, *rest)
         return traced[str(rest)]
 
-    monkeypatch.setattr("text2sql_grpo.jobs.doctor_memory.trace_update", trace)
+    monkeypatch.setattr("text2sql_grpo.doctor.memory.trace_update", trace)
 
 
 @cache

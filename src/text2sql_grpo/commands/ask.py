@@ -15,6 +15,6 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
     """
     run = read_config(config) if config else None
     console = quiet_console(highlight=False)
-    from text2sql_grpo.jobs import ask as job
+    from text2sql_grpo.run import ask_job as job
 
     return job.ask(question, model, db, config=run, console=console, as_json=json)

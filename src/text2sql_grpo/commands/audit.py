@@ -51,7 +51,7 @@ def data(
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-    from text2sql_grpo.jobs.audit import question_table, show_findings
+    from text2sql_grpo.reporting.audit_tables import question_table, show_findings
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.sql import Limits, SQLExecutor
 
@@ -129,7 +129,7 @@ def reward(
     from text2sql_grpo.data.loading import read_quarantine
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.data.shards import shard_files
-    from text2sql_grpo.jobs.audit import rates, reward_table, show_misjudged
+    from text2sql_grpo.reporting.audit_tables import rates, reward_table, show_misjudged
     from text2sql_grpo.rewards import RewardMix, open_grader
     from text2sql_grpo.sql import SQLExecutor
 

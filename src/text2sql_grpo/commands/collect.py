@@ -53,8 +53,8 @@ def collect(
         if traces is not None:
             from rich.console import Console
 
-            from text2sql_grpo.contrib.verifiers.chats import trace_records
-            from text2sql_grpo.jobs.collect import write_chats
+            from text2sql_grpo.integrations.verifiers.chats import trace_records
+            from text2sql_grpo.run.collect_job import write_chats
 
             if not keep:
                 raise ConfigError("--traces needs --keep: nothing is played, so nothing else is written")
@@ -67,8 +67,8 @@ def collect(
         run = options.read_config(config or config_around(str(model_path)), settings)
 
         console = options.quiet_console()
-        from text2sql_grpo.jobs import collect as job
-        from text2sql_grpo.jobs.served import Endpoint
+        from text2sql_grpo.evaluation.endpoint import Endpoint
+        from text2sql_grpo.run import collect_job as job
 
         endpoint = Endpoint(
             str(base_url),

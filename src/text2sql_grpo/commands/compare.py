@@ -37,12 +37,12 @@ def compare(
         from rich.text import Text
 
         from text2sql_grpo.evaluation.answers import judged, write_answers
+        from text2sql_grpo.evaluation.bench import open_workbench
         from text2sql_grpo.evaluation.comparison import compare as compared
         from text2sql_grpo.files import write_json
-        from text2sql_grpo.jobs.compare import saved_answers, shared_questions, show, spread
-        from text2sql_grpo.jobs.evaluate import answer_all, check_place, held_out_sets
-        from text2sql_grpo.jobs.setup import open_workbench
         from text2sql_grpo.models.loaded_policy import load_policy
+        from text2sql_grpo.reporting.comparison_tables import saved_answers, shared_questions, show, spread
+        from text2sql_grpo.run.evaluate_job import answer_all, check_place, held_out_sets
 
         check_place(out)
         given = {"base": base, "trained": trained}

@@ -49,8 +49,8 @@ def evaluate(
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     with options.writing_to(out):
         console = options.quiet_console()
-        from text2sql_grpo.jobs import evaluate as job
-        from text2sql_grpo.jobs.served import Endpoint
+        from text2sql_grpo.evaluation.endpoint import Endpoint
+        from text2sql_grpo.run import evaluate_job as job
 
         endpoint = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
         job.evaluate(

@@ -34,10 +34,10 @@ def mcp(
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
         config: YAML whose environment sets the limits; default: the defaults.
     """
-    from text2sql_grpo.contrib.mcp.audit_log import AuditLog
-    from text2sql_grpo.contrib.mcp.server import http_server, listen, make_server, url_of
     from text2sql_grpo.data.databases import cache_folder, open_address
     from text2sql_grpo.environment.session import EnvironmentSettings
+    from text2sql_grpo.integrations.mcp.audit_log import AuditLog
+    from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 

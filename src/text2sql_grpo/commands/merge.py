@@ -38,10 +38,10 @@ def merge(
     out = out or adapter.parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)
-        from text2sql_grpo.jobs.evaluate import held_out_sets
-        from text2sql_grpo.jobs.merge import check_merge
-        from text2sql_grpo.jobs.setup import open_workbench
-        from text2sql_grpo.publishing.merge import merge_adapter
+        from text2sql_grpo.evaluation.bench import open_workbench
+        from text2sql_grpo.publishing.merging import merge_adapter
+        from text2sql_grpo.run.evaluate_job import held_out_sets
+        from text2sql_grpo.run.merge_check import check_merge
 
         if run is not None and not (adapter / "adapter_config.json").is_file():
             raise ModelError(

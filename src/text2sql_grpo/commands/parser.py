@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from text2sql_grpo.commands.config import fields_help
+from text2sql_grpo.commands.default_config import fields_help
 from text2sql_grpo.docstrings import described, opening
 
 

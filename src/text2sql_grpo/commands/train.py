@@ -16,6 +16,6 @@ def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Seq
     run = read_config(config, settings)
     with writing_to(run.run.output_dir):
         console = quiet_console()
-        from text2sql_grpo.jobs import train as job
+        from text2sql_grpo.run import pipeline as job
 
         return job.train(run, resume=resume, console=console)

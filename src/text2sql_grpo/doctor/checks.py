@@ -1,0 +1,257 @@
+"""Checks of `doctor` that need no model: machine, files, keys, databases, executor."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import get_token
+from packaging.requirements import Requirement
+from rich.text import Text
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.databases import Databases, cache_folder
+from text2sql_grpo.doctor.memory import Sharding
+from text2sql_grpo.errors import ConfigError, RunError, install_command
+from text2sql_grpo.models.hardware import GIB, hardware
+from text2sql_grpo.models.loaded_policy import four_bit_obstacle
+from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
+
+Status = Literal["ok", "note", "skipped", "problem"]
+_PACKAGES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
+    *("bitsandbytes", "vllm", "deepspeed"),
+)
+_ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+_WRITE = "CREATE TABLE doctor_was_here (a INTEGER)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        name: Name of the check.
+        status: `problem` if a run would fail.
+        text: Result in words, with a remedy if there is a problem.
+        facts: Figures of the result, for `--json`.
+        shown: Text to print below, without `--json`.
+    """
+
+    name: str
+    status: Status
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    shown: Text | None = None
+
+
+def read_launch(file: Path | None) -> Sharding:
+    """Processes and sharding of a launch by an accelerate config; of one process for None.
+
+    Raises:
+        ConfigError: The file does not exist, or is not accelerate's.
+    """
+    if file is None:
+        return Sharding()
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        processes = int(tree["num_processes"])
+        kind = tree["distributed_type"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
+    deepspeed = tree.get("deepspeed_config") or {}
+    stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
+    return Sharding(
+        processes,
+        stage,
+        offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
+        offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
+    )
+
+
+def versions() -> Finding:
+    """Compare installed versions with those that this package requires."""
+    found = {name: metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    wrong = []
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("text2sql-grpo") or []]
+    except metadata.PackageNotFoundError:  # run from a checkout
+        wanted = []
+    for requirement in wanted:
+        version = found.get(requirement.name)
+        if version and not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} (expected {requirement.specifier})")
+    text = f"Python {platform.python_version()}, " + ", ".join(f"{n} {v}" for n, v in found.items())
+    if wrong:
+        text = f"wrong versions: {', '.join(wrong)}: pip install -r requirements_pinned.txt"
+    facts = {"python": platform.python_version(), **found}
+    return Finding("versions", "problem" if wrong else "ok", text, facts)
+
+
+def device() -> Iterator[Finding]:
+    """Describe the accelerator of the run and its memory."""
+    facts = hardware()
+    text = f"{facts['type']}, {facts['memory_bytes'] / GIB:.0f} GiB, {facts['cpu_cores']} CPU cores"
+    if "name" in facts:
+        text = f"{facts['devices']} x {facts['name']}, {text}"
+    obstacle = four_bit_obstacle(facts["type"])
+    facts["four_bit"] = obstacle is None
+    text += "; 4-bit weights: " + ("yes" if obstacle is None else f"no, {obstacle}")
+    yield Finding("device", "ok", text, facts)
+
+
+def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Finding:
+    """Find settings that contradict each other or the launch."""
+    reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
+    if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
+        reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")
+    if config.model.quantization == "4bit" and sharding.stage == 3:
+        reasons.append("4-bit weights cannot be sharded: use DDP or ZeRO-2")
+    mode = "full" if config.model.lora is None else "LoRA"
+    mode = "QLoRA" if config.model.quantization == "4bit" else mode
+    text = f"{mode}, {config.model.dtype} weights, {sharding.processes} process(es)"
+    return Finding("settings", "problem" if reasons else "ok", "; ".join(reasons) or text, {"mode": mode})
+
+
+def disk(config: Config, needed_bytes: int | None) -> Finding:
+    """Check the disk space of the run folder and of the cache; None needed where the model is not known."""
+    folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
+    free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
+    text = ", ".join(f"{size / GIB:.0f} GiB free for the {name}" for name, size in free.items())
+    facts = {"free_bytes": free, "needed_bytes": needed_bytes}
+    if needed_bytes is None:
+        return Finding("disk", "ok", text, facts)
+    text += f"; checkpoints and the merged model take about {needed_bytes / GIB:.1f} GiB"
+    if needed_bytes > free["run folder"]:
+        text += ": set run.output_dir to a larger disk or lower grpo.save_total_limit"
+        return Finding("disk", "problem", text, facts)
+    return Finding("disk", "ok", text, facts)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def tokens(arguments: SQLGRPOConfig) -> Finding:
+    """Check for keys of the Hub and of W&B; a run needs neither."""
+    has_hub, has_wandb = get_token() is not None, bool(os.environ.get("WANDB_API_KEY"))
+    parts = ["HF token found" if has_hub else "no HF token: pushing and gated models need HF_TOKEN in .env"]
+    if "wandb" in arguments.report_to:
+        parts.append(
+            "W&B key found" if has_wandb else "no WANDB_API_KEY: W&B stays offline, in the run folder"
+        )
+    status: Status = "ok" if has_hub and (has_wandb or "wandb" not in arguments.report_to) else "note"
+    return Finding("tokens", status, "; ".join(parts), {"hub": has_hub, "wandb": has_wandb})
+
+
+def trackers(config: Config) -> Finding:
+    """Check that the configured trackers are installed; note what stays on this machine."""
+    from text2sql_grpo.reporting import trackers as tracking
+
+    names = tracking.trackers(config.grpo.get("report_to"))
+    facts = {"trackers": names}
+    try:
+        tracking.check_installed(names)
+    except ConfigError as error:
+        return Finding("trackers", "problem", str(error), facts)
+    if "weave" in names and not os.environ.get("WANDB_API_KEY"):
+        text = f"{', '.join(names)}; no WANDB_API_KEY: nothing is sent to Weave, which has no offline mode"
+        return Finding("trackers", "note", text, facts)
+    return Finding("trackers", "ok", ", ".join(names) or "none", facts)
+
+
+def mcp_server(config: Config) -> Iterator[Finding]:
+    """Check that the MCP server starts, or answers, and has tools that the protocol can call."""
+    server = config.environment.mcp
+    if server is None:
+        return
+    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+    started = time.monotonic()
+    with SQLExecutor(config.environment.limits, workers=1) as executor:
+        environment = MCPEnvironment(
+            Databases(config.data.databases), executor, config.environment.settings(), server=server
+        )
+    seconds = time.monotonic() - started
+    writing = environment.tools_that_write()
+    environment.close()
+    names = [tool["function"]["name"] for tool in environment.tools]
+    facts = {"tools": names, "seconds": round(seconds, 2), "writing": writing}
+    text = f"{server.command or server.url}: ready in {seconds:.1f} s, with {', '.join(names)}; "
+    if writing:
+        text += f"{', '.join(writing)} can write, to private copies that are then replaced: leave out"
+    elif writing is None:
+        text += "a write was not tried: the server gets no private copy of {database}"
+    else:
+        text += "a write through each tool changed nothing"
+    yield Finding("mcp", "note" if writing else "ok", text, facts)
+
+
+def sandbox(executor: SQLExecutor) -> Finding:
+    """Parts of the kernel's wall around SQL workers."""
+    parts = executor.describe()["sandbox"]
+    missing = [part for part, is_active in parts.items() if not is_active]
+    if not missing:
+        return Finding("sandbox", "ok", f"SQL workers run behind {', '.join(parts)}", parts)
+    text = f"SQL workers run without {', '.join(missing)}; a Linux kernel from 5.13 on has them"
+    return Finding("sandbox", "note", f"{text} (docs/security.md)", parts)
+
+
+def databases(config: Config) -> Iterator[Finding]:
+    """Check that databases can be read and not written, and that the executor's time limit holds."""
+    opened = Databases(config.data.databases)
+    names = opened.names()
+    if not names:
+        yield Finding("databases", "problem", f"no databases in {opened.shown}")
+        return
+    limits = Limits(timeout_s=min(0.5, config.environment.limits.timeout_s))
+    with SQLExecutor(config.environment.limits, workers=2, cache_entries=0) as executor:
+        files = [opened.address(name) for name in names]
+        read = executor.execute_many([(file, "SELECT 1") for file in files])
+        write = [executor.execute(file, _WRITE) for file in files[:1]]
+        failed = [name for name, outcome in zip(names, read, strict=True) if not outcome.is_ok]
+        if failed or write[0].is_ok:
+            text = f"could not be read: {failed[:3]}" if failed else f"a write was not refused: {files[0]}"
+            yield Finding("databases", "problem", text)
+            return
+        yield Finding(
+            "databases",
+            "ok",
+            f"{len(names)} can be read, and a write was refused: {write[0].error}",
+            {"databases": len(names), "write": write[0].status},
+        )
+        yield sandbox(executor)
+        started = time.monotonic()
+        rounds = 20
+        for number in range(rounds):
+            executor.execute(files[0], f"SELECT {number}")
+        call_ms = (time.monotonic() - started) / rounds * 1000
+        started = time.monotonic()
+        endless = executor.execute(files[0], _ENDLESS, limits=limits)
+        late_s = time.monotonic() - started - limits.timeout_s
+    facts = {"call_ms": round(call_ms, 2), "late_s": round(late_s, 3), "endless": endless.status}
+    is_stopped = endless.status == "timeout" and late_s < 2
+    yield Finding(
+        "executor",
+        "ok" if is_stopped else "problem",
+        f"a query takes {call_ms:.1f} ms; one without end was stopped {late_s:.2f} s after its limit"
+        if is_stopped
+        else f"a query without end was not stopped: {endless.status}, {late_s:.1f} s after its limit",
+        facts,
+    )
+
+
+def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings of a check; turn a RunError into one."""
+    try:
+        yield from found
+    except RunError as error:
+        yield Finding(name, "problem", str(error))

@@ -1,0 +1,343 @@
+"""Read-only MCP server over one database: lists tables, describes them and runs queries.
+
+Queries run in the executor's workers, under its limits, the sessions' in rotation; each leaves a line in the
+audit log.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import math
+import os
+import socket
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import uvicorn
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import AnyHttpUrl, BaseModel, Field
+from starlette.requests import Request
+
+from text2sql_grpo import __version__
+from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.integrations.mcp.audit_log import AuditLog
+from text2sql_grpo.integrations.mcp.connections import SESSION_IDLE_S, BoundedSessions, TimedProtocol
+from text2sql_grpo.integrations.mcp.fair_queue import FairQueue, TooManyQueries
+from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
+from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.executor import DEFAULT_WORKERS
+from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
+
+PATH = "/mcp"
+WAITING_EACH = 64
+MAX_PAGE_ROWS = 1_000
+# The SDK's server answers these with empty lists, and so advertises what there is none of.
+_NOT_OFFERED = ("prompts/list", "prompts/get", "resources/list", "resources/read", "resources/templates/list")
+_READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+T = TypeVar("T")
+
+
+class TableList(BaseModel):
+    """Names of the tables and views, quoted where a query needs it."""
+
+    tables: list[str] = []
+    error: str | None = None
+
+
+class TableDefinition(BaseModel):
+    """Definition of one table or view."""
+
+    sql: str = ""
+    error: str | None = None
+
+
+class Page(BaseModel):
+    """Rows of a query's result from an offset on; blobs are written in hex."""
+
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    next_offset: int | None = Field(None, description="Offset of the next rows; null after the last ones")
+    is_truncated: bool = Field(False, description="True if the result has more rows than the server keeps")
+    error: str | None = None
+
+
+def make_server(
+    database: Path | str,
+    executor: SQLExecutor,
+    audit_log: AuditLog,
+    *,
+    observation: ObservationLimits,
+    token: str | None = None,
+    workers: int = DEFAULT_WORKERS,
+) -> MCPServer:
+    """Make a server with the tools `list_tables`, `describe_table` and `run_sql`.
+
+    Args:
+        database: A path or a URL; see `parse_address`.
+        observation: Caps on the shown part of a result.
+        token: Required bearer token of HTTP requests; None for none.
+        workers: Number of the executor's workers; one session uses at most half of them.
+
+    Raises:
+        DataError: The database is missing or unreadable, or its role may do more than read.
+    """
+    read_schema(database)
+    if parse_address(database).kind == "postgresql":
+        executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
+    server = MCPServer(
+        "text2sql-grpo",
+        version=__version__,
+        instructions="One SQL database, for reading only.",
+        log_level="WARNING",
+        token_verifier=_OneToken(token) if token else None,
+        # There is no issuer: the token is shared beforehand, and no metadata is served.
+        auth=AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
+        if token
+        else None,
+    )
+
+    for method in _NOT_OFFERED:
+        server._lowlevel_server._request_handlers.pop(method, None)
+    queue = FairQueue(workers, waiting_each=WAITING_EACH)
+
+    @server.tool(annotations=_READ_ONLY)
+    async def list_tables() -> Annotated[CallToolResult, TableList]:
+        """List the tables and views of the database."""
+        try:
+            schema = await asyncio.to_thread(read_schema, database)
+        except DataError as error:
+            return _failure(error, TableList)
+        names = [relation_sql(relation, schema.dialect) for relation in schema.relations]
+        return _answer("\n".join(names) or "(no tables)", TableList(tables=names))
+
+    @server.tool(annotations=_READ_ONLY)
+    async def describe_table(table: str) -> Annotated[CallToolResult, TableDefinition]:
+        """Show the columns, types and keys of one table or view, as CREATE TABLE."""
+        try:
+            text = _described(await asyncio.to_thread(read_schema, database), table)
+        except DataError as error:
+            return _failure(error, TableDefinition)
+        return _answer(text, TableDefinition(sql=text))
+
+    @server.tool(annotations=_READ_ONLY)
+    async def run_sql(
+        sql: str,
+        context: Context,
+        offset: Annotated[int, Field(ge=0, description="Number of rows to skip")] = 0,
+        limit: Annotated[
+            int, Field(ge=1, le=MAX_PAGE_ROWS, description="Maximum number of rows to return")
+        ] = observation.max_rows,
+    ) -> Annotated[CallToolResult, Page]:
+        """Run one read-only SQL query on the database and see its rows or its error."""
+        started, status, n_rows = time.perf_counter(), "cancelled", 0
+        try:
+            outcome = await _unless_hung_up(
+                context.request_context.request,
+                queue.run(_client(context), lambda: executor.aexecute(database, sql)),
+            )
+            status, n_rows = outcome.status, len(outcome.rows)
+        except _HungUp as error:
+            return _failure(error, Page)
+        except TooManyQueries as error:
+            status = "refused"
+            return _failure(error, Page)
+        except DataError as error:
+            status = "failed"
+            return _failure(error, Page)
+        finally:
+            audit_log.write(
+                session=_session(context),
+                sql=sql,
+                status=status,
+                rows=n_rows,
+                elapsed_s=time.perf_counter() - started,
+            )
+        shown = outcome._replace(rows=outcome.rows[offset:])
+        text = observation_text(shown, replace(observation, max_rows=limit))
+        return _answer(text, _page(outcome, offset, limit), is_error=not outcome.is_ok)
+
+    return server
+
+
+def listen(host: str, port: int, *, token: str | None) -> socket.socket:
+    """Open the listening socket of an HTTP server, whose requests must carry `token` unless it is None.
+
+    Raises:
+        ConfigError: Other machines could reach it and there is no token, or the address is not free.
+    """
+    if token is None and not _is_local(host):
+        raise ConfigError(
+            f"a server that other machines can reach needs a token (--host {host}): "
+            "without one, its port gives access to the database; add --token, or take --host 127.0.0.1"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers at once only if the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen: {error} (at {host}:{port})") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """URL of the server behind a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
+
+
+def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = ()) -> uvicorn.Server:
+    """Server of streamable HTTP: `run(sockets=[listen(..)])`.
+
+    Sessions are bounded in number and in idle time, connections in the time for sending a request.
+
+    Args:
+        host: The host of `listen`; a local one is served under local names only, so that no web page can
+            reach it by another name (DNS rebinding).
+        allowed_hosts: Further names under which it is served, such as that of a proxy, with or without port.
+    """
+    names = [*allowed_hosts, *(f"{name}:*" for name in allowed_hosts if ":" not in name)]
+    if _is_local(host):
+        names += [
+            name for local in ("127.0.0.1", "localhost", "[::1]", host) for name in (local, f"{local}:*")
+        ]
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(names),
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
+    )
+    app = server.streamable_http_app(
+        streamable_http_path=PATH, json_response=True, host=host, transport_security=security
+    )
+    server.session_manager.session_idle_timeout = SESSION_IDLE_S
+    return uvicorn.Server(
+        uvicorn.Config(
+            BoundedSessions(app, server.session_manager),
+            http=TimedProtocol,
+            log_level="warning",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def _is_local(host: str) -> bool:
+    """True if only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _OneToken:
+    """Verifier of a single bearer token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Access of a token, or None for a wrong one, compared in constant time."""
+        if not hmac.compare_digest(token.encode(errors="replace"), self._token):
+            return None
+        return AccessToken(token=token, client_id="bearer", scopes=[])
+
+
+def _session(context: Context) -> str:
+    """Name of the client: the process behind standard input, the MCP session, or the network address."""
+    request = context.request_context.request
+    if request is None:
+        return f"stdio:{os.getpid()}"
+    peer = request.client
+    address = f"{peer.host}:{peer.port}" if peer else "unknown"
+    return f"http:{request.headers.get('mcp-session-id', address)}"
+
+
+class _HungUp(Exception):
+    """The client closed its connection."""
+
+
+def _client(context: Context) -> str:
+    """Name of the client in the queue: its session, or for a request without one its host."""
+    request = context.request_context.request
+    if request is None:
+        return "stdio"
+    host = request.client.host if request.client else "unknown"
+    return str(request.headers.get("mcp-session-id", host))
+
+
+async def _unless_hung_up(request: Request | None, query: Awaitable[T]) -> T:
+    """Wait for a query, and cancel it when the client closes its connection."""
+    work = asyncio.ensure_future(query)
+    hang_up = asyncio.ensure_future(_disconnected(request)) if request is not None else None
+    try:
+        await asyncio.wait({work, hang_up} if hang_up else {work}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise _HungUp("the client closed its connection")
+        return work.result()
+    finally:
+        work.cancel()
+        if hang_up:
+            hang_up.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _answer(text: str, content: BaseModel, *, is_error: bool = False) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)],
+        structured_content=content.model_dump(mode="json"),
+        is_error=is_error,
+    )
+
+
+def _failure(error: Exception, kind: type[BaseModel]) -> CallToolResult:
+    return _answer(f"Error: {error}", kind(error=str(error)), is_error=True)
+
+
+def _page(outcome: ExecutionOutcome, offset: int, limit: int) -> Page:
+    end = offset + limit
+    return Page(
+        columns=[_json_cell(name) for name in outcome.columns],
+        rows=[[_json_cell(cell) for cell in row] for row in outcome.rows[offset:end]],
+        next_offset=end if end < len(outcome.rows) else None,
+        is_truncated=outcome.is_truncated,
+        error=outcome.error or None,
+    )
+
+
+def _json_cell(cell: Any) -> Any:
+    """Cell as JSON can hold it."""
+    if isinstance(cell, bytes):
+        return cell.hex()
+    if isinstance(cell, str):
+        return cell.encode("utf-8", "replace").decode()
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _described(schema: Schema, table: str) -> str:
+    """DDL of the tables and views with this name, in any case, quoted as in a query or bare."""
+    wanted = table.strip().lower()
+    found = [
+        relation
+        for relation in schema.relations
+        if wanted in (relation.name.lower(), relation_sql(relation, schema.dialect).lower())
+    ]
+    if not found:
+        raise DataError(f"unknown table {table[:100]!r}: list_tables shows the names")
+    tables = tuple(relation for relation in found if isinstance(relation, Table))
+    views = tuple(relation for relation in found if isinstance(relation, View))
+    return ddl_text(replace(schema, tables=tables, views=views))

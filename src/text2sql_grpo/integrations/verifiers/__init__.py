@@ -1,0 +1,10 @@
+"""The environment as a `verifiers.v1` package; its id there is `text2sql-grpo`."""
+
+from text2sql_grpo.errors import needs_extra
+
+with needs_extra("verifiers", "this environment in verifiers"):
+    from text2sql_grpo.integrations.verifiers.harness import SQLHarness
+    from text2sql_grpo.integrations.verifiers.task import SQLTask
+    from text2sql_grpo.integrations.verifiers.taskset import SQLEnv, SQLTaskset
+
+__all__ = ["SQLEnv", "SQLHarness", "SQLTask", "SQLTaskset"]

@@ -1,0 +1,173 @@
+"""`SQLTask`: one question, and the rewards of its answers."""
+
+# mypy: disallow-untyped-decorators=False
+
+import asyncio
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from pydantic import ConfigDict, Field, model_validator
+
+from text2sql_grpo.config import Config, EnvironmentConfig, GradingConfig, parse_config
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.integrations.verifiers.transcript import played_episode
+from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
+from text2sql_grpo.sql import SQLExecutor
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Environment and judge of one config."""
+
+    environment: SQLEnvironment
+    judge: Judge
+
+
+def read_settings(settings: str) -> Config:
+    """Parse settings into a whole config, with all its checks; model and questions are placeholders.
+
+    They are JSON: the folder `databases`, and the sections `environment`, `rewards` and `grading`.
+
+    Raises:
+        ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
+    """
+    sections = json.loads(settings)
+    data = {"databases": sections.pop("databases"), "train": "-"}
+    return parse_config({"model": {"path": "-"}, "data": data} | sections, source="taskset.task")
+
+
+@lru_cache(maxsize=8)
+def open_bench(settings: str) -> Bench:
+    """Open the bench of these settings; see `read_settings`."""
+    config = read_settings(settings)
+    databases, executor = Databases(config.data.databases), SQLExecutor(config.environment.limits)
+    environment = SQLEnvironment(databases, executor, config.environment.settings())
+    if config.environment.mcp is not None:
+        from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+        server = config.environment.mcp
+        environment = MCPEnvironment(databases, executor, environment.settings, server=server)
+    url = config.grading.neighbour_url
+    grader = open_grader(executor, neighbours=config.grading.neighbours, neighbour_url=url)
+    return Bench(environment, Judge(grader, executor, RewardMix(config.rewards)))
+
+
+class SQLTaskConfig(vf.TaskConfig):
+    """Databases, and the sections of this package's config for playing and grading.
+
+    Attributes:
+        databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
+        environment: Section `environment`; with `mcp`, all tasks share a server.
+        reward_mix: Section `rewards`.
+        grading: Section `grading`.
+    """
+
+    databases: str | Path | dict[str, str] = Path("data/databases")
+    environment: EnvironmentConfig = EnvironmentConfig()
+    reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict_neighbours"})
+    grading: GradingConfig = GradingConfig()
+
+    @model_validator(mode="after")
+    def _checked(self) -> "SQLTaskConfig":
+        try:
+            read_settings(self._settings())
+        except ConfigError as error:  # verifiers prints a ValueError as one line
+            raise ValueError(str(error)) from error
+        return self
+
+    def bench(self) -> Bench:
+        """Environment and judge of its tasks."""
+        return open_bench(self._settings())
+
+    def _settings(self) -> str:
+        sections = self.model_dump(mode="json", include={"databases", "environment", "grading"})
+        return json.dumps(sections | {"rewards": self.reward_mix}, sort_keys=True)
+
+
+class SQLTaskData(vf.TaskData):
+    """One question with its prompt.
+
+    Attributes:
+        example: The question; its gold is in every saved trace.
+        gold_may_be_empty: False if its file states that the gold returns rows.
+    """
+
+    example: Example
+    gold_may_be_empty: bool = True
+
+
+class SQLState(vf.State):
+    """Session of one rollout and its environment; None until the task is set up."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    session: SQLSession | None = None
+    environment: SQLEnvironment | None = None
+
+
+class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
+    """One question. It is scored from the messages and the question alone, so replays score alike."""
+
+    @property
+    def key(self) -> str:
+        """Database and id, independent of paths."""
+        return f"{self.data.example.database}/{self.data.example.id}"
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Open the session for the harness."""
+        environment = self.config.bench().environment
+        trace.state.environment = environment
+        trace.state.session = environment.session(self.data.example)
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Run every accepted gold.
+
+        Raises:
+            DataError: One fails, is cut at a limit, or is empty against its file.
+        """
+        await asyncio.to_thread(self._check_golds)
+        return True
+
+    @vf.reward
+    async def mix(self, trace: vf.Trace) -> dict[str, float]:
+        """Weighted rewards of `reward_mix` by name; their sum is the reward of training."""
+        scores = (await asyncio.to_thread(self._judged, trace)).scores
+        assert scores is not None  # neither is the episode masked nor did the gold fail
+        weights = self.config.bench().judge.rewards.weights
+        return {name: weight * scores[name] for name, weight in weights.items()}
+
+    @vf.metric
+    async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
+        """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
+        answer = await asyncio.to_thread(self._judged, trace, runs_published=True)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
+        return own | {"looks": answer.episode.looks} | vars(answer.official)
+
+    def _check_golds(self) -> None:
+        example, bench = self.data.example, self.config.bench()
+        database = bench.environment.databases.address(example.database)
+        for sql in (example.gold_sql, *example.other_golds):
+            gold = bench.judge.grader.gold_result(database, sql)
+            outcome = gold.outcome
+            fault = outcome.error if not outcome.is_ok else "" if gold.is_usable else "cut at a limit"
+            if not fault and not outcome.rows and not self.data.gold_may_be_empty:
+                fault = "no rows and not marked gold_is_empty"
+            if fault:
+                raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
+
+    def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
+        example, bench = self.data.example, self.config.bench()
+        episode = played_episode(trace, example, bench.environment)
+        database = bench.environment.databases.address(example.database)
+        answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
+        # verifiers marks the trace of an error as not ok: neither paid nor punished
+        if answer.verdict.reason == "gold_failed":
+            raise DataError(f"the gold fails (question {example.id})")
+        return answer

@@ -1,0 +1,263 @@
+"""`VerifiersGRPOTrainer`: this package's trainer on any verifiers taskset."""
+
+import asyncio
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.integrations.verifiers.package import Package, open_package
+from text2sql_grpo.integrations.verifiers.task_session import TaskSession
+from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
+from text2sql_grpo.run_folder import RunLog
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.parts import Judged, Play, Row
+from text2sql_grpo.training.play import Rollouts
+from text2sql_grpo.training.record import Episodes
+from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+
+class TaskPlay(Play):
+    """Play of the tasks of a package: its code prompts, replies, stops and scores.
+
+    Args:
+        package: The tasks, and how they run.
+        loop: Running event loop of a thread of its own, for the package's coroutines.
+        run_log: Log of traces, in the output folder.
+        leaves_out_truncated: Leave truncated rollouts out of the loss and of the baselines.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        loop: asyncio.AbstractEventLoop,
+        run_log: RunLog,
+        *,
+        model: str,
+        leaves_out_truncated: bool,
+    ) -> None:
+        self._package, self._loop, self._model = package, loop, model
+        self._run_log, self._leaves_out_truncated = run_log, leaves_out_truncated
+        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), loop).result()
+        self.tools = tools or None
+
+    async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
+        taskset = self._package.taskset
+        toolsets = type(taskset).toolsets(taskset.config)
+        for toolset in toolsets:
+            await toolset.setup()
+        return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
+
+    def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
+        sessions = [
+            TaskSession(
+                self._package,
+                self._package.tasks[number],
+                rollouts.chat,
+                self._loop,
+                toolsets=self._toolsets,
+                model=self._model,
+            )
+            for number in questions
+        ]
+        rollouts.run(sessions)
+        traces = [session.finish() for session in sessions]
+        _check_some_ok(traces)
+        metrics = _metrics(traces)
+        return [
+            self._row(number, session, trace, figures, rollouts.step)
+            for number, session, trace, figures in zip(questions, sessions, traces, metrics, strict=True)
+        ]
+
+    def _row(
+        self, number: int, session: TaskSession, trace: vf.Trace, metrics: dict[str, float], step: int
+    ) -> Row:
+        is_left_out = not trace.ok or (self._leaves_out_truncated and session.episode.is_masked)
+        judged = Judged(
+            question=number,
+            scores=None if is_left_out else {"reward": trace.reward},
+            reward=None if is_left_out else trace.reward,
+            stop_reason=str(session.episode.stop_reason),
+            turn_rewards=turn_rewards(trace),
+            metrics=metrics,
+        )
+        return Row(session.episode, judged, self._record(trace, step))
+
+    def _record(self, trace: vf.Trace, step: int) -> dict[str, Any]:
+        episode = vf.Episode(
+            env=vf.EnvInfo(id=self._package.id),
+            task=trace.task,
+            ok=trace.ok,
+            traces=[trace],
+            run=vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step)),
+        )
+        record: dict[str, Any] = episode.to_record()
+        return record
+
+
+class VerifiersGRPOTrainer(RolloutGRPOTrainer):
+    """Trainer on the tasks of a `vf.Taskset`, with the policy in place of a verifiers agent.
+
+    The package's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
+    tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. If a
+    task sets `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of their own
+    (`training.credit.turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
+    `vf-replay` reads if the taskset is a package.
+
+    Args:
+        model: The policy, or its folder or Hub id.
+        args: Training arguments; `max_turn_tokens` and `max_completion_length` are the budgets of a turn and
+            of a rollout. Truncated rollouts are scored as they are, or left out with
+            `mask_truncated_completions`.
+        taskset: An object, or the id of an installed package.
+        taskset_config: Config of the taskset, with an id.
+        num_tasks: Only the first n; None for all.
+
+    Raises:
+        ConfigError: See `open_package`; or `turn_credit` is set.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: SQLGRPOConfig,
+        *,
+        taskset: vf.Taskset | str,
+        processing_class: PreTrainedTokenizerBase,
+        taskset_config: Mapping[str, Any] | None = None,
+        num_tasks: int | None = None,
+        peft_config: PeftConfig | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        if args.turn_credit != "none":
+            raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
+        package = open_package(taskset, taskset_config, num_tasks=num_tasks)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True)
+        thread.start()
+        weakref.finalize(self, _close, loop, thread)
+        self._run_log = RunLog(Path(args.output_dir))
+        play = TaskPlay(
+            package,
+            loop,
+            self._run_log,
+            model=args.run_name or "policy",
+            leaves_out_truncated=args.mask_truncated_completions,
+        )
+        super().__init__(
+            model,
+            args,
+            num_questions=len(package.tasks),
+            play=play,
+            record=[Episodes(partial(self._run_log.write, TRACES_FILE))],
+            processing_class=processing_class,
+            peft_config=peft_config,
+            callbacks=callbacks,
+        )
+        if self.accelerator.is_main_process:
+            _write_config(self._run_log.folder, package.taskset)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """Train like TRL's trainer; refuses to mix its traces with those of an earlier run."""
+        traces = self._run_log.folder / TRACES_FILE
+        if not resume_from_checkpoint and traces.exists() and traces.stat().st_size:
+            raise RunError(
+                f"the output folder has earlier traces ({traces}): use another or resume_from_checkpoint"
+            )
+        return super().train(resume_from_checkpoint, **options)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.accelerator.is_main_process:
+            self._run_log.cut_back(self.state.global_step)
+
+
+def turn_rewards(trace: vf.Trace) -> list[float]:
+    """Additional reward of each turn, from `trace.info["turn_rewards"]`; 0 for None.
+
+    Raises:
+        RunError: There is not one for each turn.
+    """
+    given = trace.info.get("turn_rewards")
+    if given is None or not trace.ok:
+        return [0.0] * trace.num_turns
+    if len(given) != trace.num_turns:
+        raise RunError(
+            f'trace.info["turn_rewards"] must have one entry a turn ({trace.num_turns}), got {len(given)} '
+            f"(task {trace.task.key})"
+        )
+    return [0.0 if reward is None else float(reward) for reward in given]
+
+
+def _metrics(traces: Sequence[vf.Trace]) -> list[dict[str, float]]:
+    """Metrics of each trace; a score that only some have is averaged over these."""
+    rows = [
+        {
+            "trace/not_ok": float(not trace.ok),
+            "trace/turns": float(trace.num_turns),
+            "trace/truncated": float(trace.is_truncated),
+        }
+        for trace in traces
+    ]
+    named = [_named(trace) if trace.ok else {} for trace in traces]
+    for name in sorted(set().union(*named)):
+        values = [scores[name] for scores in named if name in scores]
+        for row in rows:
+            row[name] = sum(values) / len(values)
+    return rows
+
+
+def _named(trace: vf.Trace) -> dict[str, float]:
+    rewards = {f"score/{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
+    metrics = {f"metric/{name}": value for name, value in trace.metrics.items() if value is not None}
+    return rewards | metrics
+
+
+def _check_some_ok(traces: Sequence[vf.Trace]) -> None:
+    """Warn of failed traces; raise if all failed, which is a bug of the package."""
+    failed = [trace for trace in traces if not trace.ok]
+    if not failed:
+        return
+    error = failed[0].last_error
+    message = "no error" if error is None else f"{error.type}: {error.message}"
+    if len(failed) == len(traces):
+        raise RunError(f"all {len(traces)} traces failed; the first: {message}")
+    logger.warning(
+        "%d of %d traces are not ok and left out; the first: %s", len(failed), len(traces), message
+    )
+
+
+def _write_config(folder: Path, taskset: vf.Taskset) -> None:
+    """Write the taskset's config for `vf-replay`."""
+    resolved = folder / "configs" / "resolved"
+    resolved.mkdir(parents=True, exist_ok=True)
+    config = {"taskset": taskset.config.model_dump(mode="json")}
+    (resolved / "train.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / TRACES_FILE).touch()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then cancel rollouts that still wait for a turn."""
+    loop.run_forever()
+    if waiting := asyncio.all_tasks(loop):
+        for task in waiting:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(waiting))
+    loop.close()
+
+
+def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()

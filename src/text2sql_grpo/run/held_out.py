@@ -1,0 +1,111 @@
+"""Held-out accuracy of a policy before and after its training, measured on all ranks."""
+
+from typing import Any
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.evaluation.answers import write_answers
+from text2sql_grpo.evaluation.bench import Run, evenly_spaced
+from text2sql_grpo.evaluation.blind import blind_cap
+from text2sql_grpo.evaluation.summary import accuracy, summary
+from text2sql_grpo.files import write_json
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run.evaluate_job import answer_all
+from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
+
+
+def answer_on_all_ranks(
+    run: Run,
+    policy: LoadedPolicy,
+    sets: dict[str, list[Example]],
+    title: str,
+    *,
+    force_look: bool = False,
+    temperature: float | None = None,
+) -> dict[str, list[Answer]]:
+    """Answer all questions, split among the ranks that hold the whole model; returned on every rank."""
+    holds = [holds for (holds,) in ranks.gather([ranks.holds_all_weights(policy.model)])]
+    holders = [rank for rank, has_all in enumerate(holds) if has_all]
+    if not holders:
+        raise ConfigError(
+            "no rank holds the whole model for the evaluation, since ZeRO-3 shards it while it is read: set "
+            "evaluation.before_training: false, or accelerate's zero3_init_flag: false"
+        )
+    own: dict[str, list[Answer]] = {}
+    if ranks.rank() in holders:
+        first = holders.index(ranks.rank())
+        share = {name: examples[first :: len(holders)] for name, examples in sets.items()}
+        own = answer_all(
+            policy,
+            run.bench,
+            share,
+            run.console,
+            title=title,
+            temperature=run.config.evaluation.temperature if temperature is None else temperature,
+            seed=run.config.run.seed + first,  # ranks that share a question's samples draw different ones
+            force_look=force_look,
+        )
+    gathered = ranks.gather([own])
+    shares = [gathered[rank][0] for rank in holders]
+    return {
+        name: [shares[i % len(shares)][name][i // len(shares)] for i in range(len(examples))]
+        for name, examples in sets.items()
+    }
+
+
+def _held_out(run: Run) -> dict[str, list[Example]]:
+    return {
+        name: evenly_spaced(examples, run.config.data.test_samples)
+        for name, examples in run.bench.test.items()
+    }
+
+
+def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
+    """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
+
+    A resumed run (`is_measured`) takes the figures of its folder.
+    """
+    path = run.folder / EVALUATION
+    if not run.config.evaluation.before_training or not run.bench.test:
+        return {}
+    is_known = ranks.is_main() and is_measured and path.exists()
+    if ranks.any_rank(is_known):
+        return read_evaluation(run.folder) if is_known else {}
+    with run.stage("evaluation before"):
+        record = {
+            "before": {"sets": held_out_accuracy(run, policy, "before")},
+            "lookup": _lookup_marks(run, policy),
+        }
+    if ranks.is_main():
+        write_json(path, record)
+    return record
+
+
+def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
+    """Measure accuracy on each held-out set; write the answers into the run folder."""
+    answers = answer_on_all_ranks(run, policy, _held_out(run), f"Evaluation {when}")
+    if ranks.is_main():
+        write_answers(answers_file(run.folder, when), answers)
+    return {name: summary(answered) for name, answered in answers.items()}
+
+
+def _lookup_marks(run: Run, policy: LoadedPolicy) -> dict[str, Any]:
+    """Reference points of look-up questions per held-out set: accuracy with the look forced, blind cap."""
+    protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
+    lookups = {
+        name: [example for example in examples if example.look_sql]
+        for name, examples in _held_out(run).items()
+        if any(example.look_sql for example in examples)
+    }
+    forced = {}
+    if protocol_can_force and lookups:
+        forced = answer_on_all_ranks(run, policy, lookups, "Look forced", force_look=True)
+    marks: dict[str, Any] = {}
+    for name, examples in lookups.items():
+        cap = blind_cap(examples, run.bench.databases, run.bench.grader)
+        marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
+        if name in forced:
+            marks[name]["forced_look_before"] = accuracy(forced[name]).record()
+    return marks

@@ -1,0 +1,315 @@
+"""The main job: SFT, evaluate, GRPO, evaluate again, merge; all into one run folder."""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftModel
+from rich.console import Console
+from rich.text import Text
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+from text2sql_grpo.config import Config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    RunError,
+    ServerGoneError,
+    needs_extra,
+)
+from text2sql_grpo.evaluation.bench import Run, Workbench, open_workbench
+from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.alerts import Alerts
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
+from text2sql_grpo.reporting.progress import TrainingProgress
+from text2sql_grpo.rewards import RewardMix
+from text2sql_grpo.run.archive import (
+    check_folder,
+    find_checkpoint,
+    prepare_folder,
+    resume_hint,
+)
+from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
+from text2sql_grpo.run.merge_check import check_merge
+from text2sql_grpo.run.run_report import report
+from text2sql_grpo.run.schedule import keep_best, schedule_evaluations
+from text2sql_grpo.run.sft_stage import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
+from text2sql_grpo.run.start import check_start
+from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
+from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.parts import Select
+from text2sql_grpo.training.record import no_signal
+from text2sql_grpo.training.select import open_gate, open_select
+from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
+
+if TYPE_CHECKING:
+    from text2sql_grpo.reporting.trackers import Tracking
+
+_WEIGHTS = shutil.ignore_patterns("model", "adapter")
+_LESS_MEMORY = (
+    "lower grpo.per_device_train_batch_size or environment.max_episode_tokens, or train with model.lora"
+)
+
+
+def train(config: Config, *, console: Console | None = None, resume: str | None = None) -> int:
+    """Run the main job: SFT if configured, evaluation, GRPO, evaluation, merge into `run.output_dir`/merged.
+
+    Args:
+        console: Where progress is printed; None for standard output.
+        resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+
+    Raises:
+        RunError: Anything wrong with config, data, model or folder, raised before work is lost; or no step of
+            GRPO had a gradient.
+    """
+    with stop_on_sigterm():
+        code = _train(config, console or Console(), resume)
+    ranks.destroy_group()
+    return code
+
+
+def _train(config: Config, console: Console, resume: str | None) -> int:
+    from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
+
+    arguments = run_arguments(config)  # initialises the process group
+    ranks.create_group()
+    if not ranks.is_main():
+        console = Console(quiet=True)
+        logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
+    config = replace(config, model=resolved(config.model, device_type()))
+    names = trackers(config.grpo.get("report_to"))
+    check_installed(names)
+    if arguments.use_vllm:
+        with needs_extra("vllm", "grpo.use_vllm"):
+            import_module("vllm")
+    name = str(arguments.run_name)
+    alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
+    bench = open_workbench(config)
+    questions = bench.load(config.data.train, limit=config.data.train_samples)
+    select = select_questions(questions, bench, arguments)
+    run = Run(bench, console, alerts)
+    checkpoint = find_checkpoint(config, resume, console)
+    if ranks.is_main():  # other ranks would see its temporary files
+        check_folder(run.folder)
+    console.print(
+        f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
+        soft_wrap=True,
+    )
+    try:
+        with run.stage("SFT" if config.sft else "loading"):
+            policy = started_policy(bench, arguments, console)
+    except KeyboardInterrupt:
+        console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
+        return INTERRUPTED
+    prepare_folder(config, checkpoint, console)
+    if config.sft is not None and ranks.is_main():
+        stage = stage_folder(bench, arguments)
+        shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
+    try:
+        with closing(bench.environment), tracking(names, arguments) as tracked:
+            return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
+        return INTERRUPTED
+
+
+def _improve(
+    run: Run,
+    arguments: SQLGRPOConfig,
+    policy: LoadedPolicy,
+    questions: Sequence[Example],
+    select: Select,
+    checkpoint: Path | None,
+    tracked: "Tracking",
+) -> int:
+    """Start, evaluation, GRPO, merge, evaluation, report."""
+    is_measured = checkpoint is not None
+    check_start(run, policy, questions, arguments, is_measured=is_measured)
+    before = accuracy_before(run, policy, is_measured=is_measured)
+    progress = TrainingProgress(RunLog(run.folder), run.console)
+    stopper = StopOnInterrupt(run.console)
+    callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]
+    trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
+    trainer.rollouts.on_episode = progress.show_episodes
+    every = run.bench.config.evaluation.every
+    schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
+    try:
+        with run.stage("GRPO"), stopper.listening():
+            train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
+    except (OutOfMemoryError, ServerGoneError) as error:
+        step = trainer.save_whole_steps()
+        saved = f"checkpoint-{step} holds the steps before: continue with --resume auto"
+        raise RunError(f"{error}; {saved if step else 'no checkpoint was saved'}") from error
+    finally:
+        progress.close()
+        for alerts in run.alerts:
+            alerts.close()
+    if ranks.any_rank(stopper.is_stopping):
+        raise KeyboardInterrupt
+    _check_learned(trainer, run.folder)
+    step = keep_best(run.bench, trainer, run.folder, run.console)
+    with run.stage("merge"):
+        merged = save_and_merge(trainer, policy, run.config, run.console)
+    ways = trainer.ways
+    del trainer
+    with run.stage("evaluation after"):
+        after = held_out_accuracy(run, load_policy(str(merged)), "after")
+        checked = _check_merge(run, policy, merged)
+    if ranks.is_main():
+        report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
+        tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
+        tracked.log_evaluation(after, step)
+    ranks.barrier()
+    return 0
+
+
+def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
+    """Refuse to merge weights that no step has changed.
+
+    Raises:
+        RunError: No step had a gradient, those before the checkpoint of a resumed run included.
+    """
+    rows = [*trainer.state.log_history, *read_metrics(folder)]
+    steps = [row for row in rows if "frac_reward_zero_std" in row]
+    had_gradient = any(
+        row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["frac_reward_zero_std"] < 1)
+        for row in steps
+    )
+    if ranks.any_rank(had_gradient or not steps):
+        return
+    episodes = read_jsonl(folder / ROLLOUTS, "episodes")
+    rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
+    size = trainer.num_generations
+    reason = no_signal([rewards[first : first + size] for first in range(0, len(rewards), size)], stops)
+    reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
+    raise RunError(f"nothing was learned: no step had a gradient: {reason} (run folder: {folder})")
+
+
+def run_arguments(config: Config) -> SQLGRPOConfig:
+    """Make the training arguments of a run.
+
+    Raises:
+        ConfigError: See `training_arguments`.
+    """
+    from text2sql_grpo.reporting.trackers import PROJECT, reported_by_transformers, trackers
+
+    environment = config.environment
+    fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
+    fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
+    if config.evaluation.every is not None:
+        fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)
+    return training_arguments(
+        fields,
+        output_dir=str(config.run.output_dir.absolute()),
+        seed=config.run.seed,
+        max_turn_tokens=environment.max_turn_tokens,
+        max_completion_length=environment.max_episode_tokens,
+        engine=config.rollout.engine,
+        max_slots=config.rollout.max_slots,
+        disable_tqdm=True,
+    )
+
+
+def select_questions(questions: Sequence[Example], bench: Workbench, arguments: SQLGRPOConfig) -> Select:
+    """Make the selection of questions, which must suit the sections `grpo`, `selection` and `grading`.
+
+    Raises:
+        DataError: They do not fill one generation batch; or see `training.select.open_select`.
+        ConfigError: Neighbours are asked for, and none of a question's database can be made on this machine.
+    """
+    arguments.check_questions(len(questions))
+    select = open_select(
+        questions,
+        bench.config.selection,
+        num_generations=arguments.num_generations,
+        seed=arguments.seed,
+        shuffle=arguments.shuffle_dataset,
+    )
+    neighbours = bench.grader.neighbours
+    if neighbours is None:
+        return select
+    for name in bench.databases.names():
+        if any(question.database == name for question in questions):
+            try:
+                neighbours.check(bench.databases.address(name))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"no neighbours of the database {name!r} can be made: {error}; mend that, set "
+                    "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
+                    "answer that is right by accident is then paid like a right one"
+                ) from error
+    return select
+
+
+def grpo_trainer(
+    run: Run,
+    arguments: SQLGRPOConfig,
+    policy: LoadedPolicy,
+    questions: Sequence[Example],
+    callbacks: list[TrainerCallback],
+    select: Select | None = None,
+) -> SQLGRPOTrainer:
+    """Make the trainer of a run, which prints nothing itself.
+
+    Raises:
+        ConfigError: TRL refuses fields of `grpo`.
+    """
+    config = run.config
+    is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
+    rewards = RewardMix(config.rewards)
+    if rewards.warning:
+        run.console.print(Text(f"warning: {rewards.warning}"), soft_wrap=True)
+    try:
+        trainer = SQLGRPOTrainer(
+            policy.model,
+            arguments,
+            examples=questions,
+            environment=run.bench.environment,
+            rewards=rewards,
+            grader=run.bench.grader,
+            processing_class=policy.tokenizer,
+            peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
+            callbacks=callbacks,
+            run_log=RunLog(run.folder),
+            select=select,
+            gate=open_gate(config.selection),
+        )
+    except ValueError as error:  # TRL refuses a combination of fields
+        raise ConfigError(f"grpo: {error}") from error
+    name_base(trainer.model, policy)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]:
+    """Compare answers of the adapter on its base and of the merged model, on rank 0."""
+    config = run.config
+    count = config.evaluation.merge_samples
+    if config.model.lora is None or not count or not run.bench.test or not ranks.is_main():
+        return {}
+    check = check_merge(
+        run.folder / "adapter",
+        merged,
+        run.bench,
+        run.console,
+        num_samples=count,
+        base=policy.folder,
+        dtype=config.model.dtype,
+        quantization=config.model.quantization,
+    )
+    run.console.print(str(check), soft_wrap=True)
+    return {"merge_check": check.record()}

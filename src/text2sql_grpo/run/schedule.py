@@ -1,0 +1,169 @@
+"""Evaluations of `data.dev` during training, and the choice of weights by them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+
+from text2sql_grpo import trl_compat
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.evaluation.bench import Workbench
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation.summary import accuracy, answer_questions
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, checkpoint_step
+from text2sql_grpo.reliability.ranks import gather
+from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
+
+Record = Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class EvaluationSchedule(TrainerCallback):
+    """Callback that evaluates a policy at step 0, every few optimiser steps, and at the last step.
+
+    Each evaluation is one line of `evaluation_schedule.jsonl`; a resumed run repeats none. A step that is
+    better than all before it gets a checkpoint. Every rank takes part.
+
+    Attributes:
+        answer: Answers questions greedily with the current weights; returns all answers on every rank.
+        questions: Held-out questions, the same each time.
+        every: Optimiser steps between two evaluations.
+        run_log: Holds the lines, and those of the run that is resumed.
+        log: Logs figures as a trainer does, on every rank.
+        show: Prints a record, as written.
+    """
+
+    answer: Callable[[Sequence[Example]], Sequence[Answer]]
+    questions: Sequence[Example]
+    _: KW_ONLY
+    every: int
+    run_log: RunLog
+    log: Callable[[dict[str, float]], None]
+    show: Callable[[Record], None] = lambda record: None
+    _done: dict[int, float] = field(default_factory=dict, init=False)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Read earlier evaluations from rank 0's folder; evaluate step 0."""
+        known = [
+            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self.run_log.folder)
+        ]
+        self._done = dict(gather(known)[0])
+        if state.global_step == 0 and 0 not in self._done:
+            self._evaluate(state, control)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Evaluate if this step is due; request a checkpoint of a new best."""
+        step = state.global_step
+        is_due = step % self.every == 0 or step == state.max_steps
+        if not is_due or step in self._done:
+            return
+        best = max((value for done, value in self._done.items() if done > 0), default=-1.0)
+        if self._evaluate(state, control) > best:
+            control.should_save = control.should_log = True
+
+    def _evaluate(self, state: TrainerState, control: TrainerControl) -> float:
+        started = time.monotonic()
+        record = schedule_record(self.answer(self.questions), state.global_step)
+        record["seconds"] = round(time.monotonic() - started, 1)
+        if state.is_world_process_zero:
+            self.run_log.write(SCHEDULE, [record])
+        should_log = control.should_log  # `log` would mark the step's metrics as logged
+        self.log(figures(record))
+        control.should_log = should_log
+        self.show(record)
+        self._done[state.global_step] = record["accuracy"]["accuracy"]
+        return self._done[state.global_step]
+
+
+def schedule_record(answers: Sequence[Answer], step: int) -> dict[str, Any]:
+    """Line of `evaluation_schedule.jsonl`: strict accuracy and share of answers with a tool call."""
+    families = sorted({answer.example.family for answer in answers})
+    groups = {name: [answer for answer in answers if answer.example.family == name] for name in families}
+    by_family = {name: _measured(group) for name, group in groups.items()}
+    return {"step": step, **_measured(answers), "by_family": by_family}
+
+
+def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
+    looked = sum(answer.episode.looks > 0 for answer in answers)
+    return {"accuracy": accuracy(answers).record(), "look_share": round(looked / max(1, len(answers)), 6)}
+
+
+def figures(record: Record) -> dict[str, float]:
+    """Metrics of a record; trackers show them as `eval/dev/...`."""
+    found = {SCHEDULED_METRIC: record["accuracy"]["accuracy"], "eval_dev/look_share": record["look_share"]}
+    for name, family in record["by_family"].items():
+        found[f"{SCHEDULED_METRIC}/{name}"] = family["accuracy"]["accuracy"]
+        found[f"eval_dev/look_share/{name}"] = family["look_share"]
+    return found
+
+
+def schedule_evaluations(
+    bench: Workbench, trainer: Trainer, folder: Path, console: Console, *, every: int | None
+) -> None:
+    """Let any trainer evaluate `data.dev` every few steps, from before training on; no-op without `every`."""
+    if every is None:
+        return
+
+    def show(record: Record) -> None:
+        measured = Accuracy.read(record["accuracy"])
+        facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
+        console.print(f"step {record['step']}: {facts}", soft_wrap=True)
+
+    trainer.add_callback(
+        EvaluationSchedule(
+            partial(_answer_now, bench, trainer),
+            bench.dev,
+            every=every,
+            run_log=RunLog(folder),
+            log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
+            show=show,
+        )
+    )
+
+
+def _answer_now(bench: Workbench, trainer: Trainer, questions: Sequence[Example]) -> list[Answer]:
+    """Answer greedily with a trainer's weights, without effect on training; all answers on every rank."""
+    model = trainer.model
+    devices = [model.device.index] if model.device.type == "cuda" else []
+    was_training = model.training
+    rank, world_size = ranks.rank(), len(ranks.gather([None]))
+    try:
+        with torch.random.fork_rng(devices), trl_compat.unwrapped_model(trainer) as policy:
+            model.eval()
+            chat = bench.chat(trainer.processing_class, policy)
+            own = answer_questions(
+                questions[rank::world_size],
+                bench.policy(policy, chat),
+                chat,
+                bench.environment,
+                bench.grader,
+                bench.budgets(policy),
+            )
+            shares = ranks.gather(own)
+    finally:
+        model.train(was_training)
+    return [shares[i % world_size][i // world_size] for i in range(len(questions))]
+
+
+def keep_best(bench: Workbench, trainer: Trainer, folder: Path, console: Console) -> int:
+    """Load the weights that `evaluation.keep` selects; return their step."""
+    # The state counts 0 if the run resumed from a checkpoint that had done all steps.
+    last = int(trainer.state.global_step or trainer.args.max_steps)
+    best = best_checkpoint(folder) if bench.config.evaluation.keep == "best" else None
+    if best is None:
+        return last
+    step = checkpoint_step(best)
+    known = {record["step"]: record["accuracy"]["accuracy"] for record in read_schedule(folder)}
+    facts = [f"step {one} {known[one]:.1%}" for one in sorted({0, step, last}) if one in known]
+    console.print(f"Kept the weights of step {step} of {last} (dev: {', '.join(facts)})", soft_wrap=True)
+    if step != last:
+        trl_compat.load_weights(trainer, best)
+    return step

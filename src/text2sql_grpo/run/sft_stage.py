@@ -1,0 +1,337 @@
+"""Supervised fine-tuning (SFT): as a stage before GRPO, with its result in the cache, or alone."""
+
+import dataclasses
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from rich.console import Console
+from transformers import Trainer
+from transformers.integrations import unset_hf_deepspeed_config
+
+from text2sql_grpo import trl_compat
+from text2sql_grpo.config import Config, SFTSettings
+from text2sql_grpo.data.databases import cache_folder
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.shards import shard_files
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
+from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.files import draft, fingerprint, read_jsonl
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.loaded_policy import (
+    LoadedPolicy,
+    load_policy,
+    lora_config,
+    name_base,
+    resolved,
+    with_adapter,
+)
+from text2sql_grpo.publishing.merging import merge_adapter
+from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
+from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
+from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
+from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
+from text2sql_grpo.run.schedule import schedule_evaluations
+from text2sql_grpo.run_folder import RunLog
+from text2sql_grpo.sft.demonstrations import Demonstration, chat_demonstration
+from text2sql_grpo.sft.sft_trainer import (
+    RESULT_FIELDS,
+    SFTData,
+    SFTStageTrainer,
+    stage_arguments,
+)
+from text2sql_grpo.training.arguments import SQLGRPOConfig
+
+INTERRUPTED = 130
+
+
+def sft(
+    config: Config, out: Path, arguments: SQLGRPOConfig, *, console: Console, resume: str | None = None
+) -> int:
+    """Fine-tune `model.path` by the section `sft`, whole or with LoRA, and merge it.
+
+    Args:
+        out: Folder to write: `model` or `adapter`, `merged`, checkpoints, `metrics.jsonl` and `config.yaml`.
+        arguments: Arguments of GRPO, for precision and optimiser.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+
+    Raises:
+        RunError: Anything wrong with model, config, data or folder.
+    """
+    ranks.create_group()
+    if not ranks.is_main():
+        console = Console(quiet=True)
+    config = replace(
+        config,
+        sft=config.sft or SFTSettings(),
+        model=resolved(config.model, device_type()),
+        run=replace(config.run, output_dir=out),
+    )
+    bench = open_workbench(config)
+    checkpoint = find_checkpoint(config, resume, console)
+    if ranks.is_main():
+        check_folder(out)
+    with stop_on_sigterm(), closing(bench.environment):
+        policy = base_policy(config)
+        trainer = stage_trainer(bench, policy, out, arguments, console)
+        prepare_folder(config, checkpoint, console)
+        try:
+            _train(trainer, out, checkpoint, console)
+        except KeyboardInterrupt:
+            command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
+            console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
+            return INTERRUPTED
+    merged = save_and_merge(trainer, policy, config, console)
+    command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))}"
+    console.print(f"Its accuracy: {command}", soft_wrap=True)
+    ranks.destroy_group()
+    return 0
+
+
+def started_policy(bench: Workbench, arguments: SQLGRPOConfig, console: Console) -> LoadedPolicy:
+    """Make the policy that GRPO starts from: after SFT, if configured, run now or taken from the cache.
+
+    With LoRA it is the base with the trained adapter, on which GRPO continues.
+
+    Raises:
+        KeyboardInterrupt: SFT was stopped; the same call resumes it.
+    """
+    config = bench.config
+    if config.sft is None:
+        return base_policy(config)
+    folder = stage_folder(bench, arguments)
+    if not ranks.any_rank(folder.exists()):
+        if config.sft.adapter is not None:
+            _copy_adapter(config, config.sft.adapter, folder)
+        else:
+            _run_stage(bench, folder, arguments, console)
+        ranks.barrier()
+    console.print(f"SFT: {folder}", soft_wrap=True)
+    if config.model.lora is None:
+        return base_policy(replace(config, model=replace(config.model, path=str(folder / "model"))))
+    base = base_policy(config)
+    model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
+    return LoadedPolicy(model, base.tokenizer, base.folder)
+
+
+def stage_trainer(
+    bench: Workbench,
+    policy: LoadedPolicy,
+    folder: Path,
+    arguments: SQLGRPOConfig,
+    console: Console,
+) -> SFTStageTrainer:
+    """Make the SFT trainer; add an adapter if the config has one and the policy has none.
+
+    Raises:
+        RunError: Anything wrong with questions, chats or batch size.
+    """
+    config, settings = bench.config, bench.config.sft
+    assert settings is not None
+    if settings.batch_size % arguments.world_size:
+        raise ConfigError(
+            f"sft.batch_size must be a multiple of the number of processes ({arguments.world_size}), "
+            f"got {settings.batch_size}"
+        )
+    chat = bench.chat(policy.tokenizer, policy.model)
+    longest = bench.budgets(policy.model).max_context
+    chats = [] if settings.chats is None else _chats(settings.chats, bench, chat, longest, console)
+    data = SFTData(
+        _questions(bench, settings),
+        chats,
+        settings,
+        environment=bench.environment,
+        chat=chat,
+        seed=config.run.seed,
+        batch_size=settings.batch_size // arguments.world_size,
+        longest=longest,
+    )
+    model, adapter = policy.model, lora_config(config.model, policy.model.config)
+    if adapter is not None and not isinstance(model, PeftModel):
+        model = with_adapter(model, adapter)
+        name_base(model, policy)
+        if arguments.gradient_checkpointing:
+            model.enable_input_require_grads()
+    steps = len(data) // arguments.world_size
+    training = stage_arguments(settings, arguments, folder, steps=steps, is_adapter=adapter is not None)
+    trainer = SFTStageTrainer(
+        model,
+        training,
+        data,
+        max_tokens=settings.max_tokens,
+        processing_class=policy.tokenizer,
+    )
+    every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
+    schedule_evaluations(bench, trainer, folder, console, every=every)
+    if trainer.obstacle is not None:
+        console.print(f"SFT pads sequences instead of sharing prefixes: {trainer.obstacle}", soft_wrap=True)
+    return trainer
+
+
+def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
+    """Folder of SFT's result in the cache, by a hash of settings, data, databases, model and code."""
+    config, settings = bench.config, bench.config.sft
+    assert settings is not None
+    model = Path(config.model.path)
+    addresses = [bench.databases.address(name) for name in bench.databases.names()]
+    what = {
+        "sft": dataclasses.asdict(settings),
+        "model": dataclasses.asdict(config.model) | ({"path": None} if model.is_dir() else {}),
+        "environment": dataclasses.asdict(config.environment),
+        "seed": config.run.seed,
+        "data": [config.data.train_samples, config.data.dev_databases],
+        "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
+        "template": arguments.chat_template_kwargs,
+        "versions": torch.__version__,
+        # A database built of SQL text holds a hash of the text in its name.
+        "databases": [(a.name, a.stat().st_size) if isinstance(a, Path) else a for a in addresses],
+    }
+    files: list[Path] = []
+    for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
+        files += shard_files(path) if path is not None else []
+    for folder in (model, settings.adapter):
+        if folder is not None and folder.is_dir():
+            files += sorted(path for path in folder.iterdir() if path.is_file())
+    for pattern in ("sft/*.py", "token_tree/*.py"):
+        files += sorted(Path(__file__).parents[1].glob(pattern))
+    return cache_folder("sft") / fingerprint(what, files)
+
+
+def base_policy(config: Config) -> LoadedPolicy:
+    """Load the base model by the section `model`."""
+    model = config.model
+    return load_policy(
+        model.path,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        attn_implementation=model.attn_implementation,
+        copies=4 if model.lora is None and "optim" not in config.grpo else 1,
+    )
+
+
+def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
+    """Use a given adapter instead of SFT; merge it if GRPO trains all weights."""
+    if not ranks.is_main():
+        return
+    if not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"sft.adapter holds no LoRA adapter: no adapter_config.json in {adapter}")
+    with draft(folder) as scratch:
+        if config.model.lora is None:
+            merge_adapter(adapter, scratch / "model", base=config.model.path)
+        else:
+            shutil.copytree(adapter, scratch / "adapter")
+
+
+def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
+    """Train in a folder beside `folder`, resuming an unfinished stage, and rename it at the end."""
+    work = folder.with_suffix(".unfinished")
+    found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
+    checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]
+    if checkpoint is not None:
+        console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
+    if ranks.is_main():
+        RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
+    policy = base_policy(bench.config)
+    trainer = stage_trainer(bench, policy, work, arguments, console)
+    _train(trainer, work, checkpoint, console)
+    _save(trainer, policy, bench.config, work)
+    if ranks.is_main():
+        for path in saved_checkpoints(work):
+            shutil.rmtree(path)
+        work.rename(folder)
+
+
+def _questions(bench: Workbench, settings: SFTSettings) -> Sequence[Example]:
+    if settings.questions is not None:
+        return bench.load(settings.questions)
+    return (
+        []
+        if settings.chats is not None
+        else bench.load(bench.config.data.train, limit=bench.config.data.train_samples)
+    )
+
+
+def _chats(
+    path: Path, bench: Workbench, chat: ChatFormat, longest: int, console: Console
+) -> list[tuple[str, Demonstration]]:
+    usual_tools = TOOLS if bench.config.environment.protocol == "native" else None
+    found, count = [], 0
+    for count, record in enumerate(read_jsonl(path, "chats"), 1):
+        tools = record.get("tools", usual_tools)
+        if tools != chat.tools:
+            options = bench.config.grpo.get("chat_template_kwargs")
+            chat = ChatFormat(chat.tokenizer, tools=tools, template_options=options)
+        try:
+            made = chat_demonstration(record, chat)
+        except DataError as error:
+            raise DataError(f"{error} ({path}, line {count})") from error
+        if len(made.ids) <= longest:
+            found.append((str(record.get("database")), made))
+    if not found:
+        raise DataError(f"no chat of at most {longest} tokens among {count} ({path})")
+    if len(found) < count:
+        console.print(f"{count - len(found)} of {count} chats are longer than the model's context: left out")
+    return found
+
+
+def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> None:
+    """Train from a checkpoint to the last step; load the weights of one that has done it.
+
+    `needs_less` is the advice if the memory does not suffice.
+    """
+    if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
+        trl_compat.load_weights(trainer, checkpoint)
+        return
+    try:
+        with ranks.collective_errors():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"training does not fit into memory: {error}: {needs_less}") from error
+
+
+def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, console: Console) -> None:
+    progress = TrainingProgress(RunLog(folder), console, title="SFT", metric="loss", facts=sft_facts)
+    stopper = StopOnInterrupt(console)
+    for callback in (progress, stopper):
+        trainer.add_callback(callback)
+    try:
+        with stopper.listening():
+            train_on(trainer, checkpoint, needs_less="lower sft.max_tokens")
+    finally:
+        progress.close()
+    left_out = len(trainer.train_dataset.left_out)
+    if left_out:
+        console.print(f"{left_out} questions are longer than the model's context: left out")
+    if ranks.any_rank(stopper.is_stopping):
+        raise KeyboardInterrupt
+
+
+def save_and_merge(trainer: Trainer, policy: LoadedPolicy, config: Config, console: Console) -> Path:
+    """Save the trained `adapter` or `model` into the run folder, and merge it; returns `merged`."""
+    folder = config.run.output_dir
+    trained, merged = _save(trainer, policy, config, folder), folder / "merged"
+    unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
+    if ranks.is_main():
+        base = None if config.model.lora is None else policy.folder
+        console.print(str(merge_adapter(trained, merged, base=base)), soft_wrap=True)
+    ranks.barrier()
+    return merged
+
+
+def _save(trainer: Trainer, policy: LoadedPolicy, config: Config, folder: Path) -> Path:
+    trained = folder / ("model" if config.model.lora is None else "adapter")
+    trainer.save_model(str(trained))
+    if ranks.is_main():
+        policy.tokenizer.save_pretrained(trained)
+    ranks.barrier()
+    return trained
