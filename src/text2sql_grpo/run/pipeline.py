@@ -42,7 +42,7 @@ from text2sql_grpo.run.archive import (
 from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.run.merge_check import check_merge
 from text2sql_grpo.run.run_report import report
-from text2sql_grpo.run.schedule import keep_best, schedule_evaluations
+from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.run.sft_stage import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.start import check_start
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
