@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.commands import options
-from text2sql_grpo.commands.options import Count, Seconds, Temperature
+from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
@@ -32,7 +32,7 @@ def collect(
     seed: int = 0,
     keep: list[Keep] | None = None,
     parallel: Count = 8,
-    retries: Count = 5,
+    retries: Retries = 5,
     timeout_s: Seconds = 600.0,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),

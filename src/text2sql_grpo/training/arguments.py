@@ -19,6 +19,10 @@ from text2sql_grpo.models.hardware import device_type
 _DECIDED_ELSEWHERE = {
     "output_dir": "run.output_dir",
     "seed": "run.seed",
+    "max_completion_length": "environment.max_episode_tokens",
+    "max_turn_tokens": "environment.max_turn_tokens",
+    "engine": "rollout.engine",
+    "max_slots": "rollout.max_slots",
     "eval_steps": "evaluation.every",
     "mask_truncated_completions": "rewards.on_error",
     "model_init_kwargs": "the section model",
