@@ -109,8 +109,6 @@ def test_held_out_questions_are_answered_before_and_after(run: Path, config: Pat
     for sets in (record["before"]["sets"], record["sets"]):
         assert sets["test_values"]["overall"]["strict"]["total"] == 4
         assert sets["test_values"]["by_family"]["lookup"]["official"]["total"] == 2
-    assert record["lookup"]["test_values"]["forced_look_before"]["total"] == 2
-    assert record["lookup"]["test_values"]["blind_cap"]["best"]["total"] == 2
 
 
 def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_cache: Path) -> None:
@@ -316,16 +314,13 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 
 # What a person reads, line by line; a bar draws many of the first kind.
 SHOWN = re.compile(
-    r"(SFT|Evaluation (before|after)|Look forced|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
+    r"(SFT|Evaluation (before|after)|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
     r"Run folder: .*|SFT: .*|"
     r"merged .*|into .*|largest change of a logit: .*|"
-    r"Strict accuracy .*|held-out set .*|look forced|─+|"
-    r"test_values.*|(look-up|others) .*|\([-0-9]+\).*|n +base .*|"
-    r"(by question|official|other|lookup|medium) .*|"
+    r"Strict accuracy .*|n +before +after +difference .*|─+|test_values.*|by question .*|"
     r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"
-    r"(merged model|learning curve|evaluation|every episode|metrics) +\S+|Look at its answers: .*|"
-    r"GRPO: rollouts by slots, updates by token trees|shared_prefix is on: .*|"
-    r"Ask it a question: .*|A step of GRPO: [\d.]+ s, of which (\w+ \d+%(, )?)+"
+    r"(merged model|learning curve|evaluation) +\S+|Look at its answers: .*|"
+    r"shared_prefix is on: .*|Ask it a question: .*"
 )
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
