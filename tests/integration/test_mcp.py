@@ -22,6 +22,8 @@ pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[m
 
 from mcp import Client, StdioServerParameters, stdio_client
 from rich.console import Console
+from text2sql_grpo.run.collect_job import collect
+from text2sql_grpo.run.evaluate_job import evaluate
 
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_adapter, write_tokenizer
@@ -36,8 +38,6 @@ from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, run
 from text2sql_grpo.run import pipeline as training
-from text2sql_grpo.run.collect_job import collect
-from text2sql_grpo.run.evaluate_job import evaluate
 from text2sql_grpo.run.merge_check import check_merge
 from text2sql_grpo.run.sft_stage import sft, started_policy
 from text2sql_grpo.run_folder import RunLog

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from text2sql_grpo.evaluation.blind import BlindCap, blind_cap
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.blind import BlindCap, blind_cap
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.sql import SQLExecutor
 

@@ -16,10 +16,10 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
 from text2sql_grpo.rewards import Answer, RewardMix
-from text2sql_grpo.run.schedule import EvaluationSchedule
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.schedule import EvaluationSchedule
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from text2sql_grpo.run.ask_job import Asked, answer_question, show
 
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_model, write_tokenizer
@@ -16,7 +17,6 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.run.ask_job import Asked, answer_question, show
 from text2sql_grpo.sql import SQLExecutor
 
 QUESTION = "How many staff has [bold]Lisbon[/bold]?"

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from text2sql_grpo.run.collect_job import collect
+from text2sql_grpo.run.evaluate_job import evaluate
 
 from tests.chat_endpoint import Answer, served
 from tests.tiny_model import write_model
@@ -23,8 +25,6 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint
-from text2sql_grpo.run.collect_job import collect
-from text2sql_grpo.run.evaluate_job import evaluate
 
 pytest.importorskip("openai", reason="needs openai (pip install openai)")
 

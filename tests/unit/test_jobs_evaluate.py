@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from text2sql_grpo.run.evaluate_job import accuracy_table, evaluate, show
 
 from tests.tiny_model import write_model
 from text2sql_grpo.commands import main
@@ -22,7 +23,6 @@ from text2sql_grpo.evaluation.bench import Workbench, open_workbench
 from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.rewards import Answer, Judge
 from text2sql_grpo.run import evaluate_job as job
-from text2sql_grpo.run.evaluate_job import accuracy_table, evaluate, show
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
 

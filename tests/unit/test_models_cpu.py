@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from text2sql_grpo.run.evaluate_job import evaluate
 from transformers import AutoModelForCausalLM
 
 from tests.tiny_model import write_model
@@ -15,7 +16,6 @@ from text2sql_grpo.config import load_config
 from text2sql_grpo.models import cpu
 from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast
 from text2sql_grpo.run import evaluate_job as job
-from text2sql_grpo.run.evaluate_job import evaluate
 
 
 def test_processors_and_builds_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
