@@ -20,7 +20,16 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, RewardError, ServerGoneError
 from text2sql_grpo.grading import Grader, Verdict
-from text2sql_grpo.rewards import Answer, Judge, Results, RewardFunction, RewardMix, reward, reward_mix
+from text2sql_grpo.rewards import (
+    REWARD_FUNCTIONS,
+    Answer,
+    Judge,
+    Results,
+    RewardFunction,
+    RewardMix,
+    reward,
+    reward_mix,
+)
 
 RIGHT = "SELECT staff FROM branch WHERE code = 'LIS-02'"
 WRONG = "SELECT staff FROM branch"
@@ -234,7 +243,7 @@ def test_a_score_that_is_no_number_in_its_range_is_named_with_the_episode(
 
     with pytest.raises(RewardError, match=rf"{words}.*") as raised:
         judged(own)
-    assert "question Lisbon?, reason shape" in str(raised.value)
+    assert "question Lisbon?, reason row_count" in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [0.5, None, [], [0.5, 0.5], "0.5", {"a": 1, "b": 2}])
@@ -287,7 +296,8 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with the module `own_rewards` and the package `own_package` in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "own_package").mkdir()
@@ -370,3 +380,26 @@ def test_a_run_whose_function_raises_keeps_its_steps_and_resumes_when_it_is_corr
     assert main(["train", "--config", str(config), "--resume", "auto"]) == 0
     rows = json_lines(own_modules / "run" / "metrics.jsonl")
     assert [row["rewards/after_a_step/mean"] for row in rows if "reward" in row] == [1.0, 1.0]
+
+
+def test_the_page_on_rewards_lists_the_built_in_ones(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "rewards.md").read_text("utf-8")
+    rows = [
+        f"| `{name}` | {(one.function.__doc__ or '').splitlines()[0].rstrip('.')} | "
+        f"{bounds(one.range_when_wrong)} | {bounds(one.range_when_right)} |"
+        for name, one in REWARD_FUNCTIONS.items()
+    ]
+    assert page.partition("| --- | --- | --- | --- |\n")[2].splitlines() == rows
+
+
+def bounds(limits: tuple[float, float]) -> str:
+    return " to ".join(f"{bound:g}" for bound in sorted({*limits}))
+
+
+def test_the_functions_of_the_page_on_rewards_are_scored(repo_root: Path, judged: Judged) -> None:
+    page = (repo_root / "docs" / "rewards.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    look = "<sql>SELECT 1 FROM branch WHERE city = 'Rome'</sql>"
+    answer = judged([names["short"], names["empty_results"]], look, f"<answer>{RIGHT}</answer>")
+    assert answer.scores == {"execution": 1.0, "short": 1.0, "empty_results": -1.0}
