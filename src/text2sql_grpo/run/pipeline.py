@@ -18,6 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import (
     ConfigError,
     OutOfMemoryError,
+    RewardError,
     RunError,
     ServerGoneError,
     needs_extra,
@@ -32,7 +33,6 @@ from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run.archive import (
     check_folder,
     find_checkpoint,
@@ -103,6 +103,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
 def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
 
+    config.reward_mix()  # fails before anything is loaded
     arguments = run_arguments(config)  # initialises the process group
     ranks.create_group()
     if not ranks.is_main():
@@ -169,7 +170,7 @@ def _improve(
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
-    except (OutOfMemoryError, ServerGoneError) as error:
+    except (OutOfMemoryError, RewardError, ServerGoneError) as error:
         step = trainer.save_whole_steps()
         saved = f"checkpoint-{step} holds the steps before: continue with --resume auto"
         raise RunError(f"{error}; {saved if step else 'no checkpoint was saved'}") from error
@@ -294,7 +295,7 @@ def grpo_trainer(
     """
     config = run.config
     is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
-    rewards = RewardMix(config.rewards)
+    rewards = config.reward_mix()
     if rewards.warning:
         run.console.print(Text(f"warning: {rewards.warning}"), soft_wrap=True)
     try:

@@ -15,7 +15,7 @@ from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.rewards import RewardMix, reward_mix
+from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
@@ -72,7 +72,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         gate: Gate | None = None,
     ) -> None:
         args = args or SQLGRPOConfig()
-        rewards = reward_funcs if isinstance(reward_funcs, RewardMix) else reward_mix(reward_funcs)
+        rewards = reward_mix(reward_funcs)
         if args.eval_steps is not None and eval_dataset is None:
             raise ConfigError("eval_steps needs eval_dataset")
         examples = environment.examples(train_dataset)

@@ -141,7 +141,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         scores = (await asyncio.to_thread(self._judged, trace)).scores
         assert scores is not None  # neither is the episode masked nor did the gold fail
         weights = self.config.bench().judge.rewards.weights
-        return {name: weight * scores[name] for name, weight in weights.items()}
+        return {name: weights[name] * score for name, score in scores.items()}
 
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
