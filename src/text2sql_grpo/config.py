@@ -356,7 +356,8 @@ class EvaluationConfig(_Bounded):
             the merge; answers that differ are counted. 0 for none.
         every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
         schedule_samples: N questions of `data.dev`, evenly spaced.
-        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one.
+        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one, which is step 0,
+            before training, if no later step was as good.
     """
 
     temperature: Temperature = 0.0

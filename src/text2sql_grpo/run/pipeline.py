@@ -165,7 +165,15 @@ def _improve(
     trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
     trainer.rollouts.on_episode = progress.show_episodes
     every = run.config.evaluation.every
-    schedule_evaluations(trainer, run.bench.answer, run.bench.dev, every=every, console=run.console)
+    saves_start = run.config.evaluation.keep == "best"
+    schedule_evaluations(
+        trainer,
+        run.bench.answer,
+        run.bench.dev,
+        every=every,
+        saves_start=saves_start,
+        console=run.console,
+    )
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
