@@ -128,15 +128,17 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {n_databases}",
         soft_wrap=True,
     )
+    resumed_run = run.folder if checkpoint is None else checkpoint.parent
     try:
         with run.stage("SFT" if config.sft else "loading"):
-            policy = started_policy(bench, arguments, console)
+            stage = None if config.sft is None else stage_folder(bench, arguments, resumed_run)
+            is_resumed = checkpoint is not None
+            policy = started_policy(bench, arguments, console, folder=stage, is_resumed=is_resumed)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return RunResult(config.run.output_dir)
     prepare_folder(config, checkpoint, console)
-    if config.sft is not None and ranks.is_main():
-        stage = stage_folder(bench, arguments)
+    if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         with bench, tracking(names, arguments) as tracked:
