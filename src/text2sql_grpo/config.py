@@ -96,6 +96,7 @@ class ModelConfig:
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
             this package's shared-prefix attention does not support the model.
+        revision: Branch, tag or commit of a Hub id; None for the newest.
     """
 
     path: str
@@ -103,10 +104,16 @@ class ModelConfig:
     quantization: Literal["none", "4bit", "auto"] = "none"
     lora: LoraSettings | None = None
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantization != "none" and self.lora is None:
             raise ValueError(f"quantization {self.quantization} trains an adapter only: set lora")
+
+    @property
+    def source(self) -> str:
+        """Path by which the model is loaded: with `@revision`, if one is set."""
+        return self.path if self.revision is None else f"{self.path}@{self.revision}"
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ def started_policy(
         ranks.barrier()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
-        return base_policy(replace(config, model=replace(config.model, path=str(folder / "model"))))
+        trained = replace(config.model, path=str(folder / "model"), revision=None)
+        return base_policy(replace(config, model=trained))
     base = base_policy(config)
     model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
     return LoadedPolicy(model, base.tokenizer, base.folder)
@@ -244,11 +245,12 @@ def base_policy(config: Config) -> LoadedPolicy:
     """Load the base model by the section `model`."""
     model = config.model
     return load_policy(
-        model.path,
+        model.source,
         dtype=model.dtype,
         quantization=model.quantization,
         attn_implementation=model.attn_implementation,
         copies=4 if model.lora is None and "optim" not in config.grpo else 1,
+        is_trained=True,
     )
 
 
@@ -260,7 +262,7 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
         raise ConfigError(f"sft.adapter holds no LoRA adapter: no adapter_config.json in {adapter}")
     with draft(folder) as scratch:
         if config.model.lora is None:
-            merge_adapter(adapter, scratch / "model", base=config.model.path)
+            merge_adapter(adapter, scratch / "model", base=config.model.source)
         else:
             shutil.copytree(adapter, scratch / "adapter")
 
