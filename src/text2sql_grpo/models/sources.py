@@ -35,8 +35,7 @@ def model_folder(path: str) -> str:
         path: A folder, a `.gguf` file, a Hub id, one with `@revision`, or `smollm2-135m`.
 
     Raises:
-        ModelError: Neither a folder nor a Hub id; a revision or a GGUF file that cannot be read; or neither
-            package nor Hub for SmolLM2.
+        ModelError: A revision or a GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
     """
     if Path(path).is_dir():
         merged = Path(path) / "merged"
@@ -47,8 +46,6 @@ def model_folder(path: str) -> str:
         return _snapshot(hub_id, revision)
     is_file = path.endswith(".gguf")
     if not is_file and (path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and _is_on_hub())):
-        if not is_file and _HUB_ID.fullmatch(path) is None:
-            raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
         return path
     gguf = Path(path) if is_file else packaged_gguf()
     if gguf is not None:
@@ -93,10 +90,15 @@ def readable_folder(path: str) -> str:
     One request is sent, where transformers would retry each file for half a minute.
 
     Raises:
-        ModelError: Neither the Hub nor its cache has the model; see also `model_folder`.
+        ModelError: It is neither a folder nor a Hub id, or neither the Hub nor its cache has the model; see
+            also `model_folder`.
     """
     folder = model_folder(path)
-    obstacle = None if Path(folder).is_dir() else _hub_obstacle(folder)
+    if Path(folder).is_dir():
+        return folder
+    if _HUB_ID.fullmatch(folder) is None:
+        raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
+    obstacle = _hub_obstacle(folder)
     if obstacle is None:
         return folder
     try:
