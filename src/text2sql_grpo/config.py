@@ -99,6 +99,7 @@ class ModelConfig:
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
             this package's shared-prefix attention does not support the model.
+        revision: Branch, tag or commit of a Hub id; None for the newest.
     """
 
     path: str
@@ -106,10 +107,16 @@ class ModelConfig:
     quantization: Literal["none", "4bit", "auto"] = "none"
     lora: LoraSettings | None = None
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantization != "none" and self.lora is None:
             raise ValueError(f"quantization {self.quantization} trains an adapter only: set lora")
+
+    @property
+    def source(self) -> str:
+        """Path by which the model is loaded: with `@revision`, if one is set."""
+        return self.path if self.revision is None else f"{self.path}@{self.revision}"
 
 
 @dataclass(frozen=True)
@@ -359,7 +366,8 @@ class EvaluationConfig(_Bounded):
             the merge; answers that differ are counted. 0 for none.
         every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
         schedule_samples: N questions of `data.dev`, evenly spaced.
-        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one.
+        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one, which is step 0,
+            before training, if no later step was as good.
     """
 
     temperature: Temperature = 0.0

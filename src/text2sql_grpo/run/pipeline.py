@@ -129,15 +129,17 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {n_databases}",
         soft_wrap=True,
     )
+    resumed_run = run.folder if checkpoint is None else checkpoint.parent
     try:
         with run.stage("SFT" if config.sft else "loading"):
-            policy = started_policy(bench, arguments, console)
+            stage = None if config.sft is None else stage_folder(bench, arguments, resumed_run)
+            is_resumed = checkpoint is not None
+            policy = started_policy(bench, arguments, console, folder=stage, is_resumed=is_resumed)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return RunResult(config.run.output_dir)
     prepare_folder(config, checkpoint, console)
-    if config.sft is not None and ranks.is_main():
-        stage = stage_folder(bench, arguments)
+    if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         with bench, tracking(names, arguments) as tracked:
@@ -166,7 +168,15 @@ def _improve(
     trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
     trainer.rollouts.on_episode = progress.show_episodes
     every = run.config.evaluation.every
-    schedule_evaluations(trainer, run.bench.answer, run.bench.dev, every=every, console=run.console)
+    saves_start = run.config.evaluation.keep == "best"
+    schedule_evaluations(
+        trainer,
+        run.bench.answer,
+        run.bench.dev,
+        every=every,
+        saves_start=saves_start,
+        console=run.console,
+    )
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)

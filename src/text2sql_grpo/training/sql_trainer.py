@@ -82,7 +82,9 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         if isinstance(model, str | Path):
             if quantization_config is None and not args.model_init_kwargs:
                 settings = ModelConfig(str(model), lora=LoraSettings() if peft_config else None)
-                loaded = load_policy(str(model), dtype=resolved(settings, device_type()).dtype)
+                loaded = load_policy(
+                    str(model), dtype=resolved(settings, device_type()).dtype, is_trained=True
+                )
                 model, processing_class = loaded.model, processing_class or loaded.tokenizer
             else:
                 model = model_folder(str(model))
