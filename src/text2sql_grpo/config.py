@@ -464,17 +464,11 @@ class Config:
         """Make the mix of the section `rewards`, which imports the modules of own functions.
 
         Raises:
-            ConfigError: See `RewardMix`; or the mix does not suit the sections `grpo` and `grading`.
+            ConfigError: See `RewardMix`; or the mix does not suit the section `grading`.
         """
         from text2sql_grpo.rewards import RewardMix  # imports sqlglot, which help can do without
 
-        rewards, max_turns = RewardMix(self.rewards), self.environment.max_turns
-        credit, (highest_wrong, lowest_right) = self.grpo.get("turn_credit"), rewards.bounds()
-        if credit == "gae" and (max_turns > _GAE_MAX_TURNS or highest_wrong >= lowest_right):
-            raise ConfigError(
-                f"grpo.turn_credit gae needs environment.max_turns <= {_GAE_MAX_TURNS} and rewards by which "
-                "every right answer earns more than any wrong one"
-            )
+        rewards = RewardMix(self.rewards)
         if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
             raise ConfigError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
         return rewards
@@ -483,11 +477,6 @@ class Config:
 def _imports_rewards(rewards: object) -> bool:
     """True if a section `rewards` names a function of an own module."""
     return isinstance(rewards, dict) and any(":" in str(name) for name in rewards)
-
-
-_GAE_MAX_TURNS = (
-    14  # of more turns, a wrong episode could be credited above a right one: see `credit_gae.gae`
-)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ FAMILIES = {
     "family/count/share": 0.5,
     "family/count/looks": 0.1,
 }
+
+
 def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
     whole = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}}
     folder = tmp_path / "quick"

@@ -19,7 +19,6 @@ from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
-from text2sql_grpo.training.credit_gae import GAECredit
 from text2sql_grpo.training.parts import Gate, Record, Select
 from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
@@ -112,9 +111,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         )
         if loaded is not None:
             name_base(self.model, loaded)
-        if args.turn_credit == "gae":
-            width = self.model.config.get_text_config().hidden_size
-            self.credit = GAECredit(width, *rewards.bounds(), scale=args.scale_rewards)
         self.environment = environment
         environment.sessions.count_tokens_by(self.rollouts.chat.count_tokens)
         if held_out:

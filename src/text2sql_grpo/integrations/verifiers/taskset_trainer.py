@@ -15,7 +15,7 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.package import Package, open_package
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
 from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
@@ -126,7 +126,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         num_tasks: Only the first n; None for all.
 
     Raises:
-        ConfigError: See `open_package`; or `turn_credit` is set.
+        ConfigError: See `open_package`.
     """
 
     def __init__(
@@ -141,8 +141,6 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
-        if args.turn_credit != "none":
-            raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
         package = open_package(taskset, taskset_config, num_tasks=num_tasks)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True)
