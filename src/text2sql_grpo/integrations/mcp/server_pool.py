@@ -1,7 +1,7 @@
 """Connection pool to MCP servers, shared by all sessions of a process.
 
 A thread with an event loop owns the connections. A connection is opened on demand, used by many calls at the
-same time, and reopened after its server died. Only requests that cannot have reached a tool are retried:
+same time, and replaced after its server died. Only requests that cannot have reached a tool are retried:
 opening, and HTTP requests without a connection or with a refusal. A call under way may have had any effect,
 such as killing its server, so it is not retried.
 """
@@ -11,7 +11,6 @@ import logging
 import tempfile
 import threading
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from text2sql_grpo.integrations.mcp.transport import OPEN_TIMEOUT_S, Server, ope
 _ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_CHARS = 500
-_CALLS_EACH = 64  # running calls of a connection; a server may refuse more, as `server.WAITING_EACH` does
 _PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
@@ -116,16 +114,17 @@ def _shut_down(
 
 @dataclass(eq=False)
 class _Connection:
-    """One open client.
+    """One connection.
 
     Attributes:
+        ready: The open client, or the error of opening it.
         copy: Private copy of the database; None if the server has none.
-        calls: Number of running calls.
+        calls: Number of running calls, those included that wait for the client.
     """
 
     server: Server
-    client: Client
-    copy: PrivateCopy | None
+    ready: "asyncio.Future[Client]"
+    copy: PrivateCopy | None = None
     calls: int = 0
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -137,28 +136,24 @@ class _Connections:
         self._most = most
         self._timeout_s = timeout_s
         self._open: list[_Connection] = []  # the last used last
-        self._opening: Counter[Server] = Counter()
-        self._unreachable: dict[Server, RunError] = {}
         self._owners: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self.writers: set[str] = set()
 
     async def list_tools(self, server: Server) -> list[Tool]:
-        async with self._taken(server) as connection:
+        async with self._taken(server) as (client, _):
             tools, cursor = [], None
             while True:
-                page = await connection.client.list_tools(cursor=cursor)
+                page = await client.list_tools(cursor=cursor)
                 tools += page.tools
                 cursor = page.next_cursor
                 if not cursor:
                     return tools
 
     async def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        async with self._taken(server) as connection:
+        async with self._taken(server) as (client, connection):
             try:
-                return await connection.client.call_tool(
-                    name, arguments, read_timeout_seconds=self._timeout_s
-                )
+                return await client.call_tool(name, arguments, read_timeout_seconds=self._timeout_s)
             finally:
                 self._replace_if_changed(connection, name)
 
@@ -169,13 +164,14 @@ class _Connections:
             await asyncio.wait(self._owners, timeout=_CLOSE_TIMEOUT_S)
 
     @asynccontextmanager
-    async def _taken(self, server: Server) -> AsyncIterator[_Connection]:
-        """Connection for one call, dropped unless a failure is the call's own."""
+    async def _taken(self, server: Server) -> AsyncIterator[tuple[Client, _Connection]]:
+        """Client for one call, its connection dropped unless a failure is the call's own."""
         connection = await self._take(server)
         try:
-            yield connection
+            client = await asyncio.shield(connection.ready)
+            yield client, connection
         except MCPError as error:
-            if error.code == REQUEST_TIMEOUT and await self._is_alive(connection):
+            if error.code == REQUEST_TIMEOUT and await _is_alive(client):
                 raise CallTimedOut(str(error)) from error
             if error.code == INVALID_PARAMS or error.code not in _PROTOCOL_CODES:
                 raise
@@ -194,102 +190,80 @@ class _Connections:
         """Choose an idle connection, a new one, or the least busy one, in this order."""
         async with self._changed:
             while True:
-                if server in self._unreachable:
-                    raise self._unreachable[server]
                 own = [connection for connection in self._open if connection.server == server]
-                n_open = len(self._open) + self._opening.total()
-                if any(connection.calls == 0 for connection in own) or (own and n_open >= self._most):
+                if any(connection.calls == 0 for connection in own) or (own and self._is_full):
                     chosen = min(own, key=lambda connection: connection.calls)
-                    if chosen.calls == _CALLS_EACH:
-                        await self._changed.wait()
-                        continue
                     self._open.remove(chosen)
-                    self._open.append(chosen)
-                    chosen.calls += 1
-                    return chosen
-                if n_open < self._most:
+                    break
+                if not self._is_full:
+                    chosen = self._new(server)
                     break
                 idle = [connection for connection in self._open if connection.calls == 0]
-                if idle and not self._opening[server]:
+                if idle:
                     self._end(idle[0])
                 else:
                     await self._changed.wait()
-            self._opening[server] += 1
-        try:
-            chosen = await self._open_with_retries(server)
-            chosen.calls += 1
             self._open.append(chosen)
+            chosen.calls += 1
             return chosen
-        except RunError as error:
-            self._unreachable[server] = error
-            raise
-        finally:
-            self._opening[server] -= 1
-            await self._notify_waiting()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) >= self._most
 
     async def _notify_waiting(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _open_with_retries(self, server: Server) -> _Connection:
-        for pause_s in (*transport.BACK_OFF_S, None):
-            try:
-                return await self._open_once(server)
-            except _FAILURES as error:
-                cause = _first(error)
-                is_slow = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT
-                is_final = is_slow or isinstance(cause, _NO_RETRY)
-                if pause_s is None or is_final:
-                    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
-                    raise RunError(
-                        f"cannot connect to the MCP server: {type(cause).__name__}: {cause}{notes} ({server})"
-                    ) from error
-            await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
-
-    async def _open_once(self, server: Server) -> _Connection:
-        ready: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
-        owner = asyncio.create_task(self._own(server, ready))
+    def _new(self, server: Server) -> _Connection:
+        """Connection that a task of its own opens."""
+        connection = _Connection(server, asyncio.get_running_loop().create_future())
+        owner = asyncio.create_task(self._open_with_retries(connection))
         self._owners.add(owner)
         owner.add_done_callback(self._owners.discard)
-        futures: list[asyncio.Future[Any]] = [owner, ready]
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            owner.result()  # raises
-        return ready.result()
+        return connection
 
-    async def _own(self, server: Server, ready: "asyncio.Future[_Connection]") -> None:
+    async def _open_with_retries(self, connection: _Connection) -> None:
         """Open a connection, wait for its end and close it: one task must do all of it."""
-        connection: _Connection | None = None
+        for pause_s in (*transport.BACK_OFF_S, None):
+            try:
+                return await self._open_once(connection)
+            except _FAILURES as error:
+                cause = _first(error)
+                if connection.ready.done():
+                    return self._drop(connection, cause)
+                is_slow = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT
+                if pause_s is None or is_slow or isinstance(cause, _NO_RETRY):
+                    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
+                    failure = RunError(
+                        f"cannot connect to the MCP server: {type(cause).__name__}: {cause}{notes}"
+                        f" ({connection.server})"
+                    )
+                    self._end(connection)
+                    connection.ready.set_exception(failure)
+                    return
+            await asyncio.sleep(pause_s)
+
+    async def _open_once(self, connection: _Connection) -> None:
+        """Open a connection and keep it open until its end."""
+        server = connection.server
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
             try:
                 async with AsyncExitStack() as stack:
-                    copy = None
                     if server.database is not None:
-                        copy = await asyncio.to_thread(PrivateCopy, server.database)
-                        stack.callback(copy.remove)
-                    streams = await open_transport(server, copy, stack, stderr)
+                        connection.copy = await asyncio.to_thread(PrivateCopy, server.database)
+                        stack.callback(connection.copy.remove)
+                    streams = await open_transport(server, connection.copy, stack, stderr)
                     client = await stack.enter_async_context(
                         Client(streams, read_timeout_seconds=OPEN_TIMEOUT_S)
                     )
-                    connection = _Connection(server, client, copy)
-                    ready.set_result(connection)
+                    connection.ready.set_result(client)
                     await connection.closing.wait()
             except _FAILURES as error:
-                if connection is None:
-                    stderr.seek(0)
-                    if text := stderr.read().strip():
-                        error.add_note(f"its stderr: {text[-_STDERR_CHARS:]}")
-                    raise
-                self._drop(connection, error)
-
-    async def _is_alive(self, connection: _Connection) -> bool:
-        try:
-            async with asyncio.timeout(_ALIVE_TIMEOUT_S):
-                await connection.client.list_tools(cache_mode="bypass")
-        except (TimeoutError, *_FAILURES):
-            return False
-        return True
+                stderr.seek(0)
+                if text := stderr.read().strip():
+                    error.add_note(f"its stderr: {text[-_STDERR_CHARS:]}")
+                raise
 
     def _replace_if_changed(self, connection: _Connection, tool: str) -> None:
         """Let later calls open a new server with a fresh copy; this one ends with its last running call."""
@@ -312,6 +286,15 @@ class _Connections:
     def _end(self, connection: _Connection) -> None:
         self._open.remove(connection)
         connection.closing.set()
+
+
+async def _is_alive(client: Client) -> bool:
+    try:
+        async with asyncio.timeout(_ALIVE_TIMEOUT_S):
+            await client.list_tools(cache_mode="bypass")
+    except (TimeoutError, *_FAILURES):
+        return False
+    return True
 
 
 def _first(error: BaseException) -> BaseException:
