@@ -18,7 +18,7 @@ pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[m
 from mcp import MCPError
 
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.mcp import pool as pool_module
+from text2sql_grpo.integrations.mcp import server_pool as pool_module
 from text2sql_grpo.integrations.mcp import transport
 from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, ServerDied
 from text2sql_grpo.integrations.mcp.transport import Server
