@@ -53,7 +53,7 @@ def collect(
         if traces is not None:
             from rich.console import Console
 
-            from text2sql_grpo.integrations.verifiers.chats import trace_records
+            from text2sql_grpo.integrations.verifiers.traces import trace_records
             from text2sql_grpo.run.collect_job import write_chats
 
             if not keep:

@@ -1,6 +1,6 @@
 """Read-only MCP server over one database: lists tables, describes them and runs queries.
 
-Queries run in the executor's workers, under its limits; each leaves a line in the audit log. HTTP requests are
+Queries run in the executor's workers, under its limits; each leaves a line in the audit log. HTTP is
 stateless. TLS and limits of connections are left to a proxy (`docs/mcp.md`).
 """
 
