@@ -26,7 +26,7 @@ from text2sql_grpo.integrations.mcp import transport
 from text2sql_grpo.integrations.mcp.private_copy import PrivateCopy
 from text2sql_grpo.integrations.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 
-_ALIVE_TIMEOUT_S = 5.0
+ALIVE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_CHARS = 500
 _PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
@@ -290,7 +290,7 @@ class _Connections:
 
 async def _is_alive(client: Client) -> bool:
     try:
-        async with asyncio.timeout(_ALIVE_TIMEOUT_S):
+        async with asyncio.timeout(ALIVE_TIMEOUT_S):
             await client.list_tools(cache_mode="bypass")
     except (TimeoutError, *_FAILURES):
         return False
