@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
@@ -32,7 +32,7 @@ def game_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def game_model(tokenizer: PreTrainedTokenizerBase, *, positions: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -41,7 +41,7 @@ def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=4,
-            max_position_embeddings=64,
+            max_position_embeddings=positions,
             initializer_range=0.1,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -50,17 +50,25 @@ def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: Any) -> Any:
+def game_trainer(
+    folder: Path,
+    *,
+    taskset: Any = "higher-lower",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **arguments: Any,
+) -> Any:
     """A `VerifiersGRPOTrainer` of the game, silent.
 
     Args:
+        taskset: Another taskset.
+        tokenizer: Its tokenizer; None for the game's.
         arguments: Of `SQLGRPOConfig`, but `taskset_config` and `num_tasks`, which are the trainer's.
     """
     from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 
     find_packages()
     own = {name: arguments.pop(name) for name in ("taskset_config", "num_tasks") if name in arguments}
-    tokenizer = game_tokenizer()
+    tokenizer = tokenizer or game_tokenizer()
     args = SQLGRPOConfig(
         **{
             "output_dir": str(folder / "run"),
@@ -78,6 +86,5 @@ def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: An
             **arguments,
         }
     )
-    return VerifiersGRPOTrainer(
-        game_model(tokenizer), args, taskset=taskset, processing_class=tokenizer, **own
-    )
+    model = game_model(tokenizer, positions=max(64, 4 * args.max_completion_length))
+    return VerifiersGRPOTrainer(model, args, taskset=taskset, processing_class=tokenizer, **own)
