@@ -1,23 +1,23 @@
 """Connection pool to MCP servers, shared by all sessions of a process.
 
-A thread with an event loop owns the connections. A connection is opened on demand, used by many calls at the
+A connection is opened on demand, used by many calls at the
 same time, and replaced after its server died. Only requests that cannot have reached a tool are retried:
 opening, and HTTP requests without a connection or with a refusal. A call under way may have had any effect,
 such as killing its server, so it is not retried.
 """
 
 import asyncio
+import atexit
 import logging
 import tempfile
-import threading
-import weakref
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import httpx2
+from anyio.from_thread import start_blocking_portal
 from mcp import Client, MCPError
 from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
 
@@ -36,7 +36,6 @@ _FAILURES = (
 )
 # HTTP requests were retried already.
 _NO_RETRY = (FileNotFoundError, PermissionError, httpx2.ConnectError, httpx2.HTTPStatusError)
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
@@ -46,70 +45,6 @@ class ServerDied(Exception):
 
 class CallTimedOut(Exception):
     """A call timed out, and its server still responds."""
-
-
-class ConnectionPool:
-    """Thread-safe pool; opens nothing before the first call.
-
-    Args:
-        connections: Maximum number open at the same time, over all servers.
-        timeout_s: Time limit of a call in seconds.
-    """
-
-    def __init__(self, *, connections: int, timeout_s: float) -> None:
-        self._connections = _Connections(connections, timeout_s)
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def list_tools(self, server: Server) -> list[Tool]:
-        """List the tools of a server.
-
-        Raises:
-            RunError: It cannot be reached, or died.
-        """
-        try:
-            return self._run(self._connections.list_tools(server))
-        except (ServerDied, CallTimedOut, MCPError) as error:
-            raise RunError(f"cannot list the tools of the MCP server: {error} ({server})") from error
-
-    def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool; its result may be an error of the tool.
-
-        Raises:
-            ServerDied: During this call or before it; the next call opens a new connection.
-            CallTimedOut: The server still answers other calls.
-            MCPError: The server refused the call.
-            RunError: No connection could be opened, after all retries.
-        """
-        return self._run(self._connections.call(server, name, arguments))
-
-    @property
-    def writers(self) -> set[str]:
-        """Names of tools after whose call a server's private copy of the database was found changed."""
-        return set(self._connections.writers)
-
-    def close(self) -> None:
-        """End the started servers; a later call raises."""
-        if self._loop is not None:
-            self._finalizer()
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
-                thread.start()
-                self._finalizer = weakref.finalize(self, _shut_down, self._connections, self._loop, thread)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-
-def _shut_down(
-    connections: "_Connections", loop: asyncio.AbstractEventLoop, thread: threading.Thread
-) -> None:
-    asyncio.run_coroutine_threadsafe(connections.close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 @dataclass(eq=False)
@@ -129,18 +64,56 @@ class _Connection:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class _Connections:
-    """State of the pool, in its event loop."""
+class ConnectionPool:
+    """Thread-safe pool. Async methods run in the portal's event loop, and so does all that changes its state.
 
-    def __init__(self, most: int, timeout_s: float) -> None:
-        self._most = most
-        self._timeout_s = timeout_s
+    Args:
+        connections: Maximum number open at the same time, over all servers.
+        timeout_s: Time limit of a call in seconds.
+
+    Attributes:
+        writers: Names of tools after whose call a server's private copy of the database was found changed.
+    """
+
+    def __init__(self, *, connections: int, timeout_s: float) -> None:
+        self.writers: set[str] = set()
+        self._most, self._timeout_s = connections, timeout_s
         self._open: list[_Connection] = []  # the last used last
         self._owners: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
-        self.writers: set[str] = set()
+        self._thread = ExitStack()
+        self._portal = self._thread.enter_context(start_blocking_portal(name="mcp"))
+        atexit.register(self.close)
 
-    async def list_tools(self, server: Server) -> list[Tool]:
+    def list_tools(self, server: Server) -> list[Tool]:
+        """List the tools of a server.
+
+        Raises:
+            RunError: It cannot be reached, or died.
+        """
+        try:
+            return self._portal.call(self._list_tools, server)
+        except (ServerDied, CallTimedOut, MCPError) as error:
+            raise RunError(f"cannot list the tools of the MCP server: {error} ({server})") from error
+
+    def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        """Call a tool; its result may be an error of the tool.
+
+        Raises:
+            ServerDied: During this call or before it; the next call opens a new connection.
+            CallTimedOut: The server still answers other calls.
+            MCPError: The server refused the call.
+            RunError: No connection could be opened, after all retries.
+        """
+        return self._portal.call(self._call, server, name, arguments)
+
+    def close(self) -> None:
+        """End the started servers; a later call raises."""
+        atexit.unregister(self.close)
+        with self._thread, suppress(RuntimeError):  # closed already
+            self._portal.call(self._close)
+
+    async def _list_tools(self, server: Server) -> list[Tool]:
         async with self._taken(server) as (client, _):
             tools, cursor = [], None
             while True:
@@ -150,14 +123,14 @@ class _Connections:
                 if not cursor:
                     return tools
 
-    async def call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def _call(self, server: Server, name: str, arguments: dict[str, Any]) -> CallToolResult:
         async with self._taken(server) as (client, connection):
             try:
                 return await client.call_tool(name, arguments, read_timeout_seconds=self._timeout_s)
             finally:
                 self._replace_if_changed(connection, name)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         for connection in self._open:
             connection.closing.set()
         if self._owners:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from anyio.from_thread import BlockingPortal
 
 from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError
@@ -19,7 +20,7 @@ class TaskSession:
     """Session of one task: `start` and `step` for the engine, `finish` returns the trace.
 
     Args:
-        loop: Running event loop of another thread, for the taskset's code.
+        portal: Event loop of another thread, for the taskset's code.
         toolsets: Toolsets shared by all tasks, set up.
         model: Name of the policy, for the trace.
     """
@@ -29,13 +30,13 @@ class TaskSession:
         taskset: LoadedTaskset,
         task: vf.Task,
         chat: ChatFormat,
-        loop: asyncio.AbstractEventLoop,
+        portal: BlockingPortal,
         *,
         toolsets: Sequence[vf.Toolset] = (),
         model: str = "policy",
     ) -> None:
         self.episode = Rollout()
-        self._taskset, self._task, self._chat, self._loop = taskset, task, chat, loop
+        self._taskset, self._task, self._chat, self._portal = taskset, task, chat, portal
         config = taskset.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
         self._agent = PolicyAgent(config, self._sample, lambda task: open_toolbox(toolsets, task))
         # Messages that a turn must follow, and the turns; None ends the rollout, from either side.
@@ -46,7 +47,7 @@ class TaskSession:
 
     def start(self) -> list[Message]:
         """Start the rollout and return its prompt."""
-        self._rollout = asyncio.run_coroutine_threadsafe(self._roll_out(), self._loop)
+        self._rollout = self._portal.start_task_soon(self._roll_out)
         messages = self._next_request()
         if messages is None:
             return [{"role": "user", "content": ""}]  # for the engine; the episode is over
@@ -117,7 +118,7 @@ class TaskSession:
 
     def _next_request(self) -> list[vf.Message] | None:
         """Wait for messages that a turn must follow; None if the rollout is over, its stop reason set."""
-        messages = asyncio.run_coroutine_threadsafe(self._requests.get(), self._loop).result()
+        messages = self._portal.call(self._requests.get)
         if messages is None:
             self._rollout.result()
             has_failed = self._agent.trace is None or not self._agent.trace.ok
@@ -126,7 +127,7 @@ class TaskSession:
         return messages
 
     def _pass(self, turn: Turn | None) -> None:
-        self._loop.call_soon_threadsafe(self._turns.put_nowait, turn)
+        self._portal.call(self._turns.put_nowait, turn)
 
     def _unseen(self) -> tuple[list[int], list[int]]:
         """Tokens since the last turn: the environment's, the prompt included, and the sampled ones."""

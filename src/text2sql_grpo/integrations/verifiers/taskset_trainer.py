@@ -1,16 +1,16 @@
 """`VerifiersGRPOTrainer`: this package's trainer on any verifiers taskset."""
 
-import asyncio
 import json
 import logging
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
@@ -33,7 +33,7 @@ class TaskPlay(Play):
 
     Args:
         taskset: The tasks, and how they run.
-        loop: Running event loop of a thread of its own, for the taskset's coroutines.
+        portal: Event loop of a thread of its own, for the taskset's coroutines.
         run_log: Log of traces, in the output folder.
         leaves_out_truncated: Leave truncated rollouts out of the loss and of the baselines.
     """
@@ -41,15 +41,15 @@ class TaskPlay(Play):
     def __init__(
         self,
         taskset: LoadedTaskset,
-        loop: asyncio.AbstractEventLoop,
+        portal: BlockingPortal,
         run_log: RunLog,
         *,
         model: str,
         leaves_out_truncated: bool,
     ) -> None:
-        self._taskset, self._loop, self._model = taskset, loop, model
+        self._taskset, self._portal, self._model = taskset, portal, model
         self._run_log, self._leaves_out_truncated = run_log, leaves_out_truncated
-        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), loop).result()
+        self._toolsets, tools = portal.call(self._open_tools)
         self.tools = tools or None
 
     async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
@@ -65,7 +65,7 @@ class TaskPlay(Play):
                 self._taskset,
                 self._taskset.tasks[number],
                 rollouts.chat,
-                self._loop,
+                self._portal,
                 toolsets=self._toolsets,
                 model=self._model,
             )
@@ -143,14 +143,14 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         if args.turn_credit != "none":
             raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
         loaded = load_taskset(taskset, taskset_config, num_tasks=num_tasks)
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True)
-        thread.start()
-        weakref.finalize(self, _close, loop, thread)
+        thread = ExitStack()
+        portal = thread.enter_context(start_blocking_portal(name="verifiers"))
+        thread.callback(portal.call, portal.stop, True)  # cancels rollouts that still wait for a turn
+        weakref.finalize(self, thread.close)
         self._run_log = RunLog(Path(args.output_dir))
         play = TaskPlay(
             loaded,
-            loop,
+            portal,
             self._run_log,
             model=args.run_name or "policy",
             leaves_out_truncated=args.mask_truncated_completions,
@@ -245,18 +245,3 @@ def _write_config(folder: Path, taskset: vf.Taskset) -> None:
     config = {"taskset": taskset.config.model_dump(mode="json")}
     (resolved / "train.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (folder / TRACES).touch()
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel rollouts that still wait for a turn."""
-    loop.run_forever()
-    if waiting := asyncio.all_tasks(loop):
-        for task in waiting:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(waiting))
-    loop.close()
-
-
-def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
