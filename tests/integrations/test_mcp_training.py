@@ -333,24 +333,6 @@ def test_tools_that_are_not_marked_as_reading_must_be_named(opened: Open) -> Non
             offered(*entries)
 
 
-def test_mcp_server_sqlite_of_pypi_as_it_is(opened: Open, shop: Path) -> None:
-    program = os.environ.get("TEXT2SQL_GRPO_MCP_SERVER_SQLITE") or shutil.which("mcp-server-sqlite")
-    if program is None:
-        pytest.skip("needs mcp-server-sqlite and mcp<2 of PyPI (PATH or TEXT2SQL_GRPO_MCP_SERVER_SQLITE)")
-    before, command = shop.read_bytes(), f"{program} --db-path {{database}}"
-    with pytest.raises(ConfigError, match=r"no tool as read-only .* the tools read_query, write_query"):
-        opened(command=command)
-    tags = opened("tags", command=command, tools=["run_sql: read_query(query)"])
-    assert "Lisbon" in str(reply(tags, "<sql>SELECT city FROM branch WHERE code = 'LIS-02'</sql>"))
-    assert tags.tools_that_write() == []
-    native = opened(command=command, tools=["read_query", "write_query", "create_table"])
-    # Its copy is read-only, which binds every user but root.
-    assert native.tools_that_write() == (["write_query", "create_table"] if os.geteuid() == 0 else [])
-    reply(native, call("write_query", {"query": DROP}))
-    assert "3" in str(reply(native, call("read_query", {"query": "SELECT count(*) FROM branch"})))
-    assert shop.read_bytes() == before
-
-
 def shop_run(folder: Path, model: str, **environment: Any) -> Path:
     """Config of two steps without SFT or merge, whose database is a file."""
     folder.mkdir(exist_ok=True)

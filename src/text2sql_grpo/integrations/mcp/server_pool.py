@@ -105,7 +105,8 @@ class ConnectionPool:
             MCPError: The server refused the call.
             RunError: No connection could be opened, after all retries.
         """
-        return self._portal.call(self._call, server, name, arguments)
+        result: CallToolResult = self._portal.call(self._call, server, name, arguments)
+        return result
 
     def close(self) -> None:
         """End the started servers; a later call raises."""

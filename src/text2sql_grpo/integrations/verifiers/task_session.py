@@ -118,7 +118,7 @@ class TaskSession:
 
     def _next_request(self) -> list[vf.Message] | None:
         """Wait for messages that a turn must follow; None if the rollout is over, its stop reason set."""
-        messages = self._portal.call(self._requests.get)
+        messages: list[vf.Message] | None = self._portal.call(self._requests.get)
         if messages is None:
             self._rollout.result()
             has_failed = self._agent.trace is None or not self._agent.trace.ok
