@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,16 @@ class MCPEnvironment(SQLEnvironment):
         self._config = server
         self._token = _token(server.token_variable)
         self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
-        some_database = next(iter(databases.names()), "")
         self._originals = Originals()
-        if some_database:
-            self._originals.check(databases.sqlite_file(some_database, "environment.mcp"))
-        offered = self._pool.list_tools(self._server(some_database))
-        self._by_name = {tool.name: tool for tool in mapped_tools(offered, server.tools)}
-        _check_protocol(self._by_name, settings.protocol)
+        with ExitStack() as on_failure:
+            on_failure.callback(self._pool.close)
+            some_database = next(iter(databases.names()), "")
+            if some_database:
+                self._originals.check(databases.sqlite_file(some_database, "environment.mcp"))
+            offered = self._pool.list_tools(self._server(some_database))
+            self._by_name = {tool.name: tool for tool in mapped_tools(offered, server.tools)}
+            _check_protocol(self._by_name, settings.protocol)
+            on_failure.pop_all()
         self.tools = [*(tool.schema for tool in self._by_name.values()), _SUBMIT]
 
     def backend(self, database: str) -> "MCPBackend":
