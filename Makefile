@@ -29,10 +29,11 @@ sft: $(READY)  ## train the quickstart's supervised start again (data/start; abo
 test: $(READY)  ## run the default tests (no network, GPU or key needed)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy and import-linter
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 data: $(READY)  ## make the questions in data/ again
 	@$(BIN)/python data/make_databases.py

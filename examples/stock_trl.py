@@ -12,7 +12,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from text2sql_grpo.config import load_config
-from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.integrations.stock_trl import stock_trl
 from text2sql_grpo.rewards import RewardMix
 
@@ -26,9 +26,10 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     options = parser.parse_args(arguments)
 
     config = load_config(options.config)  # data, environment, rewards and grading; not its model and grpo
-    bench = open_workbench(config)
+    bench = Bench.open(config)
     examples = bench.load(config.data.train, limit=config.data.train_samples)
-    spec = stock_trl(examples, bench.environment, RewardMix(config.rewards), bench.grader)
+    environment = bench.environment
+    spec = stock_trl(examples, environment.sessions, RewardMix(config.rewards), environment.grader)
     args = GRPOConfig(
         output_dir=options.output_dir,
         max_steps=options.max_steps,

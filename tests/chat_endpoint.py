@@ -36,14 +36,14 @@ class Answer:
 def served(
     answer: Callable[[dict[str, Any]], Answer | str],
     *,
-    fails: Callable[[dict[str, Any]], bool] = lambda request: False,
+    fails: Callable[[dict[str, Any]], bool | str] = lambda request: False,
     status: int = 500,
 ) -> Iterator[str]:
     """The base URL of an endpoint that answers requests, one at a time.
 
     Args:
         answer: A string is sent as a page of HTML.
-        fails: Whether it answers with an error of its own instead; asked of several requests at once.
+        fails: True, or the message of an error that it answers instead; asked of several requests at once.
         status: Of that error.
     """
     lock = threading.Lock()
@@ -51,15 +51,20 @@ def served(
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if fails(request):
-                self.send_error(status)
+            if error := fails(request):
+                self._send(status, "application/json", json.dumps({"error": {"message": str(error)}}))
                 return
             with lock:
                 said = answer(request)
-            is_page = isinstance(said, str)
-            body = (said if is_page else json.dumps(_completion(request, said))).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html" if is_page else "application/json")
+            if isinstance(said, str):
+                self._send(200, "text/html", said)
+            else:
+                self._send(200, "application/json", json.dumps(_completion(request, said)))
+
+        def _send(self, status: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -104,7 +104,7 @@ def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     from tests.tiny_run import write_config
     from text2sql_grpo.config import load_config
-    from text2sql_grpo.evaluation.bench import open_workbench
+    from text2sql_grpo.evaluation.bench import Bench
     from text2sql_grpo.run.pipeline import run_arguments
     from text2sql_grpo.run.sft_stage import started_policy
 
@@ -113,7 +113,8 @@ def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch, FileLock(cache / "lock"):
         patch.setenv("TEXT2SQL_GRPO_CACHE", str(cache))
         config = load_config(write_config(tmp_path_factory.mktemp("started")))
-        return started_policy(open_workbench(config), run_arguments(config), Console(quiet=True)).folder
+        with Bench.open(config) as bench:
+            return started_policy(bench, run_arguments(config), Console(quiet=True)).folder
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 PACKAGES = Path(__file__).parent / "packages"
 _WORDS = ["?", "guess", "higher", "lower", "user", "assistant", *map(str, range(6))]
+_OF_TRAINER = ("taskset_config", "num_tasks", "max_turn_tokens", "max_episode_tokens", "rollout")
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
@@ -62,12 +63,16 @@ def game_trainer(
     Args:
         taskset: Another taskset.
         tokenizer: Its tokenizer; None for the game's.
-        arguments: Of `SQLGRPOConfig`, but `taskset_config` and `num_tasks`, which are the trainer's.
+        arguments: Of `SQLGRPOConfig` or of the trainer.
     """
     from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 
     find_packages()
-    own = {name: arguments.pop(name) for name in ("taskset_config", "num_tasks") if name in arguments}
+    own = {
+        "max_turn_tokens": 2,
+        "max_episode_tokens": 24,
+        **{name: arguments.pop(name) for name in _OF_TRAINER if name in arguments},
+    }
     tokenizer = tokenizer or game_tokenizer()
     args = SQLGRPOConfig(
         **{
@@ -76,8 +81,6 @@ def game_trainer(
             "num_generations": 16,
             "learning_rate": 1e-2,
             "lr_scheduler_type": "constant",
-            "max_turn_tokens": 2,
-            "max_completion_length": 24,
             "report_to": "none",
             "use_cpu": True,
             "bf16": False,
@@ -86,5 +89,5 @@ def game_trainer(
             **arguments,
         }
     )
-    model = game_model(tokenizer, positions=max(64, 4 * args.max_completion_length))
+    model = game_model(tokenizer, positions=max(64, 4 * own["max_episode_tokens"]))
     return VerifiersGRPOTrainer(model, args, taskset=taskset, processing_class=tokenizer, **own)

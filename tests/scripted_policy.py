@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Continuations
-from text2sql_grpo.sql import SQLExecutor
 
 ASSISTANT = "<|im_start|>assistant\n"
 SHOP = """
@@ -42,11 +42,16 @@ class ScriptedPolicy:
         return self._chat.turn_ids(turn) if isinstance(turn, str) else turn
 
 
-def shop_environment(folder: Path, settings: EnvironmentSettings) -> SQLEnvironment:
-    """An environment over one database, `shop`, with one table of three branches."""
+def shop(folder: Path, **fields: Any) -> Environment:
+    """An environment over one database, `shop`, with one table of three branches; without neighbours."""
     (folder / "databases").mkdir()
     (folder / "databases" / "shop.sql").write_text(SHOP, "utf-8")
-    return SQLEnvironment(Databases(folder / "databases"), SQLExecutor(), settings)
+    return Environment(folder / "databases", neighbours=0, **fields)
+
+
+def shop_environment(folder: Path, settings: EnvironmentSettings) -> SQLEnvironment:
+    """The sessions of `shop`."""
+    return shop(folder, **vars(settings)).sessions
 
 
 def ask(

@@ -1,16 +1,13 @@
 """Train language models to answer questions over a SQL database, by reinforcement learning on TRL.
 
-    from text2sql_grpo import Databases, Grader, SQLExecutor, evaluate, load_config, load_examples, train
+    import text2sql_grpo as t2s
 
-    config = load_config("my.yaml", ["--grpo.max_steps", "1"])
-    train(config)  # SFT if configured, evaluation, GRPO, evaluation, merge
-    scores = evaluate(config.run.output_dir / "merged", config)["sets"]
-
-    databases = Databases(config.data.databases)
-    with SQLExecutor(config.environment.limits) as executor:
-        examples = load_examples(config.data.train, databases, executor)
-        database = databases.address(examples[0].database)
-        print(Grader(executor).grade(database, examples[0].gold_sql, "SELECT 1").reason)
+    with t2s.Environment("shop.sqlite", max_turns=4) as env:
+        trainer = t2s.SQLGRPOTrainer("Qwen/Qwen2.5-Coder-0.5B-Instruct", env, train_dataset=rows)
+        trainer.train()
+        merged = trainer.merge("runs/mine/merged")
+        print(t2s.evaluate(merged, env, test, samples=8).pass_at(8))
+        print(env.ask("How many orders were cancelled?", merged).result)
 
 A name is imported when it is first used, so importing the package loads no torch. `docs/api.md` has them all.
 """
@@ -19,50 +16,68 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from text2sql_grpo.config import load_config
-    from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.data.loading import load_examples
-    from text2sql_grpo.environment.session import SQLEnvironment
-    from text2sql_grpo.grading import Grader
-    from text2sql_grpo.integrations.verifiers import SQLEnv, SQLHarness, SQLTaskset
-    from text2sql_grpo.rewards import RewardMix
-    from text2sql_grpo.run.evaluate_job import evaluate as evaluate
+    from text2sql_grpo.config import Config as Config
+    from text2sql_grpo.config import EnvironmentConfig as EnvironmentConfig
+    from text2sql_grpo.config import EvaluationConfig as EvaluationConfig
+    from text2sql_grpo.config import MCPConfig as MCPConfig
+    from text2sql_grpo.config import RolloutConfig as RolloutConfig
+    from text2sql_grpo.config import load_config as load_config
+    from text2sql_grpo.data.databases import Databases as Databases
+    from text2sql_grpo.data.example import Example as Example
+    from text2sql_grpo.data.loading import load_examples as load_examples
+    from text2sql_grpo.environment.episode import Action as Action
+    from text2sql_grpo.environment.episode import Episode as Episode
+    from text2sql_grpo.environment.observation import ObservationLimits as ObservationLimits
+    from text2sql_grpo.environment.session import EnvironmentSettings as EnvironmentSettings
+    from text2sql_grpo.environment.session import SQLEnvironment as SQLEnvironment
+    from text2sql_grpo.errors import RunError as RunError
+    from text2sql_grpo.evaluation.bench import Asked as Asked
+    from text2sql_grpo.evaluation.bench import Environment as Environment
+    from text2sql_grpo.evaluation.endpoint import Endpoint as Endpoint
+    from text2sql_grpo.evaluation.report import Report as Report
+    from text2sql_grpo.evaluation.report import evaluate as evaluate
+    from text2sql_grpo.evaluation.statistics import Accuracy as Accuracy
+    from text2sql_grpo.grading import Grader as Grader
+    from text2sql_grpo.grading import Verdict as Verdict
+    from text2sql_grpo.integrations.verifiers import SQLEnv as SQLEnv
+    from text2sql_grpo.integrations.verifiers import SQLHarness as SQLHarness
+    from text2sql_grpo.integrations.verifiers import SQLTaskset as SQLTaskset
+    from text2sql_grpo.rewards import Answer as Answer
+    from text2sql_grpo.rewards import RewardMix as RewardMix
+    from text2sql_grpo.run.pipeline import RunResult as RunResult
     from text2sql_grpo.run.pipeline import train as train
-    from text2sql_grpo.sql import SQLExecutor
+    from text2sql_grpo.sql import ExecutionOutcome as ExecutionOutcome
+    from text2sql_grpo.sql import Limits as Limits
+    from text2sql_grpo.sql import SQLExecutor as SQLExecutor
     from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer as SQLGRPOTrainer
 
 __version__ = "0.2.0"
-# verifiers opens each of these names to find the package's taskset, harness and environment, in every process
-# of an evaluation. So the names that load torch are not among them.
-__all__ = [
-    "Databases",
-    "Grader",
-    "RewardMix",
-    "SQLEnv",
-    "SQLEnvironment",
-    "SQLExecutor",
-    "SQLHarness",
-    "SQLTaskset",
-    "load_config",
-    "load_examples",
-]
-_MODULES = {
-    "Databases": "data.databases",
-    "Grader": "grading",
-    "RewardMix": "rewards",
-    "SQLEnv": "integrations.verifiers",
-    "SQLEnvironment": "environment.session",
-    "SQLExecutor": "sql",
-    "SQLGRPOConfig": "training.arguments",
-    "SQLGRPOTrainer": "training.sql_trainer",
-    "SQLHarness": "integrations.verifiers",
-    "SQLTaskset": "integrations.verifiers",
-    "evaluate": "run.evaluate_job",
-    "load_config": "config",
-    "load_examples": "data.loading",
-    "train": "run.pipeline",
+_NAMES = {
+    "config": "Config EnvironmentConfig EvaluationConfig MCPConfig RolloutConfig load_config",
+    "data.databases": "Databases",
+    "data.example": "Example",
+    "data.loading": "load_examples",
+    "environment.episode": "Action Episode",
+    "environment.observation": "ObservationLimits",
+    "environment.session": "EnvironmentSettings SQLEnvironment",
+    "errors": "RunError",
+    "evaluation.bench": "Asked Environment",
+    "evaluation.endpoint": "Endpoint",
+    "evaluation.report": "Report evaluate",
+    "evaluation.statistics": "Accuracy",
+    "grading": "Grader Verdict",
+    "integrations.verifiers": "SQLEnv SQLHarness SQLTaskset",
+    "rewards": "Answer RewardMix",
+    "run.pipeline": "RunResult train",
+    "sql": "ExecutionOutcome Limits SQLExecutor",
+    "training.arguments": "SQLGRPOConfig",
+    "training.sql_trainer": "SQLGRPOTrainer",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+# verifiers opens each name in `__all__` to find the package's taskset, harness and environment, in every
+# process of an evaluation. So the names that load torch are not among them.
+__all__ = ["SQLEnv", "SQLHarness", "SQLTaskset"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from tests.tiny_model import write_tokenizer
 from tests.tiny_run import json_lines
 from tests.verifiers_commands import run_command
 from text2sql_grpo.commands import main
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Continuations
@@ -23,10 +24,10 @@ from text2sql_grpo.sft.demonstrations import chat_demonstration
 
 vf = pytest.importorskip("verifiers.v1", reason="needs verifiers (pip install text2sql-grpo[verifiers])")
 
-GROUP = {
+GROUP: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "num_generations": 4,
-    "engine": "generation",
+    "rollout": RolloutConfig(engine="generation"),
     "scale_rewards": "none",
 }
 
@@ -91,14 +92,14 @@ def test_the_limits_of_the_agent_hold(tmp_path: Path) -> None:
 
 
 def test_a_turn_out_of_tokens_ends_the_rollout_and_is_scored(tmp_path: Path) -> None:
-    budget = {"max_completion_length": 8, "max_turn_tokens": 4}
+    budget = {"max_episode_tokens": 8, "max_turn_tokens": 4}
     trace = rolled_out(tmp_path, "1", "3 3 3 3 3", task=4, **budget)
     assert messages(trace)[-1][1].startswith("3 3") and trace.is_truncated
     assert trace.ok and trace.calls[-1].finish_reason == "length"
     assert trace.rewards["begins"].score == 1.0 and trace.rewards["close"].score == 0.0
     assert trace.stop_condition == "max_total_tokens"
     (tmp_path / "short").mkdir()  # a reply that leaves no room for a turn
-    trace = rolled_out(tmp_path / "short", "3", task=4, max_completion_length=4)
+    trace = rolled_out(tmp_path / "short", "3", task=4, max_episode_tokens=4)
     assert messages(trace) == [("user", "guess"), ("assistant", "3")]
     assert trace.stop_condition == "max_total_tokens"
 
@@ -151,7 +152,7 @@ def letters(tmp_path: Path) -> dict[str, Any]:
         "taskset": LetterTaskset(vf.TasksetConfig()),
         "tokenizer": write_tokenizer(tmp_path / "tokenizer"),
         "max_turn_tokens": 200,
-        "max_completion_length": 2_000,
+        "max_episode_tokens": 2_000,
     }
 
 
@@ -353,7 +354,7 @@ def test_the_example_runs(tmp_path: Path, repo_root: Path) -> None:
     found.loader.exec_module(example)
     options = ["--taskset", "higher-lower", "--config", '{"numbers": 4}', "--model", str(tmp_path / "model")]
     options += ["--output-dir", str(tmp_path / "run"), "--max-steps", "1", "--lora"]
-    options += ["--max-turn-tokens", "2", "--max-rollout-tokens", "24", "--grpo", '{"num_generations": 4}']
+    options += ["--max-turn-tokens", "2", "--max-episode-tokens", "24", "--grpo", '{"num_generations": 4}']
     trainer = example.main(options)
     assert trainer.state.global_step == 1 and trainer.model.peft_config
     assert len(json_lines(tmp_path / "run" / "traces.jsonl")) == 8

@@ -1,4 +1,4 @@
-"""The rules that keep the package readable: rooms import one way, and the upper ones stay light."""
+"""Rules that keep the package readable, beside the contracts of import-linter in pyproject.toml."""
 
 import ast
 import importlib.util
@@ -6,157 +6,62 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import text2sql_grpo
-from docs.rooms import (
-    CONTRIB,
-    LIGHT_ROOMS,
-    PACKAGE,
-    ROOMS,
-    imported_modules,
-    modules,
-    nodes_run_at_import,
-    parsed,
-    picture,
-    room_of,
-)
 
-# Imports of contrib in the core: inside a function, where a config or an option asks for that very program.
-OPENS_CONTRIB = {
-    PACKAGE: {"verifiers"},  # which looks up its tasksets there
-    f"{PACKAGE}.commands.collect": {"verifiers"},
-    f"{PACKAGE}.commands.mcp": {"mcp"},
-    f"{PACKAGE}.jobs.served": {"chat_endpoint"},
-    f"{PACKAGE}.jobs.doctor_checks": {"mcp", "trackers"},
-    f"{PACKAGE}.jobs.setup": {"mcp"},
-    f"{PACKAGE}.jobs.train": {"trackers"},
-}
-
-NOT_IN_LIGHT_ROOMS = {"torch", "trl", "transformers", "verifiers", "peft"}
-NOT_LOADED_BY_LIGHT_ROOMS = NOT_IN_LIGHT_ROOMS | {"pandas", "matplotlib", "datasets", "wandb"}
+PACKAGE = "text2sql_grpo"
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers"}
+HEAVY = {"torch", "trl", "transformers", "verifiers", "peft", "pandas", "matplotlib", "datasets", "wandb"}
+parsed = cache(ast.parse)
 
 
-def broken_rules(package_folder: Path) -> list[str]:
-    """What each import does wrong, one line each."""
-    broken = []
-    for module, path in modules(package_folder).items():
-        room = room_of(module)
-        if room is None:
-            continue
-        if room not in ROOMS:
-            broken.append(f"{module}: {room} has no place in ROOMS")
-            continue
-        for imported in imported_modules(path, module):
-            target = room_of(imported)
-            if target is not None and (target not in ROOMS or ROOMS.index(target) > ROOMS.index(room)):
-                broken.append(f"{module} imports {imported}, a room below it")
-            if room in LIGHT_ROOMS and imported.split(".")[0] in NOT_IN_LIGHT_ROOMS:
-                broken.append(f"{module} imports {imported}, too heavy for {room}")
-    return broken
+def modules(repo_root: Path) -> Iterator[tuple[str, Path]]:
+    """Every module of the package by its dotted name."""
+    folder = repo_root / "src" / PACKAGE
+    for path in sorted(folder.rglob("*.py")):
+        yield ".".join(path.relative_to(folder.parent).with_suffix("").parts), path
 
 
-def test_rooms_import_one_way_and_upper_rooms_stay_light(repo_root: Path) -> None:
-    assert broken_rules(repo_root / "src" / PACKAGE) == []
+def lower_layers(repo_root: Path) -> set[str]:
+    """Layers that load no framework, by the contract."""
+    project = tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = [one for one in project["tool"]["importlinter"]["contracts"] if one["type"] == "forbidden"]
+    return {name.removeprefix(f"{PACKAGE}.") for name in contract["source_modules"]}
 
 
-def test_the_picture_of_the_rooms_is_current(repo_root: Path) -> None:
-    drawn = (repo_root / "docs" / "rooms.svg").read_text(encoding="utf-8")
-    assert drawn == picture(repo_root / "src" / PACKAGE), "run python docs/rooms.py"
-
-
-def contrib_opened(package_folder: Path) -> tuple[list[str], dict[str, set[str]]]:
-    """Imports of contrib by the core: lines about those at import time, and programs by opening module."""
-    loaded, opened = [], {}
-    for module, path in modules(package_folder).items():
-        if room_of(module) == "contrib":
-            continue
-        at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
-        names = {name for name in imported_modules(path, module) if room_of(name) == "contrib"}
-        loaded += [f"{module} imports {name} when it is imported" for name in sorted(names & at_import)]
-        if names:
-            opened[module] = {name.removeprefix(f"{CONTRIB}.").split(".")[0] for name in names}
-    return loaded, opened
-
-
-def test_the_core_imports_nothing_of_contrib(repo_root: Path) -> None:
-    assert contrib_opened(repo_root / "src" / PACKAGE) == ([], OPENS_CONTRIB)
-
-
-def test_an_import_of_contrib_is_seen(tmp_path: Path) -> None:
-    package = tmp_path / PACKAGE
-    (package / "jobs").mkdir(parents=True)
-    (package / "jobs" / "early.py").write_text(f"try:\n    import {CONTRIB}.mcp.pool\nexcept OSError: ...\n")
-    (package / "jobs" / "late.py").write_text(f"def f():\n    from {CONTRIB} import trackers\n")
-    for_types = f"if TYPE_CHECKING:\n    from {CONTRIB}.trackers import Tracking\n"
-    (package / "jobs" / "types.py").write_text(for_types)
-    assert contrib_opened(package) == (
-        [f"{PACKAGE}.jobs.early imports {CONTRIB}.mcp.pool when it is imported"],
-        {
-            f"{PACKAGE}.jobs.{name}": {opened}
-            for name, opened in (("early", "mcp"), ("late", "trackers"), ("types", "trackers"))
-        },
-    )
-
-
-# Only what these packages are for imports them at import time; it is itself imported when it is needed.
-OPTIONAL = {"duckdb", "psycopg", "bitsandbytes", "vllm", "deepspeed", "verifiers", "mcp", "openai"}
-OPTIONAL |= {"wandb", "tensorboard", "trackio", "weave"}
-ENGINES = {f"{PACKAGE}.sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
-ENGINES |= {f"{PACKAGE}.grading.{name}" for name in ("duckdb_copies", "postgres_copies", "postgres_server")}
-
-
-def test_the_core_imports_no_optional_package(repo_root: Path) -> None:
-    project = tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {re.split(r"\W", line)[0] for line in project["dependencies"]}
-    assert not OPTIONAL & needed
-    for module, path in modules(repo_root / "src" / PACKAGE).items():
-        if room_of(module) != "contrib" and module not in ENGINES:
-            at_import = set(imported_modules(path, module, nodes_of=nodes_run_at_import))
-            found = {name for name in at_import if name.split(".")[0] in OPTIONAL} | at_import & ENGINES
-            assert not found, module
-
-
-def test_verifiers_which_opens_every_public_name_loads_no_torch() -> None:
-    rooms = {text2sql_grpo._MODULES[name].split(".")[0] for name in text2sql_grpo.__all__}
-    assert rooms <= {*LIGHT_ROOMS, "contrib"}
-    assert {"train", "SQLGRPOTrainer", *text2sql_grpo.__all__} <= {*dir(text2sql_grpo)}
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        _ = text2sql_grpo.trian
-
-
-def test_the_check_sees_each_kind_of_wrong_import(tmp_path: Path) -> None:
-    package = tmp_path / PACKAGE
-    (package / "sql").mkdir(parents=True)
-    (package / "__init__.py").write_text("import torch\n")  # held by the test of loaded modules instead
-    (package / "attic.py").write_text("")
-    (package / "sql" / "__init__.py").write_text("from ..grading import strict\n")
-    (package / "sql" / "late.py").write_text("def f():\n    from torch.nn import Linear\n")
-    (package / "sql" / "whole.py").write_text(f"from {PACKAGE} import training, errors\n")
-    (package / "sql" / "fine.py").write_text(f"import {PACKAGE}.errors\nfrom . import late\nimport json\n")
-    assert broken_rules(package) == [
-        f"{PACKAGE}.attic: attic has no place in ROOMS",
-        f"{PACKAGE}.sql imports {PACKAGE}.grading, a room below it",
-        f"{PACKAGE}.sql.late imports torch.nn, too heavy for sql",
-        f"{PACKAGE}.sql.whole imports {PACKAGE}.training, a room below it",
-    ]
-
-
-def test_light_rooms_load_nothing_heavy(repo_root: Path) -> None:
-    light = [PACKAGE] + [
-        module for module in modules(repo_root / "src" / PACKAGE) if room_of(module) in LIGHT_ROOMS
+def test_lower_layers_load_nothing_heavy(repo_root: Path) -> None:
+    """Nor do the libraries that they import."""
+    layers = lower_layers(repo_root)
+    light = [
+        PACKAGE,
+        *(name.removesuffix(".__init__") for name, _ in modules(repo_root) if name.split(".")[1] in layers),
     ]
     code = (
         "import importlib, sys\n"
         f"for name in {light!r}: importlib.import_module(name)\n"
-        f"print(sorted(set(sys.modules) & {NOT_LOADED_BY_LIGHT_ROOMS!r}))"
+        f"print(sorted(set(sys.modules) & {HEAVY!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_can_be_imported_and_a_misspelt_one_is_named() -> None:
+    for name in dir(text2sql_grpo):
+        assert getattr(text2sql_grpo, name) is not None
+    with pytest.raises(AttributeError, match="trian"):
+        _ = text2sql_grpo.trian
+
+
+def test_no_basename_stands_twice(repo_root: Path) -> None:
+    counts = Counter(path.name for _, path in modules(repo_root) if path.name != "__init__.py")
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_module_names_say_what_is_inside(repo_root: Path) -> None:
@@ -230,10 +135,11 @@ def host_private_names() -> set[str]:
 def test_private_names_of_trl_and_transformers_live_in_one_module(repo_root: Path) -> None:
     """Each stands in the table at its head, and the table lists no other."""
     hosts = host_private_names()
+    light = lower_layers(repo_root)
     sources = {
         module: path.read_text(encoding="utf-8")
-        for module, path in modules(repo_root / "src" / PACKAGE).items()
-        if room_of(module) not in LIGHT_ROOMS
+        for module, path in modules(repo_root)
+        if module.split(".")[1] not in light
     }
     used = {module: used_private_names(source, hosts) for module, source in sources.items()}
     elsewhere = {module: names for module, (names, _) in used.items() if names and module != COMPAT}

@@ -1,6 +1,7 @@
 """The command line: help without heavy imports, one line for each error, and the small verbs for real."""
 
 import errno
+import functools
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,8 +175,6 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "missing.yaml" in refused("train", "--config", "missing.yaml", capsys=capsys)
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
-    line = refused("train", "--config", "a.yaml", "--run.seed", "1", "stray", capsys=capsys)
-    assert "options must be --section.key VALUE, got 'stray'" in line
     assert "add --config FILE" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
     assert "config.yaml" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
     assert "nowhere" in refused("merge", "--adapter", "nowhere", capsys=capsys)
@@ -186,6 +186,43 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "error", "ties", capsys=capsys)
     assert "--keep must be of error, empty, slow, " in line and "got 'ties'" in line
     assert "nowhere.yaml" in refused("audit", "reward", "--config", "nowhere.yaml", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--config", "a.yaml", "--run.seed", "1", "stray"],
+        ["compare", "a", "--run.seed", "1"],
+        ["ask", "?", "--model", "m", "--db", "d", "--run.seed", "1"],
+    ],
+)
+def test_words_that_no_option_takes_are_a_usage_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    err = capsys.readouterr().err
+    assert any(word in err for word in ("stray", "TRAINED", "--run.seed"))
+
+
+def test_a_value_of_a_setting_is_never_a_positional_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("text2sql_grpo.commands.compare.compare", _recording(seen))
+    assert main(["compare", "a", "--run.seed", "1", "b", "--sft", "null", "--grpo.max_steps=2"]) == 0
+    assert main(["compare", "--run.seed", "1", "--out", "c.json", "a", "b"]) == 0
+    settings = ["--run.seed", "1", "--sft", "null", "--grpo.max_steps=2"]
+    assert [call[:3] for call in seen] == [("a", "b", settings), ("a", "b", ["--run.seed", "1"])]
+
+
+def _recording(seen: list[Any]) -> Any:
+    from text2sql_grpo.commands.compare import compare
+
+    @functools.wraps(compare)
+    def recorded(base: str, trained: str, *, settings: Any = (), **_: Any) -> int:
+        seen.append((base, trained, settings))
+        return 0
+
+    return recorded
 
 
 def test_null_leaves_out_a_section(

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
-from text2sql_grpo.rewards import Answer, RewardMix
-from text2sql_grpo.run.schedule import EvaluationSchedule
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
+from text2sql_grpo.training.schedule import EvaluationSchedule
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -35,26 +32,21 @@ class Trained:
         self.folder = folder / "run"
         self.asked: list[int] = []
         self._model = write_model(folder / "model", max_positions=2048)
-        settings = EnvironmentSettings(instructions=False, schema_text="compact")
-        self._environment = shop_environment(folder, settings)
-        self._grader = Grader(SQLExecutor())
+        budgets = {"max_turn_tokens": 2, "max_episode_tokens": 300}
+        self._environment = shop(folder, instructions=False, schema_text="compact", **budgets)
 
     def run(self, steps: int, resume: Path | None = None) -> SQLGRPOTrainer:
         fields: dict[str, Any] = {"save_steps": 100, "max_steps": steps, "report_to": "none"}
         fields |= {"per_device_train_batch_size": 2, "num_generations": 2}
         trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(self._model),
-            training_arguments(
+            self._environment,
+            train_dataset=[ask("Lisbon?")] * 5,
+            args=training_arguments(
                 fields | {"metric_for_best_model": SCHEDULED_METRIC},
                 output_dir=str(self.folder),
-                max_turn_tokens=2,
-                max_completion_length=300,
                 disable_tqdm=True,
             ),
-            examples=[ask("Lisbon?")] * 5,
-            environment=self._environment,
-            rewards=RewardMix({"execution": 1.0}),
-            grader=self._grader,
             processing_class=AutoTokenizer.from_pretrained(self._model),
         )
 
@@ -71,13 +63,13 @@ class Trained:
         return trainer
 
     def _played(self, question: Example, is_right: bool) -> Answer:
-        session = self._environment.session(question)
+        session = self._environment.sessions.session(question)
         session.start()
         if question.family == "lookup":
             session.step("<sql>SELECT code FROM branch</sql>")
         session.step(f"<answer>{GOLD if is_right else 'SELECT 0'}</answer>")
         database = self._environment.databases.address(question.database)
-        return Answer(session.episode, self._grader.grade(database, GOLD, session.episode.final_sql))
+        return self._environment.judge().judge(session.episode, database)
 
 
 @pytest.fixture(scope="module")

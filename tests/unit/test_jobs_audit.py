@@ -10,7 +10,7 @@ from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.loading import read_quarantine
-from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 
 BROKEN = {**QUESTIONS[2], "id": "broken", "question": "Lisbon?", "gold_sql": "SELECT nope FROM branch"}
 AGAIN = {**QUESTIONS[3], "id": "again"}
@@ -40,7 +40,7 @@ def test_questions_are_reported_and_training_leaves_the_wrong_ones_out(
     assert "6 questions, 2 for quarantine" in report
     assert read_quarantine(Path("out/quarantine.jsonl")) == {"broken", "again"}
     own = load_config(config, ["--data.quarantine", "out/quarantine.jsonl"])
-    kept = [example.id for example in open_workbench(own).load(Path("train.jsonl"))]
+    kept = [example.id for example in Bench.open(own).load(Path("train.jsonl"))]
     assert kept == [row["id"] for row in QUESTIONS]
     printed(capsys, *argv, "--keep", "duplicated")
     assert read_quarantine(Path("out/quarantine.jsonl")) == {"broken"}

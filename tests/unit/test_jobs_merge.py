@@ -10,7 +10,7 @@ from tests.tiny_model import write_adapter, write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
-from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.run.merge_check import check_merge
 
 
@@ -38,7 +38,7 @@ def test_the_verb_answers_questions_before_and_after(run: Path, capsys: pytest.C
 
 
 def test_another_model_is_told_from_the_merged_one(run: Path, tmp_path: Path) -> None:
-    bench = open_workbench(load_config(run / "config.yaml"))
+    bench = Bench.open(load_config(run / "config.yaml"))
     check = check_merge(
         run / "adapter",
         tmp_path / "base",

@@ -8,12 +8,13 @@ from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.sampler import measured_chat
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Workbench:
-    bench = open_workbench(load_config(write_config(tmp_path)))
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench.open(load_config(write_config(tmp_path)))
     folder = tmp_path / "shards"
     folder.mkdir()
     for number in range(2):
@@ -32,7 +33,7 @@ def test_quarantine_is_left_out_of_every_set_and_large_golds_are_not(
         *("--evaluation.every", "5", "--environment.limits.max_rows", "2"),  # of three cities
     ]
 
-    bench = open_workbench(load_config(config, options))
+    bench = Bench.open(load_config(config, options))
 
     taken = [example.id for example in bench.test["test_values"]]
     assert taken == ["look-Lisbon", "look-Porto", "cities"]
@@ -47,15 +48,17 @@ def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "databases" / "shop.sql").write_text(
         f"{SHOP}CREATE TABLE wide ({columns});", encoding="utf-8"
     )
-    bench = open_workbench(load_config(config, ["--environment.max_schema_tokens", "200"]))
-    by_characters = bench.environment.schema_text("shop")
+    bench = Bench.open(load_config(config, ["--environment.max_schema_tokens", "200"]))
+    sessions = bench.environment.sessions
+    by_characters = sessions.schema_text("shop")
 
-    chat = bench.chat(write_tokenizer(tmp_path / "tokenizer"), None)  # a token for each byte
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")  # a token for each byte
+    chat = measured_chat(tokenizer, None, sessions, template_options=None)
 
-    assert chat.count_tokens(bench.environment.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
+    assert chat.count_tokens(sessions.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
 
 
-def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Workbench) -> None:
+def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Bench) -> None:
     held = bench.load(tmp_path / "questions.jsonl")
 
     for path in (tmp_path / "shards", tmp_path / "shards" / "?.jsonl"):
@@ -76,7 +79,7 @@ def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: 
     write_questions(tmp_path / "questions.jsonl", questions)
     chosen = ["--data.dev_databases", "[copy]", "--evaluation.every", "5"]
 
-    bench = open_workbench(load_config(config, chosen))
+    bench = Bench.open(load_config(config, chosen))
 
     trained = bench.load(tmp_path / "questions.jsonl")
     assert {one.database for one in trained} == {"shop"} and len(trained) == len(QUESTIONS)
@@ -85,6 +88,6 @@ def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: 
     broken = {**QUESTIONS[0], "id": "broken", "gold_sql": "SELECT absent FROM absent"}
     write_questions(tmp_path / "questions.jsonl", [*questions, broken])
     chosen += ["--data.test", "{}"]
-    assert len(open_workbench(load_config(config, chosen)).dev) == len(QUESTIONS)  # golds on shop are not run
+    assert len(Bench.open(load_config(config, chosen)).dev) == len(QUESTIONS)  # golds on shop are not run
     with pytest.raises(DataError, match=r"no question of .* is on data.dev_databases \(other\)"):
-        open_workbench(load_config(config, ["--data.dev_databases", "[other]", "--evaluation.every", "5"]))
+        Bench.open(load_config(config, ["--data.dev_databases", "[other]", "--evaluation.every", "5"]))

@@ -22,7 +22,7 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, LoraSettings, load_config
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.bench import open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints
 from text2sql_grpo.run import sft_stage as job
@@ -168,7 +168,7 @@ def test_a_killed_stage_resumes_bit_for_bit(config: Path) -> None:
 
 
 def start(config: Config) -> LoadedPolicy:
-    return started_policy(open_workbench(config), run_arguments(config), Console(quiet=True))
+    return started_policy(Bench.open(config), run_arguments(config), Console(quiet=True))
 
 
 def changed(config: Config, **fields: Any) -> Config:
@@ -211,7 +211,7 @@ def rewrite_question(config: Config) -> Config:
 def test_what_makes_another_stage(config: Path, change: Callable[[Config], Config]) -> None:
     one = load_config(config)
     same = replace(one, grpo=one.grpo | {"learning_rate": 1e-5, "max_steps": 9})
-    folders = {stage_folder(open_workbench(each), run_arguments(each)) for each in (one, change(one), same)}
+    folders = {stage_folder(Bench.open(each), run_arguments(each)) for each in (one, change(one), same)}
     assert len(folders) == 2
 
 
@@ -239,7 +239,7 @@ def test_more_processes_than_a_batch_can_be_divided_by(config: Path, monkeypatch
     arguments = run_arguments(one)
     monkeypatch.setattr(type(arguments), "world_size", 2)
     with pytest.raises(job.ConfigError, match=r"sft\.batch_size must be a multiple .* \(2\), got 3"):
-        started_policy(open_workbench(one), arguments, Console(quiet=True))
+        started_policy(Bench.open(one), arguments, Console(quiet=True))
 
 
 def test_no_questions_and_no_chats_fit(config: Path) -> None:

@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.config import load_config
-from text2sql_grpo.evaluation.bench import Run, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.run.pipeline import run_arguments
+from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run.start import check_start
 
 
@@ -39,7 +40,7 @@ def test_a_start_outside_of_its_band_is_printed_with_what_to_change(
     settings = {"look_share": band, "questions": 1, "samples": 2}
     config = load_config(write_config(tmp_path, start=settings))
     printed = io.StringIO()
-    run = Run(open_workbench(config), Console(file=printed, width=400), [])
+    run = Run(Bench.open(config), Console(file=printed, width=400), [])
     run.folder.mkdir()
     questions, arguments = run.bench.load(config.data.train), run_arguments(config)
     check_start(run, policy, questions, arguments, is_measured=False)

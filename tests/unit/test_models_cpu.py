@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
-from text2sql_grpo.config import load_config
+from text2sql_grpo.commands import main
 from text2sql_grpo.models import cpu
 from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast
-from text2sql_grpo.run import evaluate_job as job
-from text2sql_grpo.run.evaluate_job import evaluate
+from text2sql_grpo.rollout.policy import SlotPolicy
 
 
 def test_processors_and_builds_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +41,15 @@ def test_only_float32_models_on_a_cpu_are_cast(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bf16", [True, False])
 def test_evaluation_answers_in_bf16(bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = job.answer_questions
+    logits = SlotPolicy.logits
 
-    def watched(*args: Any, **options: Any) -> Any:
+    def watched(policy: SlotPolicy, *inputs: Any) -> torch.Tensor:
         seen.append(torch.is_autocast_enabled("cpu"))
-        return plain(*args, **options)
+        return logits(policy, *inputs)
 
-    monkeypatch.setattr(job, "answer_questions", watched)
+    monkeypatch.setattr(SlotPolicy, "logits", watched)
     model = str(write_model(tmp_path / "model", max_positions=2_048))
-    config = load_config(write_config(tmp_path, model={"path": model}, evaluation={"bf16": bf16}))
-    evaluate(model, config, out=tmp_path / "e.json", console=Console(quiet=True), num_samples=1)
-    assert seen and set(seen) == {bf16}
+    config = str(write_config(tmp_path, model={"path": model}, evaluation={"bf16": bf16}))
+    words = ["--model_path", model, "--config", config, "--out", str(tmp_path / "e.json")]
+    assert main(["evaluate", *words, "--num_samples", "1"]) == 0
+    assert bf16 in seen and (not bf16 or False in seen)  # the trial of the engine is exact

@@ -169,11 +169,6 @@ def test_every_refused_field_is_one_of_trl() -> None:
     assert set(REFUSED) <= {field.name for field in dataclasses.fields(SQLGRPOConfig)}
 
 
-def test_a_turn_has_room_for_a_token(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"grpo: max_turn_tokens must be >= 1, got 0"):
-        training_arguments({"report_to": "none"}, output_dir=str(tmp_path), max_turn_tokens=0)
-
-
 def test_the_device_is_the_one_asked_for_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVICE_TYPE", "cpu")
     assert device_type() == "cpu"

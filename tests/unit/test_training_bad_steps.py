@@ -14,18 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from tests.hostile.surroundings import living_children
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from tests.tiny_run import json_lines
-from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability.bad_steps import BadSteps
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.run.sft_stage import train_on
-from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -38,28 +34,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_trainer(
-    model: Path, folder: Path, *, max_turn_tokens: int = 6, engine: str = "auto", **fields: Any
+    model: Path, folder: Path, *, max_turn_tokens: int = 6, engine: Any = "auto", **fields: Any
 ) -> SQLGRPOTrainer:
-    settings = EnvironmentSettings(instructions=False, schema_text="compact", max_turns=2)
+    settings = {"instructions": False, "schema_text": "compact", "max_turns": 2}
+    settings |= {"max_turn_tokens": max_turn_tokens, "max_episode_tokens": 300}
     # In bfloat16 a sum would depend on what stands beside it.
     fields = {"max_steps": 3, "learning_rate": 0.01, "save_strategy": "no", "bf16": False, **fields}
     folder.mkdir(exist_ok=True)
     return SQLGRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model),
-        training_arguments(
+        shop(folder, **settings),
+        train_dataset=[ask("Lisbon?")] * 4,
+        args=training_arguments(
             {"per_device_train_batch_size": 4, "num_generations": 4, "report_to": "none", **fields},
             output_dir=str(folder / "run"),
-            max_turn_tokens=max_turn_tokens,
-            engine=engine,
-            max_completion_length=300,
             disable_tqdm=True,
         ),
-        examples=[ask("Lisbon?")] * 4,
-        environment=shop_environment(folder, settings),
-        rewards=RewardMix({"execution": 1.0}),
-        grader=Grader(SQLExecutor()),
         processing_class=AutoTokenizer.from_pretrained(model),
-        run_log=RunLog(folder / "run"),
+        rollout=RolloutConfig(engine=engine),
     )
 
 

@@ -12,16 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from text2sql_grpo.config import SelectionConfig
-from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.reliability import checkpoints
 from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
-from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.select import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
@@ -36,17 +32,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTrainer:
     fields["metric_for_best_model"] = "score"
     trainer = SQLGRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model),
-        training_arguments(
+        shop(folder, instructions=False, schema_text="compact", max_turn_tokens=2, max_episode_tokens=300),
+        train_dataset=[ask("Lisbon?")] * 5,
+        args=training_arguments(
             {"per_device_train_batch_size": 2, "num_generations": 2, **fields},
             output_dir=str(folder / "run"),
-            max_turn_tokens=2,
-            max_completion_length=300,
             disable_tqdm=True,
         ),
-        examples=[ask("Lisbon?")] * 5,
-        environment=shop_environment(folder, EnvironmentSettings(instructions=False, schema_text="compact")),
-        rewards=RewardMix({"execution": 1.0}),
-        grader=Grader(SQLExecutor()),
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     log, scores = trainer.log, iter([0.25, 0.75, 0.5, 0.125, 0.25, 0.0])

@@ -10,18 +10,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.doctor.traced_update import LiveBytes, UntraceableError, Update, trace_update
-from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.models.loaded_policy import lora_config
-from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -53,11 +49,12 @@ def update(*, shares_prompts: bool = True, gradient_checkpointing: bool = False)
 
 def allocated(folder: Path, mode: str, wanted: Update) -> int:
     """Bytes that the loss and its gradient add at most, in a real trainer on real tensors."""
-    environment = shop_environment(folder, EnvironmentSettings())
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     trainer = SQLGRPOTrainer(
         model,
-        training_arguments(
+        shop(folder),
+        train_dataset=[ask("Lisbon?")],
+        args=training_arguments(
             {
                 "per_device_train_batch_size": ROWS,
                 "num_generations": ROWS,
@@ -68,10 +65,6 @@ def allocated(folder: Path, mode: str, wanted: Update) -> int:
             },
             output_dir=str(folder / "run"),
         ),
-        examples=[ask("Lisbon?")],
-        environment=environment,
-        rewards=RewardMix({"execution": 1.0}),
-        grader=Grader(SQLExecutor()),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         peft_config=lora_config(settings(mode), model.config),
     )

@@ -22,21 +22,17 @@ from transformers import (
 )
 
 from tests.rounding import assert_same
-from tests.scripted_policy import ASSISTANT, ask, shop_environment
+from tests.scripted_policy import ASSISTANT, ask, shop
 from tests.tiny_model import write_model, write_tokenizer
 from tests.tiny_run import json_lines
-from text2sql_grpo.config import SelectionConfig
+from text2sql_grpo.config import RolloutConfig, SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
-from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.token_tree.scored_tree import trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.credit_gae import gae, whitened
@@ -71,7 +67,7 @@ class Bench:
         selection: SelectionConfig | None = None,
         model: Path | None = None,
         adapter: Any = None,
-        engine: str = "generation",
+        engine: Any = "generation",
         max_turn_tokens: int = 80,
         **arguments: Any,
     ) -> None:
@@ -82,9 +78,8 @@ class Bench:
         if protocol == "native":
             template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
             tokenizer.chat_template = template.read_text("utf-8")
-        settings = EnvironmentSettings(
-            protocol=protocol, schema_text="compact", max_turns=3, instructions=False
-        )
+        settings = {"protocol": protocol, "schema_text": "compact", "max_turns": 3, "instructions": False}
+        settings |= {"max_turn_tokens": max_turn_tokens, "max_episode_tokens": 1200}
         args = training_arguments(
             {
                 "per_device_train_batch_size": 4,
@@ -96,9 +91,6 @@ class Bench:
                 **arguments,
             },
             output_dir=str(folder / "run"),
-            engine=engine,
-            max_turn_tokens=max_turn_tokens,
-            max_completion_length=1200,
         )
         parts: dict[str, Any] = {}
         if selection is not None:
@@ -106,14 +98,13 @@ class Bench:
             parts = {"select": open_select(examples, selection, **sizes), "gate": open_gate(selection)}
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
-            args,
-            examples=examples,
-            environment=shop_environment(folder, settings),
-            rewards=RewardMix(WEIGHTS),
-            grader=Grader(SQLExecutor()),
+            shop(folder, **settings),
+            train_dataset=examples,
+            reward_funcs=RewardMix(WEIGHTS),
+            args=args,
             processing_class=tokenizer,
             peft_config=adapter,
-            run_log=RunLog(folder / "run"),
+            rollout=RolloutConfig(engine=engine),
             **parts,
         )
 

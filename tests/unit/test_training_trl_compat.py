@@ -15,6 +15,7 @@ from tests.scripted_policy import ask
 from tests.tiny_model import write_model
 from tests.unit.test_training_trainer import LOOK, RIGHT, WRONG, Bench
 from text2sql_grpo import trl_compat
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
@@ -46,7 +47,7 @@ def test_log_probs_at_sampling_are_those_of_training(tmp_path: Path, lora: bool)
     trainer.model.gradient_checkpointing_enable()
     attention = trainer.model.config._attn_implementation
 
-    episodes = trainer.rollouts.run([trainer.environment.session(ask("Lisbon?")) for _ in range(4)])
+    episodes = trainer.rollouts.run([trainer.environment.sessions.session(ask("Lisbon?")) for _ in range(4)])
 
     assert trainer.model.training
     assert trainer.model.config._attn_implementation == attention
@@ -153,7 +154,7 @@ def vllm_bench(folder: Path, shift: float) -> tuple[Bench, VLLM]:
     bench.say([LOOK, RIGHT], [WRONG], [WRONG], [WRONG])
     vllm = VLLM(trainer, trainer.rollouts.policy(trainer.model), shift)
     trainer.use_vllm, trainer.vllm_generation = True, vllm
-    trainer.rollouts = Rollouts(trainer, tools=None, stages=Stages())
+    trainer.rollouts = Rollouts(trainer, trainer.play, RolloutConfig(), stages=Stages())
     return bench, vllm
 
 

@@ -6,6 +6,7 @@ reads the environment.
 
 import argparse
 import difflib
+import inspect
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from dotenv import load_dotenv
 
 from text2sql_grpo import __version__
-from text2sql_grpo.commands.options import writing_to
+from text2sql_grpo.commands.options import INTERRUPTED, writing_to
 from text2sql_grpo.commands.parser import Parser, add_verb
 from text2sql_grpo.errors import RunError
 
@@ -28,7 +29,6 @@ VERBS = (
     *("mcp", "role"),
 )
 GROUPS = {"data": ("make", "overlap"), "audit": ("data", "reward")}
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="verb")
     for name in VERBS:
-        add_verb(verbs, getattr(import_module(f"{__name__}.{name}"), name))
+        add_verb(verbs, _verb(name))
     for name, group in GROUPS.items():
         module = import_module(f"{__name__}.{name}")
         below = verbs.add_parser(name, help=module.__doc__, description=module.__doc__, allow_abbrev=False)
@@ -77,23 +77,47 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
             add_verb(verbs_below, getattr(module, verb))
     if words[:1] == ["warm-start"]:
         parser.error("warm-start was removed: use sft (docs/sft.md)")
-    found, rest = parser.parse_known_args(words)
+    own, settings = _without_settings(words)
+    found, unknown = parser.parse_known_args(own)
     options = vars(found)
     verb, parser = options.pop("verb"), options.pop("parser")
-    unknown = [word for word in rest if word.startswith("--") and not _is_setting(word.partition("=")[0])]
-    if rest and (unknown or "settings" not in options):
+    if settings and "settings" not in options:
+        unknown = settings[:1]
+    if unknown:
         known = [f"--{name}" for name in options]
-        close = difflib.get_close_matches((unknown or rest)[0].partition("=")[0], known, n=1)
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        parser.error(f"unknown options: {' '.join(unknown or rest)}{hint}")
-    return verb, options | ({"settings": rest} if rest else {}), parser
+        parser.error(f"unknown options: {' '.join(unknown)}{hint}")
+    return verb, options | ({"settings": settings} if settings else {}), parser
 
 
-def _is_setting(flag: str) -> bool:
-    """True if a flag names a field of the config, or a whole section: `--run.seed`, `--sft`."""
+def _verb(name: str) -> Callable[..., int]:
+    """Function of a verb."""
+    module = "default_config" if name == "config" else name  # `config` is the module of the fields
+    verb: Callable[..., int] = getattr(import_module(f"{__name__}.{module}"), name)
+    return verb
+
+
+def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate fields of the config, with their values, from the words of the verb itself.
+
+    A field has a dot or is a whole section that is not an option of the verb: `--run.seed 1`, `--sft null`.
+    argparse would take the values for positional words.
+    """
     from text2sql_grpo.config import Config
 
-    return "." in flag or flag.removeprefix("--") in {field.name for field in fields(Config)}
+    options = inspect.signature(_verb(words[0])).parameters if words and words[0] in VERBS else {}
+    sections = {field.name for field in fields(Config)} - {*options}
+    own, settings, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not ("." in name or name in sections):
+            own.append(word)
+            continue
+        settings.append(word)
+        if not equals:
+            settings += [value for value in [next(rest, None)] if value is not None]
+    return own, settings
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -1,11 +1,20 @@
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.commands import options
-from text2sql_grpo.commands.options import Count, Seconds, Temperature
+from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.run_folder import config_around
+from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from text2sql_grpo.config import Config
+    from text2sql_grpo.rewards import Answer
 
 
 def collect(
@@ -21,20 +30,22 @@ def collect(
     samples: Count = 4,
     temperature: Temperature = 1.0,
     seed: int = 0,
-    keep: list[Literal["correct", "best_of_n", "shortest_correct"]] | None = None,
+    keep: list[Keep] | None = None,
     parallel: Count = 8,
-    retries: Count = 5,
+    retries: Retries = 5,
     timeout_s: Seconds = 600.0,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
 ) -> int:
     """Roll out any model to episodes on disk.
 
+    Exit code 1 if some are missing: the same command again tries only these.
+
     Args:
         out: JSONL of episodes; continued if it is there.
-        model_path: Model folder, such as RUN/merged, or Hub id.
+        model_path: Model folder, such as RUN/merged, an adapter or a checkpoint, or Hub id.
         base_url: OpenAI-compatible endpoint; needs --model.
-        traces: Folder with traces of vf-eval or a training, to select from; nothing is played.
+        traces: Folder with traces of vf-eval or a training, to select from; nothing is rolled out.
         model: Name of the model at --base_url.
         config: Default: config.yaml in the folder around --model_path.
         questions: Default: data.train of the config.
@@ -51,42 +62,96 @@ def collect(
     options.check_one_of(model_path=model_path, base_url=base_url, traces=traces)
     with options.writing_to(out):
         if traces is not None:
-            from rich.console import Console
-
-            from text2sql_grpo.integrations.verifiers.traces import trace_records
-            from text2sql_grpo.run.collect_job import write_chats
-
-            if not keep:
-                raise ConfigError("--traces needs --keep: nothing is played, so nothing else is written")
-            console, records = Console(), list(trace_records(traces))
-            console.print(f"{len(records)} traces: {traces}", soft_wrap=True)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_chats(records, keep, out, console)
-            return 0
+            return _select_traces(traces, keep or (), out)
         options.check_served(base_url, model, config)
         run = options.read_config(config or config_around(str(model_path)), settings)
-
         console = options.quiet_console()
+        from text2sql_grpo.evaluation.bench import Bench, UnansweredError, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
-        from text2sql_grpo.run import collect_job as job
+        from text2sql_grpo.reporting.progress import progress_bar
+        from text2sql_grpo.rewards import RewardMix
 
-        endpoint = Endpoint(
-            str(base_url),
-            str(model),
-            key_variable=key_variable,
-            parallel=parallel,
-            retries=retries,
-            timeout_s=timeout_s,
-        )
-        return job.collect(
-            run,
-            out,
-            model_path or endpoint,
-            console=console,
-            questions=questions,
-            num_questions=num_questions,
-            samples=samples,
-            temperature=temperature,
-            seed=seed,
-            keep=keep or (),
-        )
+        name = str(model_path or model)
+        with Bench.open(run) as bench:
+            examples = bench.load(questions or run.data.train, limit=num_questions)
+            episodes = EpisodeFile(out, _settings_of(run, name, temperature, seed))
+            wanted = {(example.id, n): example for n in range(samples) for example in examples}
+            todo = episodes.missing(wanted)
+            failure = ""
+            if todo:
+                served = Endpoint(str(base_url), name, key_variable, parallel, retries, timeout_s)
+                with progress_bar(console) as bar:
+                    task = bar.add_task("Collecting", total=len(wanted), completed=len(wanted) - len(todo))
+
+                    def write(place: int, answer: "Answer") -> None:
+                        if answer.episode.stop_reason != "error":  # its tools died: no episode of the model
+                            episodes.add(answer.record() | {"sample": todo[place][1], "model": name})
+                        bar.advance(task)
+
+                    try:
+                        bench.answer(
+                            [wanted[key] for key in todo],
+                            opened_model(model_path) if model_path else served,
+                            temperature=temperature,
+                            # A resumed call must not sample with the seeds of the first one.
+                            seed=seed + 1_000_003 * (len(wanted) - len(todo)),
+                            rewards=RewardMix(run.rewards),
+                            on_answer=write,
+                        )
+                    except UnansweredError as error:
+                        failure = str(error)
+            tools = bench.environment.sessions.tools if run.environment.protocol == "native" else None
+        found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
+        right = sum(record["strict"] for record in found)
+        console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
+        _write_chats(found, keep or (), out, console, tools=tools)
+        if len(found) < len(wanted):
+            failure = failure or "an MCP server died"
+            console.print(f"{failure}. Run the same command again for the rest.", soft_wrap=True)
+    return int(len(found) < len(wanted))
+
+
+def _select_traces(traces: Path, keep: Sequence[Keep], out: Path) -> int:
+    from rich.console import Console
+
+    from text2sql_grpo.integrations.verifiers.traces import trace_records
+
+    if not keep:
+        raise ConfigError("--traces needs --keep: nothing is rolled out, so nothing else is written")
+    console, records = Console(), list(trace_records(traces))
+    console.print(f"{len(records)} traces: {traces}", soft_wrap=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _write_chats(records, keep, out, console)
+    return 0
+
+
+def _settings_of(config: "Config", model: str, temperature: float, seed: int) -> dict[str, Any]:
+    """Settings that the episodes of a file share."""
+    return {
+        "model": model,
+        "temperature": temperature,
+        "seed": seed,
+        "environment": json.loads(json.dumps(asdict(config.environment), default=str)),
+        "rewards": config.rewards,
+        "neighbours": config.grading.neighbours,
+    }
+
+
+def _write_chats(
+    records: Sequence[dict[str, Any]],
+    keep: Sequence[Keep],
+    out: Path,
+    console: "Console",
+    *,
+    tools: list[dict[str, Any]] | None = None,
+) -> None:
+    """Write the chats that pass each filter beside `out`, as `NAME.FILTER.jsonl`."""
+    from text2sql_grpo.files import write_jsonl
+
+    for name in keep:
+        chats = select_chats(records, name)
+        if tools is not None:
+            chats = [chat | {"tools": tools} for chat in chats]
+        path = out.with_suffix(f".{name}.jsonl")
+        write_jsonl(path, chats)
+        console.print(f"{len(chats)} chats ({name}): {path}", soft_wrap=True)

@@ -1,10 +1,14 @@
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from text2sql_grpo.commands.options import Count, quiet_console, read_config, writing_to
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.commands.options import Count, check_place, quiet_console, read_config, writing_to
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.run_folder import CONFIG, config_around
+
+if TYPE_CHECKING:
+    from text2sql_grpo.evaluation.answers import Judged
+    from text2sql_grpo.evaluation.bench import Bench
 
 
 def compare(
@@ -22,7 +26,8 @@ def compare(
     Models answer greedily; saved answers are used instead where given, new ones are written beside --out.
 
     Args:
-        base: Model folder or Hub id; or answers: .jsonl, an evaluation's .json, or a run folder.
+        base: Model folder, adapter, checkpoint or Hub id; or answers: .jsonl, an evaluation's .json, or a
+            run folder.
         trained: Another one, as for base.
         num_samples: N of each held-out set.
         config: Default: config.yaml around the trained model or the base.
@@ -33,18 +38,17 @@ def compare(
     folder = path if (path / CONFIG).is_file() else path.parent if path.exists() else Path()
     out = out or folder / "comparison.json"
     with writing_to(out):
+        check_place(out)
         console = quiet_console()
         from rich.text import Text
 
-        from text2sql_grpo.evaluation.answers import judged, write_answers
-        from text2sql_grpo.evaluation.bench import open_workbench
+        from text2sql_grpo.evaluation.answers import judged, saved_answers, write_answers
+        from text2sql_grpo.evaluation.bench import Bench, opened_model
         from text2sql_grpo.evaluation.comparison import compare as compared
         from text2sql_grpo.files import write_json
-        from text2sql_grpo.models.loaded_policy import load_policy
-        from text2sql_grpo.reporting.comparison_tables import saved_answers, shared_questions, show, spread
-        from text2sql_grpo.run.evaluate_job import answer_all, check_place, held_out_sets
+        from text2sql_grpo.reporting.comparison_tables import show_comparison
+        from text2sql_grpo.reporting.progress import answer_with_bar
 
-        check_place(out)
         given = {"base": base, "trained": trained}
         found = {role: saved_answers(name, sets) for role, name in given.items()}
         known = {role: answers for role, answers in found.items() if answers is not None}
@@ -52,25 +56,46 @@ def compare(
             option = "--config" if config is not None else settings[0]
             raise ConfigError(f"{option} has no effect: both sides are saved answers")
         if len(known) < 2:
-            bench = open_workbench(read_config(config or config_around(trained, base), settings))
-            chosen = shared_questions(bench, sets, num_samples, *known.values())
-            examples = {
-                name: [example for example in bench.test[name] if (name, example.id) in chosen]
-                for name in held_out_sets(bench, sets)
-            }
-            with closing(bench.environment):
+            run = read_config(config or config_around(trained, base), settings)
+            with Bench.open(run) as bench:
+                chosen = _shared_questions(bench, sets, num_samples, *known.values())
+                examples = {
+                    name: [example for example in named if (name, example.id) in chosen]
+                    for name, named in bench.held_out(sets).items()
+                }
                 for role, name in given.items():
                     if role in known:
                         known[role] = [one for one in known[role] if one.key in chosen]
                         continue
                     title = f"Evaluation of {role}"
-                    answers = answer_all(load_policy(name), bench, examples, console, title=title)
+                    answers = answer_with_bar(bench, examples, opened_model(name), console, title=title)
                     write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
                     known[role] = judged(answers)
         comparison = compared(known["base"], known["trained"])
-        comparison = comparison.only(spread([one.key for one, _ in comparison.pairs], num_samples))
+        comparison = comparison.only(_spread([one.key for one, _ in comparison.pairs], num_samples))
         record = {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()}
         write_json(out, record)
-        show(comparison, console)
+        show_comparison(comparison, console)
         console.print(Text(f"comparison: {out}"), soft_wrap=True)
     return 0
+
+
+def _shared_questions(
+    bench: "Bench", sets: Sequence[str] | None, count: int | None, *known: Sequence["Judged"]
+) -> set[tuple[str, str]]:
+    """Set and id of the questions to answer: those with saved answers, if there are any."""
+    keys = [(name, example.id) for name, examples in bench.held_out(sets).items() for example in examples]
+    for answers in known:
+        answered = {one.key for one in answers}
+        keys = [key for key in keys if key in answered]
+    if not keys:
+        raise DataError("the saved answers and the config's data.test have no set and id in common")
+    return _spread(keys, count)
+
+
+def _spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
+    """`count` questions of each set, evenly spaced."""
+    from text2sql_grpo.evaluation.bench import evenly_spaced
+
+    names = dict.fromkeys(name for name, _ in keys)
+    return {key for name in names for key in evenly_spaced([key for key in keys if key[0] == name], count)}

@@ -25,6 +25,6 @@ def doctor(
     run = read_config(config, settings)
     with writing_to(run.run.output_dir):
         console = quiet_console()
-        from text2sql_grpo.doctor import diagnosis as job
+        from text2sql_grpo.doctor import diagnosis
 
-        return job.doctor(run, console=console, launch=accelerate, dry_run=dry_run, as_json=json)
+        return diagnosis.doctor(run, console=console, launch=accelerate, dry_run=dry_run, as_json=json)

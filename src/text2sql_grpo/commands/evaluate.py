@@ -1,10 +1,13 @@
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
 from text2sql_grpo.run_folder import config_around
+
+if TYPE_CHECKING:
+    from text2sql_grpo.config import Config
 
 
 def evaluate(
@@ -16,27 +19,27 @@ def evaluate(
     config: Path | None = None,
     sets: list[str] | None = None,
     metrics: list[Literal["strict", "official", "ves"]] | None = None,
-    temperature: Temperature = 0.0,
-    seed: int = 0,
+    temperature: Temperature | None = None,
+    seed: int | None = None,
     out: Path | None = None,
     parallel: Count = 8,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
 ) -> int:
-    """Answer held-out questions with a model.
+    """Answer held-out questions with a model, as its run did unless options differ.
 
     Args:
-        model_path: Model folder, such as RUN/merged, or Hub id.
+        model_path: Model folder, such as RUN/merged, an adapter or a checkpoint of a run, or Hub id.
         base_url: OpenAI-compatible endpoint; needs --model and --config.
         model: Name of the model at --base_url.
-        num_samples: N of each held-out set, shown whole.
+        num_samples: N questions of each held-out set, shown whole; default: data.test_samples, not shown.
         config: Default: config.yaml in the folder around the model.
         sets: Held-out sets; default: all of the config.
         metrics: Columns of the table; default: the accuracies strict and official. ves adds BIRD's R-VES:
             the time of right answers against that of the gold, run in turn 100 times each, one query at a
             time. It is a timing, and so noisy: compare runs on one idle machine.
-        temperature: 0 is greedy.
-        seed: Random seed of sampling.
+        temperature: 0 is greedy; default: evaluation.temperature.
+        seed: Random seed of sampling; default: run.seed.
         out: Default: evaluation-MODEL.json in the folder around the model; for --base_url here.
         parallel: Concurrent episodes at --base_url.
         key_variable: Environment variable of the endpoint's key.
@@ -47,21 +50,73 @@ def evaluate(
     path = Path(model_path or str(model))
     folder = path.resolve().parent if model_path and path.is_dir() else Path()
     out = out or folder / f"evaluation-{path.resolve().name}.json"
+    count = num_samples or run.data.test_samples
+    sampling: dict[str, Any] = {
+        "temperature": run.evaluation.temperature if temperature is None else temperature,
+        "seed": run.run.seed if seed is None else seed,
+    }
     with options.writing_to(out):
+        options.check_place(out)
         console = options.quiet_console()
-        from text2sql_grpo.evaluation.endpoint import Endpoint
-        from text2sql_grpo.run import evaluate_job as job
+        from rich.text import Text
 
-        endpoint = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
-        job.evaluate(
-            model_path or endpoint,
-            run,
-            num_samples=num_samples,
-            sets=sets,
-            metrics=metrics,
-            temperature=temperature,
-            seed=seed,
-            out=out,
-            console=console,
-        )
+        from text2sql_grpo.evaluation.answers import write_answers
+        from text2sql_grpo.evaluation.bench import Bench, evenly_spaced, opened_model
+        from text2sql_grpo.evaluation.endpoint import Endpoint
+        from text2sql_grpo.evaluation.summary import summary
+        from text2sql_grpo.files import write_json
+        from text2sql_grpo.reporting.accuracy_tables import accuracy_table
+        from text2sql_grpo.reporting.progress import answer_with_bar
+        from text2sql_grpo.reporting.shown import show_answer
+
+        served = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
+        with Bench.open(run) as bench:
+            chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
+            for line in _unlike_the_run(run, bench.test, chosen, sampling):
+                console.print(Text(line), soft_wrap=True)
+            answers = answer_with_bar(
+                bench, chosen, opened_model(model_path) if model_path else served, console, **sampling
+            )
+            scores = {name: summary(answered) for name, answered in answers.items()}
+            if "ves" in (metrics or ()):
+                _add_r_ves(scores, answers, bench, console)
+        if num_samples is not None:
+            for name, answered in answers.items():
+                for answer in answered:
+                    show_answer(answer, name, console)
+        record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
+        write_json(out, record)
+        write_answers(out.with_suffix(".jsonl"), answers)
+        console.print(accuracy_table(scores, metrics or ()))
+        console.print(f"evaluation: {out}", soft_wrap=True)
+        console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
     return 0
+
+
+def _unlike_the_run(
+    run: "Config", test: dict[str, Any], chosen: dict[str, Any], sampling: dict[str, Any]
+) -> list[str]:
+    """A line that names what differs from the evaluation of the run; none if nothing does."""
+    facts = {
+        "sets": (list(chosen), list(test)),
+        "questions of a set": (
+            {name: len(named) for name, named in chosen.items()},
+            {name: min(run.data.test_samples or len(test[name]), len(test[name])) for name in chosen},
+        ),
+        "temperature": (sampling["temperature"], run.evaluation.temperature),
+        "seed": (sampling["seed"], run.run.seed),
+    }
+    unlike = [f"{name} {here}, there {there}" for name, (here, there) in facts.items() if here != there]
+    return [f"Not to be compared with the figures of the run: {'; '.join(unlike)}"] if unlike else []
+
+
+def _add_r_ves(scores: dict[str, Any], answers: Any, bench: Any, console: Any) -> None:
+    """Time the answers of each set, after all were judged: nothing else runs meanwhile."""
+    from text2sql_grpo.evaluation.summary import r_ves
+    from text2sql_grpo.reporting.progress import progress_bar
+
+    databases, limits = bench.environment.databases, bench.environment.executor.limits
+    with progress_bar(console) as bar:
+        task = bar.add_task("Timing", total=sum(map(len, answers.values())))
+        for name, answered in answers.items():
+            scores[name]["r_ves"] = r_ves(answered, databases, limits, on_answer=lambda: bar.advance(task))

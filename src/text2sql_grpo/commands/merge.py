@@ -38,29 +38,31 @@ def merge(
     out = out or adapter.parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)
-        from text2sql_grpo.evaluation.bench import open_workbench
+        from text2sql_grpo.evaluation.bench import Bench
         from text2sql_grpo.publishing.merging import merge_adapter
-        from text2sql_grpo.run.evaluate_job import held_out_sets
-        from text2sql_grpo.run.merge_check import check_merge
 
-        if run is not None and not (adapter / "adapter_config.json").is_file():
+        if run is None:
+            report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
+            console.print(str(report), soft_wrap=True)
+            return 0
+        if not (adapter / "adapter_config.json").is_file():
             raise ModelError(
                 f"--num_samples compares an adapter with its merged model, but {adapter} holds none"
             )
-        bench = open_workbench(run) if run is not None else None
-        if bench is not None:
-            held_out_sets(bench, None)  # fail before the work if there are none
-        report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
-        console.print(str(report), soft_wrap=True)
-        if bench is not None and num_samples is not None:
+        from text2sql_grpo.run.merge_check import check_merge
+
+        with Bench.open(run) as bench:
+            bench.held_out()  # fail before the work if there are none
+            report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
+            console.print(str(report), soft_wrap=True)
             check = check_merge(
                 adapter,
                 out,
                 bench,
                 console,
-                num_samples=num_samples,
+                num_samples=num_samples or 1,
                 base=str(report.base),
-                dtype=bench.config.model.dtype if report.is_four_bit else "auto",
+                dtype=run.model.dtype if report.is_four_bit else "auto",
                 quantization="4bit" if report.is_four_bit else "none",
             )
             console.print(str(check), soft_wrap=True)

@@ -1,15 +1,13 @@
-"""Option types that several verbs share, and the set-up around their jobs."""
+"""Option types that several verbs share, and checks of their options."""
 
 import argparse
 import errno
-import gc
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:  # slow to import, and help needs neither
     from text2sql_grpo.config import Config
 
 QUICKSTART = Path("config/quickstart.yaml")
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -37,6 +36,7 @@ def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable
 
 
 Count = Annotated[int, _between(1, 10**9, int)]
+Retries = Annotated[int, _between(0, 1_000, int)]
 Port = Annotated[int, _between(0, 65_535, int)]
 Seconds = Annotated[float, _between(0.001, 86_400, float)]
 Temperature = Annotated[float, _between(0, 100, float)]
@@ -61,6 +61,24 @@ def check_served(base_url: str | None, model: str | None, config: Path | None) -
         raise ConfigError("--base_url needs --config FILE")
 
 
+def check_place(out: Path) -> None:
+    """Fail early if `out` cannot be written; an existing file stays.
+
+    Raises:
+        ConfigError: It cannot be written, or does not end in `.json`.
+    """
+    if out.suffix != ".json":
+        raise ConfigError(f"--out must name a .json file, got {out}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not out.exists()
+        out.open("a").close()
+        if is_new:
+            out.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out cannot be written: {error} ({out})") from error
+
+
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     """Read a config, with settings of the command line applied."""
     from text2sql_grpo.config import load_config
@@ -69,7 +87,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
 
 
 def quiet_console(*, highlight: bool = True) -> "Console":
-    """Make the console of a job, and import the libraries of all jobs; call before importing the job.
+    """Make the console of a verb; call before importing libraries.
 
     Hides what a user cannot change: deprecations, missing kernels, progress bars of single files.
     """
@@ -79,11 +97,6 @@ def quiet_console(*, highlight: bool = True) -> "Console":
         warnings.filterwarnings("ignore", text, UserWarning)
     for name in ("transformers.trainer", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-    gc.disable()  # what is imported is no garbage, now and later: searches for it take a while
-    import_module("text2sql_grpo.training.trainer")
-    gc.freeze()
-    gc.enable()
 
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from rich.console import Console

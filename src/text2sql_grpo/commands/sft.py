@@ -30,7 +30,7 @@ def sft(
     out = out or folder.with_name(f"{folder.name}-sft")
     with writing_to(out):
         console = quiet_console(highlight=False)
-        from text2sql_grpo.run import sft_stage as job
+        from text2sql_grpo.run import sft_stage
         from text2sql_grpo.run.pipeline import run_arguments
 
-        return job.sft(run, out, run_arguments(run), console=console, resume=resume)
+        return sft_stage.sft(run, out, run_arguments(run), console=console, resume=resume)

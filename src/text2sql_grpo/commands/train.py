@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import QUICKSTART, quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import INTERRUPTED, QUICKSTART, quiet_console, read_config, writing_to
 
 
 def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Sequence[str] = ()) -> int:
@@ -16,6 +16,7 @@ def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Seq
     run = read_config(config, settings)
     with writing_to(run.run.output_dir):
         console = quiet_console()
-        from text2sql_grpo.run import pipeline as job
+        from text2sql_grpo.run import pipeline
 
-        return job.train(run, resume=resume, console=console)
+        result = pipeline.train(run, resume=resume, console=console)
+    return 0 if result.merged else INTERRUPTED

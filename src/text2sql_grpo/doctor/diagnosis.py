@@ -17,7 +17,8 @@ from text2sql_grpo.doctor.checks import Finding, guarded
 from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding
 from text2sql_grpo.doctor.traced_update import UntraceableError
 from text2sql_grpo.errors import ModelError, RunError
-from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.models.sources import readable_folder
@@ -83,7 +84,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
             return
     try:
         check_folder(config.run.output_dir)
-        bench = open_workbench(config)
+        bench = Bench.open(config)
         questions = bench.load(config.data.train, limit=config.data.train_samples)
         select_questions(questions, bench, arguments)
     except RunError as error:
@@ -95,7 +96,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
 
 
 def _with_model(
-    bench: Workbench,
+    bench: Bench,
     arguments: SQLGRPOConfig,
     questions: Sequence[Example],
     sharding: Sharding,
@@ -117,7 +118,9 @@ def _with_model(
     config = dataclasses.replace(bench.config, model=dataclasses.replace(bench.config.model, path=folder))
     bench = dataclasses.replace(bench, config=config)
     try:
-        chat = bench.chat(tokenizer, None)
+        options = config.grpo.get("chat_template_kwargs")
+        sessions = bench.environment.sessions
+        chat = measured_chat(tokenizer, None, sessions, template_options=options)
     except ModelError as error:
         yield Finding("chat template", "problem", str(error))
         return

@@ -21,13 +21,14 @@ from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, esti
 from text2sql_grpo.doctor.traced_update import Update
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.evaluation.bench import Run, Workbench, evenly_spaced
+from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.models.hardware import GIB, device_memory, device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reporting.progress import duration
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments
+from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.sft.demonstrations import action_text, play
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -40,7 +41,7 @@ _SEAMS = 8  # tokens that may be added where a shortened schema meets the text a
 _LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
 
 
-def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
+def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
     """Check that the template is prefix-stable; show the trained tokens of one episode."""
     is_native, tokenizer = chat.tools is not None, chat.tokenizer
     episode = _scripted(questions[0], bench, chat, is_native=is_native)
@@ -60,14 +61,14 @@ def chat_template(bench: Workbench, chat: ChatFormat, questions: Sequence[Exampl
     return Finding("chat template", "ok", text, facts, _coloured(episode, tokenizer))
 
 
-def _scripted(example: Example, bench: Workbench, chat: ChatFormat, *, is_native: bool) -> Episode:
+def _scripted(example: Example, bench: Bench, chat: ChatFormat, *, is_native: bool) -> Episode:
     """Play an episode with an exploratory query and the gold query."""
-    is_sqlite = bench.databases.dialect(example.database) == "sqlite"
+    is_sqlite = bench.environment.databases.dialect(example.database) == "sqlite"
     look = example.look_sql or (_LOOK if is_sqlite else example.gold_sql)
     calls = (("run_sql", look), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
     turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
-    return play(example, turns, bench.environment, chat)
+    return play(example, turns, bench.environment.sessions, chat)
 
 
 def _is_prefix_stable(tokenizer: Any) -> bool:
@@ -91,12 +92,10 @@ def _coloured(episode: Episode, tokenizer: Any) -> Text:
     return shown
 
 
-def context(
-    bench: Workbench, chat: ChatFormat, questions: Sequence[Example], model: PreTrainedConfig
-) -> Finding:
+def context(bench: Bench, chat: ChatFormat, questions: Sequence[Example], model: PreTrainedConfig) -> Finding:
     """Check that the longest of some evenly spaced prompts fits into the context with its episode."""
     most = int(getattr(model.get_text_config(), "max_position_embeddings", 0) or 0)
-    environment, episode = bench.environment, bench.config.environment.max_episode_tokens
+    environment, episode = bench.environment.sessions, bench.config.environment.max_episode_tokens
     longest = without_schema = 0
     for example in evenly_spaced(questions, _PROMPTS_MEASURED):
         prompt = len(chat.prompt_ids(environment.session(example).start()))
@@ -131,7 +130,7 @@ def memory_of(
     length = config.environment.max_episode_tokens
     autocast = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
     sessions = episodes_per_step // sharding.processes
-    plays = 0 if arguments.use_vllm else min(arguments.max_slots or sessions, sessions)
+    plays = 0 if arguments.use_vllm else min(config.rollout.max_slots or sessions, sessions)
     is_colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
     total = device_memory(kind)
     return estimate_memory(
@@ -189,7 +188,7 @@ _LESS = (
 
 
 def dry_run(
-    bench: Workbench,
+    bench: Bench,
     arguments: SQLGRPOConfig,
     policy: LoadedPolicy,
     questions: Sequence[Example],

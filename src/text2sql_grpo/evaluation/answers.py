@@ -5,8 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.rewards import Answer
+from text2sql_grpo.run_folder import CONFIG, answers_file
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,26 @@ def read_answers(path: Path) -> list[Judged]:
         DataError: No such file, or a line that is no answer.
     """
     return list(read_jsonl(path, "the answers of an evaluation", convert=Judged.of))
+
+
+def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
+    """Read the answers in a file or run folder; None for a model.
+
+    Raises:
+        RunError: The file or a set is missing or wrong.
+    """
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
+        path = answers_file(path)
+        if not path.is_file():
+            raise DataError(
+                f"the run folder has no evaluation.jsonl ({name}): name its merged model or answers"
+            )
+    if path.suffix not in (".json", ".jsonl"):
+        return None
+    answers = read_answers(path.with_suffix(".jsonl"))
+    known = {one.set for one in answers}
+    for wanted in sets or ():
+        if wanted not in known:
+            raise ConfigError(f"--sets must be of {', '.join(sorted(known))}, got {wanted!r} (in {path})")
+    return [one for one in answers if sets is None or one.set in sets]

@@ -1,36 +1,308 @@
-"""Set-up that jobs share: databases, questions, environment, grader; and the run of the main job."""
+"""`Environment`, the databases that a model is trained and evaluated on, and `Bench`, that of a config.
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+`Environment.answer` is the only way in which questions are answered, outside of a step of training.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rich.console import Console
-
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, RolloutConfig
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
-from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading import Grader
-from text2sql_grpo.reliability.alerts import Alerts
-from text2sql_grpo.rewards import open_grader
-from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy
-from text2sql_grpo.rollout.policy import context_length, model_policy
-from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
+from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
+from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
+from text2sql_grpo.sql.address import Database
+
+if TYPE_CHECKING:  # load torch, which grading and verifiers can do without
+    from text2sql_grpo.evaluation.sampler import Sampler
+    from text2sql_grpo.models.loaded_policy import LoadedPolicy
+
+    Model = LoadedPolicy | Sampler | Endpoint
 
 T = TypeVar("T")
 
 
+class UnansweredError(RunError):
+    """An endpoint gave no answer to some questions; those to the others were handed over."""
+
+
 @dataclass(frozen=True)
-class Workbench:
-    """Parts of a run that need no model.
+class Asked:
+    """Episode of a question without a gold query, with the result of its final query.
+
+    Attributes:
+        episode: The exploratory queries and the final one.
+        result: Outcome of the final query; None if none was submitted.
+    """
+
+    episode: Episode
+    result: ExecutionOutcome | None
+
+    @property
+    def failure(self) -> str:
+        """Reason why there is no result; empty if there is one."""
+        if self.result is None:
+            return f"no final SQL: the episode stopped with {self.episode.stop_reason}"
+        return "" if self.result.is_ok else f"the final SQL failed: {self.result.error}"
+
+
+class Environment:
+    """Databases, the executor of their SQL, the sessions of a model, and the grader of its answers.
+
+    A context manager: its end stops the worker processes.
+
+    Args:
+        databases: A file, a folder, a URL, or a mapping of names to these; see `Databases`.
+        neighbours: Maximum number of test databases of each gold query, see `GradingConfig`; 0 for none.
+        neighbour_url: PostgreSQL server for these, see `GradingConfig`.
+        fields: Fields of `EnvironmentConfig`: `max_turns=4`, `protocol="native"`.
+
+    Attributes:
+        databases: The databases by name.
+        executor: Runs SQL that a model wrote.
+        sessions: Makes the session of a question.
+        grader: Grades a query against a gold query.
+
+    Raises:
+        ConfigError: A field is unknown or its value is wrong, or `mcp` names no usable server.
+        DataError: There is no database.
+    """
+
+    def __init__(
+        self,
+        databases: Database | Mapping[str, Database],
+        *,
+        neighbours: int = 4,
+        neighbour_url: str | None = None,
+        **fields: Any,
+    ) -> None:
+        config = EnvironmentConfig(**fields)
+        self.databases = Databases(databases)
+        self.executor = SQLExecutor(config.limits)
+        self.sessions = _sessions(self.databases, self.executor, config)
+        self.grader = open_grader(self.executor, neighbours=neighbours, neighbour_url=neighbour_url)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Open the environment of a config."""
+        grading, section = config.grading, config.environment
+        return cls(
+            config.data.databases,
+            neighbours=grading.neighbours,
+            neighbour_url=grading.neighbour_url,
+            **{name: getattr(section, name) for name in section.__dataclass_fields__},
+        )
+
+    @property
+    def settings(self) -> EnvironmentSettings:
+        """Prompt, turns and limits of an episode."""
+        return self.sessions.settings
+
+    def judge(self, rewards: RewardMix | None = None) -> Judge:
+        """Make the judge of episodes; without rewards, it gives verdicts alone."""
+        shown = self.settings.observation.max_rows
+        return Judge(self.grader, self.executor, rewards, max_rows_shown=shown)
+
+    def examples(self, source: Any, **options: Any) -> Sequence[Example]:
+        """Questions with checked gold queries, see `load_examples`; examples are returned as they are."""
+        if isinstance(source, Sequence) and source and isinstance(source[0], Example):
+            return source
+        return load_examples(source, self.databases, self.executor, **options)
+
+    def answer(
+        self,
+        questions: Sequence[Example],
+        model: "Model",
+        *,
+        samples: int = 1,
+        temperature: float = 0.0,
+        seed: int = 0,
+        rewards: RewardMix | None = None,
+        rollout: RolloutConfig | None = None,
+        evaluation: EvaluationConfig | None = None,
+        template_options: dict[str, Any] | None = None,
+        on_answer: Callable[[int, Answer], None] | None = None,
+    ) -> list[Answer]:
+        """Answer questions by the sessions and the engine of training, and judge the answers meanwhile.
+
+        Args:
+            samples: Answers of each question.
+            temperature: 0 is greedy.
+            seed: Random seed of sampling.
+            rewards: Named scores of the answers; None for verdicts alone, with the published ones.
+            rollout: Engine of a local model.
+            evaluation: Its batch size and precision are used, for a local model.
+            template_options: Variables of the chat template of a local model.
+            on_answer: Called with the index of each answer in the list that is returned, and the answer, in
+                one thread of its own.
+
+        Returns:
+            The answers, those to one question next to each other.
+
+        Raises:
+            UnansweredError: An endpoint failed for some questions, after `on_answer` got all others.
+            RunError: See `served_episodes` and `Judge.judge`.
+        """
+        examples = [example for example in questions for _ in range(samples)]
+        judge, found = self.judge(rewards), dict[int, Future[Answer]]()
+
+        def judged(place: int, episode: Episode) -> Answer:
+            database = self.databases.address(episode.example.database)
+            answer = judge.judge(episode, database, runs_published=rewards is None)
+            if on_answer is not None:
+                on_answer(place, answer)
+            return answer
+
+        with ThreadPoolExecutor(1, thread_name_prefix="judge") as thread:
+
+            def on_end(place: int, episode: Episode) -> None:
+                found[place] = thread.submit(judged, place, episode)
+
+            failures = self._roll_out(
+                examples,
+                model,
+                temperature=temperature,
+                seed=seed,
+                rollout=rollout or RolloutConfig(),
+                evaluation=evaluation or EvaluationConfig(),
+                template_options=template_options,
+                on_end=on_end,
+            )
+            answers = {place: future.result() for place, future in found.items()}
+        if failures:
+            raise UnansweredError(
+                f"{len(failures)} of {len(examples)} questions were not answered, the first: {failures[0]}; "
+                "run the command again when the endpoint answers"
+            )
+        return [answers[place] for place in range(len(examples))]
+
+    def ask(
+        self,
+        question: str,
+        model: "Model | str | Path",
+        *,
+        database: str | None = None,
+        rollout: RolloutConfig | None = None,
+        template_options: dict[str, Any] | None = None,
+    ) -> Asked:
+        """Answer one question that has no gold query, greedily, and run the final query.
+
+        Args:
+            model: A model folder, an adapter, a run folder or a Hub id; or a loaded one.
+            database: Name of the database; None for the only one.
+
+        Raises:
+            DataError: The question is empty, or it could be about several databases.
+            ModelError: There is no such model.
+        """
+        if not question.strip():
+            raise DataError("the question is empty")
+        names = self.databases.names()
+        if database is None and len(names) != 1:
+            raise DataError(f"one database is needed, got {len(names)} ({self.databases.shown}): name it")
+        example = Example("question", database or names[0], question, gold_sql="")
+        self.sessions.schema_text(example.database)  # fails before a model is loaded, which takes longer
+        episodes: list[Episode] = []
+        failures = self._roll_out(
+            [example],
+            opened_model(model),
+            temperature=0.0,
+            seed=0,
+            rollout=rollout or RolloutConfig(),
+            evaluation=EvaluationConfig(),
+            template_options=template_options,
+            on_end=lambda place, episode: episodes.append(episode),
+        )
+        if failures:
+            raise UnansweredError(failures[0])
+        (episode,) = episodes
+        if episode.final_sql is None:
+            return Asked(episode, None)
+        address = self.databases.address(example.database)
+        return Asked(episode, self.executor.execute(address, episode.final_sql))
+
+    def _roll_out(
+        self,
+        examples: Sequence[Example],
+        model: "Model",
+        *,
+        temperature: float,
+        seed: int,
+        rollout: RolloutConfig,
+        evaluation: EvaluationConfig,
+        template_options: dict[str, Any] | None,
+        on_end: Callable[[int, Episode], None],
+    ) -> list[str]:
+        """Hand over an episode of each example with its index; return failures of an endpoint."""
+        if isinstance(model, Endpoint):
+            return served_episodes(
+                examples, self.sessions, model, temperature=temperature, seed=seed, on_end=on_end
+            )
+        from text2sql_grpo.evaluation.sampler import Sampler, local_episodes, open_sampler
+
+        if not isinstance(model, Sampler):
+            model = open_sampler(
+                model,
+                self.sessions,
+                temperature=temperature,
+                engine=rollout.engine,
+                batch_size=evaluation.batch_size,
+                bf16=evaluation.bf16,
+                template_options=template_options,
+            )
+        local_episodes(
+            examples,
+            self.sessions,
+            model,
+            seed=seed if temperature else None,
+            on_end=on_end,
+        )
+        return []
+
+    def close(self) -> None:
+        """End the servers of the tools, and the worker processes."""
+        try:
+            self.sessions.close()
+        finally:
+            self.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def opened_model(model: "Model | str | Path") -> "Model":
+    """Load a model that is given by its folder or Hub id; return any other as it is."""
+    if not isinstance(model, str | Path):
+        return model
+    from text2sql_grpo.models.loaded_policy import load_policy
+
+    return load_policy(str(model))
+
+
+def _sessions(databases: Databases, executor: SQLExecutor, config: EnvironmentConfig) -> SQLEnvironment:
+    if config.mcp is None:
+        return SQLEnvironment(databases, executor, config.settings())
+    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+    return MCPEnvironment(databases, executor, config.settings(), server=config.mcp)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A config with its open environment and held-out questions: all of a run that needs no model.
 
     Attributes:
         test: Held-out questions by the name of their set.
@@ -38,12 +310,43 @@ class Workbench:
     """
 
     config: Config
-    databases: Databases
-    executor: SQLExecutor
-    environment: SQLEnvironment
-    grader: Grader
+    environment: Environment
     test: dict[str, list[Example]]
     dev: Sequence[Example] = ()
+
+    @classmethod
+    def open(cls, config: Config) -> Self:
+        """Open the databases and read the held-out questions.
+
+        Raises:
+            DataError: A folder, file, question or gold query is wrong.
+            ConfigError: `environment.mcp` names no usable server.
+        """
+        environment = Environment.of(config)
+        left_out = quarantined(config)
+
+        def held_out(path: Any, names: Sequence[str] = ()) -> Sequence[Example]:
+            return environment.examples(
+                path,
+                leave_out=left_out,
+                leaves_out_large=True,
+                keep=lambda example: not names or example.database in names,
+            )
+
+        dev: Sequence[Example] = []
+        if config.evaluation.every is not None:
+            names = config.data.dev_databases
+            dev = held_out(config.data.dev or config.data.train, names)
+            if not dev:
+                raise DataError(
+                    f"no question of {config.data.train} is on data.dev_databases ({', '.join(names)})"
+                )
+        return cls(
+            config=config,
+            environment=environment,
+            test={name: list(held_out(path)) for name, path in config.data.test.items()},
+            dev=evenly_spaced(dev, config.evaluation.schedule_samples),
+        )
 
     def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
         """Load training questions with checked golds, but for those in quarantine or on `dev_databases`.
@@ -55,11 +358,10 @@ class Workbench:
         """
         files, left_out = shard_files(path), quarantined(self.config)
         held_out = self.config.data.dev_databases
+        environment = self.environment
         if files == [path]:
-            examples = load_examples(
+            examples = environment.examples(
                 path,
-                self.databases,
-                self.executor,
                 limit=limit,
                 leave_out=left_out,
                 leaves_out_large=True,
@@ -70,139 +372,49 @@ class Workbench:
             return examples
         if held_out:
             raise DataError(f"data.dev_databases needs questions in one file, got several: {path}")
-        return load_shards(files, self.databases, self.executor, limit=limit, leave_out=left_out)
+        return load_shards(
+            files, environment.databases, environment.executor, limit=limit, leave_out=left_out
+        )
 
-    def chat(self, tokenizer: Any, model: Any) -> ChatFormat:
-        """Make the chat format of a model under this run's protocol; of the tokenizer alone without a model.
+    def held_out(self, sets: Sequence[str] | None = None) -> dict[str, list[Example]]:
+        """Held-out sets of these names; all of the config for None.
 
-        The tokenizer then measures `environment.max_schema_tokens`.
+        Raises:
+            ConfigError: A name is unknown, or the config has no set.
         """
-        chat = chat_format(
-            tokenizer,
+        known = ", ".join(self.test) or "none"
+        for name in sets or ():
+            if name not in self.test:
+                raise ConfigError(f"--sets must be of data.test ({known}), got {name!r}")
+        if not self.test:
+            raise ConfigError("data.test has no held-out sets")
+        return {name: examples for name, examples in self.test.items() if sets is None or name in sets}
+
+    def answer(self, questions: Sequence[Example], model: "Model", **options: Any) -> list[Answer]:
+        """Answer questions with the config's engine, batch size and precision; see `Environment.answer`."""
+        config = self.config
+        return self.environment.answer(
+            questions,
             model,
-            self.environment.settings,
-            tools=self.environment.tools,
-            template_options=self.config.grpo.get("chat_template_kwargs"),
-        )
-        self.environment.count_tokens_by(chat.count_tokens)
-        return chat
-
-    def policy(self, model: Any, chat: ChatFormat, *, temperature: float = 0.0) -> Policy | SlotPolicy:
-        """Make a policy for episodes outside of a trainer, with the engine and batch size of the config."""
-        return model_policy(
-            model,
-            chat,
-            temperature=temperature,
-            batch_size=self.config.evaluation.batch_size,
-            engine=self.config.rollout.engine,
+            rollout=config.rollout,
+            evaluation=config.evaluation,
+            template_options=config.grpo.get("chat_template_kwargs"),
+            **options,
         )
 
-    def budgets(self, model: Any) -> Budgets:
-        """Token limits of an episode with this model."""
-        environment = self.config.environment
-        return Budgets(environment.max_turn_tokens, environment.max_episode_tokens, context_length(model))
+    def answer_sets(
+        self, sets: Mapping[str, Sequence[Example]], model: "Model", **options: Any
+    ) -> dict[str, list[Answer]]:
+        """Answer the questions of several sets together: a set alone would end with few rows of a batch."""
+        examples = [example for named in sets.values() for example in named]
+        answers = iter(self.answer(examples, model, **options))
+        return {name: list(islice(answers, len(named))) for name, named in sets.items()}
 
+    def __enter__(self) -> Self:
+        return self
 
-def chat_format(
-    tokenizer: Any,
-    model: Any,
-    settings: EnvironmentSettings,
-    *,
-    tools: list[dict[str, Any]] = TOOLS,
-    template_options: dict[str, Any] | None = None,
-) -> ChatFormat:
-    """Make the chat format of a model under the protocol of an environment."""
-    eos = None if model is None else model.generation_config.eos_token_id
-    return ChatFormat(
-        tokenizer,
-        tools=tools if settings.protocol == "native" else None,
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
-        template_options=template_options,
-    )
-
-
-def open_workbench(config: Config) -> Workbench:
-    """Open the databases and read the held-out questions.
-
-    Raises:
-        DataError: A folder, file, question or gold query is wrong.
-        ConfigError: `environment.mcp` names no usable server.
-    """
-    databases = Databases(config.data.databases)
-    executor = SQLExecutor(config.environment.limits)
-    left_out = quarantined(config)
-
-    def held_out(path: Path, names: Sequence[str] = ()) -> list[Example]:
-        return load_examples(
-            path,
-            databases,
-            executor,
-            leave_out=left_out,
-            leaves_out_large=True,
-            keep=lambda example: not names or example.database in names,
-        )
-
-    dev: list[Example] = []
-    if config.evaluation.every is not None:
-        names = config.data.dev_databases
-        dev = held_out(config.data.dev or config.data.train, names)
-        if not dev:
-            raise DataError(
-                f"no question of {config.data.train} is on data.dev_databases ({', '.join(names)})"
-            )
-    return Workbench(
-        config=config,
-        databases=databases,
-        executor=executor,
-        environment=_open_environment(config, databases, executor),
-        grader=open_grader(
-            executor,
-            neighbours=config.grading.neighbours,
-            neighbour_url=config.grading.neighbour_url,
-        ),
-        test={name: held_out(path) for name, path in config.data.test.items()},
-        dev=evenly_spaced(dev, config.evaluation.schedule_samples),
-    )
-
-
-def _open_environment(config: Config, databases: Databases, executor: SQLExecutor) -> SQLEnvironment:
-    settings = config.environment.settings()
-    if config.environment.mcp is None:
-        return SQLEnvironment(databases, executor, settings)
-    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
-
-    return MCPEnvironment(databases, executor, settings, server=config.environment.mcp)
-
-
-@dataclass
-class Run:
-    """One run of the main job, from an open workbench to a merged model.
-
-    Attributes:
-        alerts: The alerts, one or none.
-    """
-
-    bench: Workbench
-    console: Console
-    alerts: list[Alerts]
-    seconds: dict[str, float] = field(default_factory=dict)
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def config(self) -> Config:
-        return self.bench.config
-
-    @property
-    def folder(self) -> Path:
-        return self.config.run.output_dir
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time a stage; the run prints the times at its end."""
-        started, cpu_started = time.monotonic(), time.process_time()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 1)
-        self.cpu_seconds[name] = round(time.process_time() - cpu_started, 1)
+    def __exit__(self, *error: object) -> None:
+        self.environment.close()
 
 
 def quarantined(config: Config) -> frozenset[str]:

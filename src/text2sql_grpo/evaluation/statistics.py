@@ -8,7 +8,7 @@ figures, which assume independent questions, are given beside them.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import NormalDist
+from statistics import NormalDist, fmean, pvariance
 from typing import Any, Self
 
 import numpy as np
@@ -125,6 +125,18 @@ def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Inter
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS)
     low, high = np.quantile((draws @ np.array(sums)) / (draws @ np.array(sizes)), [0.025, 0.975])
     return min(naive[0], float(low)), max(naive[1], float(high))
+
+
+def interval_of_shares(shares: Sequence[float], samples: int) -> tuple[float, float]:
+    """95% interval of a mean of shares by question: Wilson's, for the number of independent episodes.
+
+    Kish 1965, design effect.
+    """
+    share, count = fmean(shares), len(shares) * samples
+    by_chance = share * (1 - share) / samples
+    effect = min(max(pvariance(shares) / by_chance, 1.0), samples) if by_chance else 1.0
+    independent = round(count / effect)
+    return Accuracy(round(share * independent), independent).interval
 
 
 def sign_flip_p(differences: Iterable[int]) -> float:

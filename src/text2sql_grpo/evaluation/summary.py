@@ -1,56 +1,17 @@
-"""Evaluation by the same episodes as in training, greedy or sampled."""
+"""Accuracies and counts of the answers to held-out questions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.statistics import Accuracy
-from text2sql_grpo.grading import Grader, OfficialVerdicts
+from text2sql_grpo.grading import OfficialVerdicts
 from text2sql_grpo.grading.bird import bird_r_ves
 from text2sql_grpo.grading.official import measure_ves_reward
-from text2sql_grpo.rewards import FLAGS, Answer, Judge
-from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
+from text2sql_grpo.rewards import FLAGS, Answer
 from text2sql_grpo.sql import Limits, SQLExecutor
-
-
-def answer_questions(
-    examples: Sequence[Example],
-    policy: Policy | SlotPolicy,
-    chat: ChatFormat,
-    environment: SQLEnvironment,
-    grader: Grader,
-    budgets: Budgets,
-    *,
-    first_turns: Sequence[str] | None = None,
-    on_answer: Callable[[], None] = lambda: None,
-) -> list[Answer]:
-    """Answer each question once, by the sessions and the engine of training.
-
-    Answers are judged while others are still sampled.
-
-    Args:
-        first_turns: One given first assistant turn per example; None to sample all turns.
-    """
-    sessions = [environment.session(example) for example in examples]
-    max_rows = environment.settings.observation.max_rows
-    judge = Judge(grader, environment.executor, max_rows_shown=max_rows)
-    answers: dict[int, Future[Answer]] = {}
-    with ThreadPoolExecutor(1, thread_name_prefix="judge") as thread:
-
-        def on_end(episode: Episode) -> None:
-            database = environment.databases.address(episode.example.database)
-            answers[id(episode)] = thread.submit(judge.judge, episode, database, runs_published=True)
-            on_answer()
-
-        episodes = run(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
-        return [answers[id(episode)].result() for episode in episodes]
 
 
 def r_ves(

@@ -1,7 +1,6 @@
-"""Sides, questions and report of a comparison of two models."""
+"""Table and changed answers of a comparison of two models."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
@@ -9,62 +8,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.evaluation.answers import Judged, read_answers
-from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.statistics import Interval
-from text2sql_grpo.run.evaluate_job import held_out_sets
-from text2sql_grpo.run_folder import CONFIG, answers_file
 
 _CHANGES_SHOWN = 20
 
 
-def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
-    """Read the answers in a file or run folder; None for a model.
-
-    Raises:
-        RunError: The file or a set is missing or wrong.
-    """
-    path = Path(name)
-    if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
-        path = answers_file(path)
-        if not path.is_file():
-            raise DataError(
-                f"the run folder has no evaluation.jsonl ({name}): name its merged model or answers"
-            )
-    if path.suffix not in (".json", ".jsonl"):
-        return None
-    answers = read_answers(path.with_suffix(".jsonl"))
-    known = {one.set for one in answers}
-    for wanted in sets or ():
-        if wanted not in known:
-            raise ConfigError(f"--sets must be of {', '.join(sorted(known))}, got {wanted!r} (in {path})")
-    return [one for one in answers if sets is None or one.set in sets]
-
-
-def shared_questions(
-    bench: Workbench, sets: Sequence[str] | None, count: int | None, *known: Sequence[Judged]
-) -> set[tuple[str, str]]:
-    """Set and id of the questions to answer: those with saved answers, if there are any."""
-    keys = [
-        (name, example.id) for name, examples in held_out_sets(bench, sets).items() for example in examples
-    ]
-    for answers in known:
-        answered = {one.key for one in answers}
-        keys = [key for key in keys if key in answered]
-    if not keys:
-        raise DataError("the saved answers and the config's data.test have no set and id in common")
-    return spread(keys, count)
-
-
-def spread(keys: Sequence[tuple[str, str]], count: int | None) -> set[tuple[str, str]]:
-    """`count` questions of each set, evenly spaced."""
-    names = dict.fromkeys(name for name, _ in keys)
-    return {key for name in names for key in evenly_spaced([key for key in keys if key[0] == name], count)}
-
-
-def show(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, some changed answers and the verdict."""
     left_out = comparison.only_base + comparison.only_trained
     if left_out:
@@ -88,16 +38,22 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print(Text(comparison.verdict()), style="bold", soft_wrap=True)
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Table of strict accuracy by set and kind, with a row by question below each set of several databases.
+def comparison_table(
+    comparison: Comparison, *, sides: tuple[str, str] = ("base", "trained"), by_kind: bool = True
+) -> Table:
+    """Table of strict accuracy by set, with a row by question below each set of several databases.
 
     Fits 80 columns if names of sets have at most 14 letters.
+
+    Args:
+        sides: Titles of the columns of the two models.
+        by_kind: Also rows by family and difficulty, and of the official accuracy.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals by database")
     table.add_column("", min_width=14, overflow="fold")
-    for column in ("n", "base", "trained", "difference", "changed", "p"):
+    for column in ("n", *sides, "difference", "changed", "p"):
         table.add_column(column, justify="right", no_wrap=True)
-    for title, paired in _rows(comparison):
+    for title, paired in _rows(comparison, by_kind=by_kind):
         base, trained = paired.base, paired.trained
         table.add_row(
             title,
@@ -137,12 +93,14 @@ def _odds(p: float) -> str:
     return "<.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 
-def _rows(comparison: Comparison) -> Iterator[tuple[Text, Paired]]:
+def _rows(comparison: Comparison, *, by_kind: bool) -> Iterator[tuple[Text, Paired]]:
     sets = comparison.sets()
     if len(sets) > 1:
         yield Text("all sets", style="bold"), comparison.paired()
     for name in sets:
         yield Text(name, style="bold"), comparison.paired(set=name)
+        if not by_kind:
+            continue
         yield Text("  official"), comparison.paired("official", set=name)
         for kind in ("family", "difficulty"):
             for value in comparison.values(name, kind):

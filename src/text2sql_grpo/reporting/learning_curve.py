@@ -59,7 +59,7 @@ def plot_learning_curve(run: Path) -> Path:
         if after:
             left, right = cast("list[SubFigure]", figure.subfigures(1, 2, width_ratios=[1, 1.15]))
             _draw_training(left, curves, schedule)
-            _draw_held_out(right.subplots(), before, after, evaluation.get("lookup") or {})
+            _draw_held_out(right.subplots(), before, after)
         else:
             _draw_training(figure, curves, schedule)
     except (KeyError, TypeError, AttributeError) as error:
@@ -152,9 +152,7 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
     axes.plot(steps, means, color=colour, linewidth=1.8, marker=marker, label=label + over)
 
 
-def _draw_held_out(
-    axes: Axes, before: Mapping[str, Parts], after: Mapping[str, Parts], lookup: Mapping[str, Any]
-) -> None:
+def _draw_held_out(axes: Axes, before: Mapping[str, Parts], after: Mapping[str, Parts]) -> None:
     _style(axes, "held-out questions (95%: bars by database, thick by question)")
     start, labels = 0, list[str]()
     for part in ("look-up", "other"):
@@ -162,8 +160,6 @@ def _draw_held_out(
         if not names:
             continue
         end = start + len(names)
-        if part == "look-up":
-            _draw_marks(axes, names, start, lookup)
         for scores, colour, marker, shift in ((before, _GREY, "o", -0.11), (after, _BLUE, "s", 0.11)):
             found = [(i, scores.get(name, {}).get(part)) for i, name in enumerate(names, start)]
             known = [(i, accuracy) for i, accuracy in found if accuracy]
@@ -211,24 +207,6 @@ def _bars(accuracies: Sequence[Accuracy]) -> list[list[float]]:
         [max(0.0, value - low) for value, low, _ in bounds],
         [max(0.0, high - value) for value, _, high in bounds],
     ]
-
-
-def _draw_marks(axes: Axes, names: Sequence[str], start: int, lookup: Mapping[str, Any]) -> None:
-    """Draw the accuracy with a forced look and the cap without looks of each set's look-up questions."""
-    marks = {i: lookup.get(name, {}) for i, name in enumerate(names, start)}
-    forced = {i: mark.get("forced_look_before") for i, mark in marks.items()}
-    caps = {i: mark.get("blind_cap", {}) for i, mark in marks.items()}
-    lines = (
-        (forced, _GREEN, "--", "look forced, before GRPO"),
-        ({i: cap.get("best") for i, cap in caps.items()}, _ORANGE, "-", "cannot look: best one guess"),
-        ({i: cap.get("any") for i, cap in caps.items()}, _PURPLE, ":", "cannot look: best guess each time"),
-    )
-    for scores, colour, style, label in lines:
-        known = {i: score["accuracy"] for i, score in scores.items() if score}
-        if known:
-            left, right = [i - 0.42 for i in known], [i + 0.42 for i in known]
-            heights = list(known.values())
-            axes.hlines(heights, left, right, color=colour, linestyle=style, linewidth=1.6, label=label)
 
 
 def _style(axes: Axes, title: str) -> None:

@@ -2,15 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
+
+if TYPE_CHECKING:
+    from text2sql_grpo.evaluation.bench import Model
 
 _LINE_EVERY_S = 15.0
 _SPEED_OVER_S = 1800.0
@@ -30,6 +36,21 @@ def progress_bar(console: Console, *facts: str) -> Progress:
         console=console,
         speed_estimate_period=_SPEED_OVER_S,  # a step may take minutes
     )
+
+
+def answer_with_bar(
+    bench: Bench,
+    sets: Mapping[str, Sequence[Example]],
+    model: "Model",
+    console: Console,
+    *,
+    title: str = "Evaluation",
+    **options: Any,
+) -> dict[str, list[Answer]]:
+    """Answer the questions of several sets behind a progress bar; see `Bench.answer_sets`."""
+    with progress_bar(console) as bar:
+        task = bar.add_task(title, total=sum(map(len, sets.values())))
+        return bench.answer_sets(sets, model, on_answer=lambda *_: bar.advance(task), **options)
 
 
 def _grpo_facts(logs: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from text2sql_grpo.rewards.episode_flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results, RewardFunction
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 from text2sql_grpo.rewards.judge import Answer, Judge, episode_metrics, open_grader
-from text2sql_grpo.rewards.mix import RewardMix
+from text2sql_grpo.rewards.mix import RewardMix, reward_mix
 from text2sql_grpo.rewards.presets import PRESETS, Preset
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "episode_flags",
     "episode_metrics",
     "open_grader",
+    "reward_mix",
 ]

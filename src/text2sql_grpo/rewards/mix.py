@@ -141,6 +141,10 @@ class RewardMix:
         )
 
 
+def reward_mix(reward_funcs: Any) -> RewardMix:
+    return RewardMix({"preset": "strict_neighbours"})
+
+
 _SETTINGS = ("preset", "clip", "on_error")
 
 

@@ -29,7 +29,6 @@ def run(
     chat: ChatFormat,
     budgets: Budgets,
     *,
-    first_turns: Sequence[str] | None = None,
     on_end: Callable[[R], None] | None = None,
 ) -> list[R]:
     """Play every session to its end, side by side.
@@ -42,8 +41,6 @@ def run(
     that leaves no room for an answer is not appended.
 
     Args:
-        first_turns: One given first assistant turn per session; the policy samples the rest. None to sample
-            all turns.
         on_end: Called with each episode as soon as it is over, in this thread; None for nothing.
 
     Returns:
@@ -55,17 +52,13 @@ def run(
         if on_end and episode.stop_reason is not None:  # its prompt left no room for an answer
             on_end(episode)
     if isinstance(policy, SlotPolicy):
-        slots.play(sessions, policy, chat, budgets, first_turns=first_turns, on_end=on_end)
+        slots.play(sessions, policy, chat, budgets, on_end=on_end)
         return episodes
     while active := [i for i, episode in enumerate(episodes) if episode.stop_reason is None]:
-        if first_turns is not None:
-            turns = [chat.turn_ids(first_turns[i]) for i in active]
-            written, first_turns = Continuations(turns, [[0.0] * len(turn) for turn in turns]), None
-        else:
-            written = policy.generate(
-                [episodes[i].prompt_ids + episodes[i].completion_ids for i in active],
-                max_new_tokens=max(budgets.turn(episodes[i]) for i in active),
-            )
+        written = policy.generate(
+            [episodes[i].prompt_ids + episodes[i].completion_ids for i in active],
+            max_new_tokens=max(budgets.turn(episodes[i]) for i in active),
+        )
         log_probs = [None] * len(active) if written.log_probs is None else written.log_probs
         for i, sampled, probs in zip(active, written.ids, log_probs, strict=True):
             take_turn(sessions[i], sampled, chat, budgets, log_probs=probs)  # and the reply to it

@@ -108,20 +108,16 @@ def play(
     chat: ChatFormat,
     budgets: Budgets,
     *,
-    first_turns: Sequence[str] | None = None,
     on_end: Callable[[R], None] | None = None,
 ) -> None:
     """Play started sessions to their end; see `engine.run`."""
-    turns = [chat.turn_ids(text) for text in first_turns or []]
-    pairs = zip(sessions, turns, strict=first_turns is not None)
-    given = {id(session): (turn, [0.0] * len(turn)) for session, turn in pairs}
     waiting = [session for session in sessions if session.episode.stop_reason is None]
     if not waiting:
         return
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Scheduler(waiting, policy, chat, budgets, given, tools, on_end).play()
+            _Scheduler(waiting, policy, chat, budgets, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
@@ -139,12 +135,11 @@ class _Scheduler:
         policy: SlotPolicy,
         chat: ChatFormat,
         budgets: Budgets,
-        given: dict[int, tuple[list[int], list[float]]],
         tools: ThreadPoolExecutor,
         on_end: Callable[[Any], None] | None,
     ) -> None:
         self._policy, self._chat, self._budgets = policy, chat, budgets
-        self._given, self._tools, self._on_end = given, tools, on_end
+        self._tools, self._on_end = tools, on_end
         prompts = [len(session.episode.prompt_ids) for session in sessions]
         tokens = min(budgets.max_context, max(prompts) + budgets.max_episode_tokens)
         self._cache = policy.new_cache(len(sessions), tokens)
@@ -199,10 +194,7 @@ class _Scheduler:
         self._session[row.number] = self._order[id(session)]
         self._prompt[row.number] = len(family.prefix)
         self._drawn[row.number] = 0
-        if id(session) in self._given:
-            self._submit(row, *self._given[id(session)])
-        else:
-            self._start_turn(row)
+        self._start_turn(row)
 
     def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
         row.due = self._num_passes + _REPLY_PASSES

@@ -5,14 +5,14 @@ from typing import Any
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
-from text2sql_grpo.evaluation.bench import Run, evenly_spaced
-from text2sql_grpo.evaluation.blind import blind_cap
-from text2sql_grpo.evaluation.summary import accuracy, summary
+from text2sql_grpo.evaluation.bench import evenly_spaced
+from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.files import write_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reporting.progress import answer_with_bar
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run.evaluate_job import answer_all
+from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
 
 
@@ -22,7 +22,6 @@ def answer_on_all_ranks(
     sets: dict[str, list[Example]],
     title: str,
     *,
-    force_look: bool = False,
     temperature: float | None = None,
 ) -> dict[str, list[Answer]]:
     """Answer all questions, split among the ranks that hold the whole model; returned on every rank."""
@@ -37,15 +36,14 @@ def answer_on_all_ranks(
     if ranks.rank() in holders:
         first = holders.index(ranks.rank())
         share = {name: examples[first :: len(holders)] for name, examples in sets.items()}
-        own = answer_all(
-            policy,
+        own = answer_with_bar(
             run.bench,
             share,
+            policy,
             run.console,
             title=title,
             temperature=run.config.evaluation.temperature if temperature is None else temperature,
             seed=run.config.run.seed + first,  # ranks that share a question's samples draw different ones
-            force_look=force_look,
         )
     gathered = ranks.gather([own])
     shares = [gathered[rank][0] for rank in holders]
@@ -63,7 +61,7 @@ def _held_out(run: Run) -> dict[str, list[Example]]:
 
 
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
-    """Measure held-out accuracy before GRPO, accuracy with the look forced, and the blind cap.
+    """Measure held-out accuracy before GRPO.
 
     A resumed run (`is_measured`) takes the figures of its folder.
     """
@@ -74,10 +72,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
     if ranks.any_rank(is_known):
         return read_evaluation(run.folder) if is_known else {}
     with run.stage("evaluation before"):
-        record = {
-            "before": {"sets": held_out_accuracy(run, policy, "before")},
-            "lookup": _lookup_marks(run, policy),
-        }
+        record = {"before": {"sets": held_out_accuracy(run, policy, "before")}}
     if ranks.is_main():
         write_json(path, record)
     return record
@@ -89,23 +84,3 @@ def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, An
     if ranks.is_main():
         write_answers(answers_file(run.folder, when), answers)
     return {name: summary(answered) for name, answered in answers.items()}
-
-
-def _lookup_marks(run: Run, policy: LoadedPolicy) -> dict[str, Any]:
-    """Reference points of look-up questions per held-out set: accuracy with the look forced, blind cap."""
-    protocol_can_force = run.config.environment.protocol == "tags" and run.config.environment.max_turns > 1
-    lookups = {
-        name: [example for example in examples if example.look_sql]
-        for name, examples in _held_out(run).items()
-        if any(example.look_sql for example in examples)
-    }
-    forced = {}
-    if protocol_can_force and lookups:
-        forced = answer_on_all_ranks(run, policy, lookups, "Look forced", force_look=True)
-    marks: dict[str, Any] = {}
-    for name, examples in lookups.items():
-        cap = blind_cap(examples, run.bench.databases, run.bench.grader)
-        marks[name] = {"blind_cap": {"best": cap.best.record(), "any": cap.any.record()}}
-        if name in forced:
-            marks[name]["forced_look_before"] = accuracy(forced[name]).record()
-    return marks

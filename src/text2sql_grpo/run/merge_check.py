@@ -1,6 +1,5 @@
 """Check of a merge by answers of the merged model to held-out questions."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ from rich.console import Console
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced
+from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.evaluation.summary import accuracy
 from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.reporting.progress import answer_with_bar
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run.evaluate_job import answer_all, held_out_sets
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class MergeCheck:
 def check_merge(
     adapter: Path,
     merged: Path,
-    bench: Workbench,
+    bench: Bench,
     console: Console,
     *,
     num_samples: int,
@@ -72,7 +71,7 @@ def check_merge(
     Raises:
         RunError: A model cannot be read, or there is no held-out question.
     """
-    pairs = [(name, one) for name, examples in held_out_sets(bench, None).items() for one in examples]
+    pairs = [(name, one) for name, examples in bench.held_out().items() for one in examples]
     if not pairs:
         raise DataError("the held-out sets of data.test have no questions")
     chosen: dict[str, list[Example]] = {}
@@ -80,10 +79,9 @@ def check_merge(
         chosen.setdefault(name, []).append(example)
     policy = load_policy(base, dtype=dtype, quantization=quantization)
     policy.model.load_adapter(str(adapter))
-    with closing(bench.environment):
-        before = _flat(answer_all(policy, bench, chosen, console, title="Before merging"))
-        del policy  # frees its memory for the merged model
-        after = _flat(answer_all(load_policy(str(merged)), bench, chosen, console, title="After merging"))
+    before = _flat(answer_with_bar(bench, chosen, policy, console, title="Before merging"))
+    del policy  # frees its memory for the merged model
+    after = _flat(answer_with_bar(bench, chosen, load_policy(str(merged)), console, title="After merging"))
     both = [(one.episode, other.episode) for one, other in zip(before, after, strict=True)]
     return MergeCheck(
         accuracy(before),

@@ -2,9 +2,8 @@
 
 import logging
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ from text2sql_grpo.errors import (
     ServerGoneError,
     needs_extra,
 )
-from text2sql_grpo.evaluation.bench import Run, Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
@@ -42,13 +42,14 @@ from text2sql_grpo.run.archive import (
 from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.run.merge_check import check_merge
 from text2sql_grpo.run.run_report import report
-from text2sql_grpo.run.schedule import keep_best, schedule_evaluations
-from text2sql_grpo.run.sft_stage import INTERRUPTED, save_and_merge, stage_folder, started_policy, train_on
+from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
+from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run.start import check_start
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
+from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.training.select import open_gate, open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -61,7 +62,24 @@ _LESS_MEMORY = (
 )
 
 
-def train(config: Config, *, console: Console | None = None, resume: str | None = None) -> int:
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a run of the main job.
+
+    Attributes:
+        folder: The run folder.
+        merged: The merged model; None if the run was stopped, and can be resumed.
+        before: Strict accuracy before GRPO by held-out set; empty if it was not measured.
+        after: The same of the merged model.
+    """
+
+    folder: Path
+    merged: Path | None = None
+    before: Mapping[str, Accuracy] = field(default_factory=dict)
+    after: Mapping[str, Accuracy] = field(default_factory=dict)
+
+
+def train(config: Config, *, console: Console | None = None, resume: str | None = None) -> RunResult:
     """Run the main job: SFT if configured, evaluation, GRPO, evaluation, merge into `run.output_dir`/merged.
 
     Args:
@@ -69,19 +87,20 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
         resume: A checkpoint folder, or `auto` for the newest of the run folder; None starts afresh.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+        The result; without a merged model after Ctrl-C or SIGTERM, with a checkpoint saved if training had
+        begun.
 
     Raises:
         RunError: Anything wrong with config, data, model or folder, raised before work is lost; or no step of
             GRPO had a gradient.
     """
     with stop_on_sigterm():
-        code = _train(config, console or Console(), resume)
+        result = _train(config, console or Console(), resume)
     ranks.destroy_group()
-    return code
+    return result
 
 
-def _train(config: Config, console: Console, resume: str | None) -> int:
+def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
 
     arguments = run_arguments(config)  # initialises the process group
@@ -97,15 +116,16 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
             import_module("vllm")
     name = str(arguments.run_name)
     alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
-    bench = open_workbench(config)
+    bench = Bench.open(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     select = select_questions(questions, bench, arguments)
     run = Run(bench, console, alerts)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
         check_folder(run.folder)
+    n_databases = len(bench.environment.databases.names())
     console.print(
-        f"Run folder: {run.folder}   questions: {len(questions)}   databases: {len(bench.databases.names())}",
+        f"Run folder: {run.folder}   questions: {len(questions)}   databases: {n_databases}",
         soft_wrap=True,
     )
     try:
@@ -113,17 +133,17 @@ def _train(config: Config, console: Console, resume: str | None) -> int:
             policy = started_policy(bench, arguments, console)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
-        return INTERRUPTED
+        return RunResult(config.run.output_dir)
     prepare_folder(config, checkpoint, console)
     if config.sft is not None and ranks.is_main():
         stage = stage_folder(bench, arguments)
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
-        with closing(bench.environment), tracking(names, arguments) as tracked:
+        with bench, tracking(names, arguments) as tracked:
             return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
-        return INTERRUPTED
+        return RunResult(config.run.output_dir)
 
 
 def _improve(
@@ -134,7 +154,7 @@ def _improve(
     select: Select,
     checkpoint: Path | None,
     tracked: "Tracking",
-) -> int:
+) -> RunResult:
     """Start, evaluation, GRPO, merge, evaluation, report."""
     is_measured = checkpoint is not None
     check_start(run, policy, questions, arguments, is_measured=is_measured)
@@ -144,8 +164,8 @@ def _improve(
     callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]
     trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
     trainer.rollouts.on_episode = progress.show_episodes
-    every = run.bench.config.evaluation.every
-    schedule_evaluations(run.bench, trainer, run.folder, run.console, every=every)
+    every = run.config.evaluation.every
+    schedule_evaluations(trainer, run.bench.answer, run.bench.dev, every=every, console=run.console)
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
@@ -160,7 +180,7 @@ def _improve(
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
     _check_learned(trainer, run.folder)
-    step = keep_best(run.bench, trainer, run.folder, run.console)
+    step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = save_and_merge(trainer, policy, run.config, run.console)
     ways = trainer.ways
@@ -173,7 +193,16 @@ def _improve(
         tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
         tracked.log_evaluation(after, step)
     ranks.barrier()
-    return 0
+    return RunResult(
+        run.folder,
+        merged,
+        _strict_accuracies(before.get("before", {}).get("sets", {})),
+        _strict_accuracies(after),
+    )
+
+
+def _strict_accuracies(sets: Mapping[str, Any]) -> dict[str, Accuracy]:
+    return {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
 
 
 def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
@@ -206,7 +235,6 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     """
     from text2sql_grpo.reporting.trackers import PROJECT, reported_by_transformers, trackers
 
-    environment = config.environment
     fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
     fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
     if config.evaluation.every is not None:
@@ -215,15 +243,11 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         fields,
         output_dir=str(config.run.output_dir.absolute()),
         seed=config.run.seed,
-        max_turn_tokens=environment.max_turn_tokens,
-        max_completion_length=environment.max_episode_tokens,
-        engine=config.rollout.engine,
-        max_slots=config.rollout.max_slots,
         disable_tqdm=True,
     )
 
 
-def select_questions(questions: Sequence[Example], bench: Workbench, arguments: SQLGRPOConfig) -> Select:
+def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLGRPOConfig) -> Select:
     """Make the selection of questions, which must suit the sections `grpo`, `selection` and `grading`.
 
     Raises:
@@ -238,13 +262,14 @@ def select_questions(questions: Sequence[Example], bench: Workbench, arguments: 
         seed=arguments.seed,
         shuffle=arguments.shuffle_dataset,
     )
-    neighbours = bench.grader.neighbours
+    neighbours = bench.environment.grader.neighbours
     if neighbours is None:
         return select
-    for name in bench.databases.names():
+    databases = bench.environment.databases
+    for name in databases.names():
         if any(question.database == name for question in questions):
             try:
-                neighbours.check(bench.databases.address(name))
+                neighbours.check(databases.address(name))
             except ConfigError as error:
                 raise ConfigError(
                     f"no neighbours of the database {name!r} can be made: {error}; mend that, set "
@@ -275,15 +300,14 @@ def grpo_trainer(
     try:
         trainer = SQLGRPOTrainer(
             policy.model,
-            arguments,
-            examples=questions,
-            environment=run.bench.environment,
-            rewards=rewards,
-            grader=run.bench.grader,
+            run.bench.environment,
+            train_dataset=questions,
+            reward_funcs=rewards,
+            args=arguments,
             processing_class=policy.tokenizer,
             peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
             callbacks=callbacks,
-            run_log=RunLog(run.folder),
+            rollout=config.rollout,
             select=select,
             gate=open_gate(config.selection),
         )

@@ -2,28 +2,24 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.answers import read_answers
-from text2sql_grpo.evaluation.bench import Run
 from text2sql_grpo.evaluation.comparison import Comparison, compare
-from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import write_json
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
+from text2sql_grpo.reporting.accuracy_tables import accuracy_table
 from text2sql_grpo.reporting.comparison_tables import comparison_table
 from text2sql_grpo.reporting.learning_curve import plot_learning_curve
-from text2sql_grpo.run.evaluate_job import empty_accuracy_table, stacked_intervals
-from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file, read_metrics
-from text2sql_grpo.training.record import STAGES
+from text2sql_grpo.run.stage import Run
+from text2sql_grpo.run_folder import EVALUATION, ROLLOUTS, SUSPECTS, answers_file
 
 SUSPECTS_BUDGET_S = 60.0
 
@@ -35,8 +31,9 @@ def report(
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
-    record["uncovered"] = dict(Counter(run.bench.grader.gaps.values()).most_common())
-    record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in run.bench.grader.changed_golds)
+    grader = run.bench.environment.grader
+    record["uncovered"] = dict(Counter(grader.gaps.values()).most_common())
+    record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in grader.changed_golds)
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
@@ -44,9 +41,10 @@ def report(
     n_suspects = _write_suspects(run)
     picture = plot_learning_curve(run.folder)
     write_model_card(run.folder, merged)
-    run.console.print(before_and_after(before, after))
-    if comparison is not None:
-        run.console.print(comparison_table(comparison))
+    if comparison is None:
+        run.console.print(accuracy_table(after))
+    else:
+        run.console.print(comparison_table(comparison, sides=("before", "after"), by_kind=False))
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
     for gap, n_golds in record["uncovered"].items():
         run.console.print(f"Graded with fewer neighbours than wanted: {n_golds} golds, {gap}", markup=False)
@@ -59,23 +57,17 @@ def report(
         page = (run.folder / SUSPECTS).with_suffix(".md")
         run.console.print(f"Golds that most answers contradict: {n_suspects}, see {page}", soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
-    executor = run.bench.executor
+    executor = run.bench.environment.executor
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
     run.console.print(
         f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s ({share:.1%} of it) for "
         f"{executor.queries} queries, {executor.cache_hits} of them from the cache",
         soft_wrap=True,
     )
-    ways = ", ".join(f"{name} by {way}" for name, way in before["ways"].items())
-    run.console.print(f"GRPO: {ways}", soft_wrap=True, markup=False)
-    if times := step_times(read_metrics(run.folder)):
-        run.console.print(times, soft_wrap=True)
     for what, path in (
         ("merged model", merged),
         ("learning curve", picture),
         ("evaluation", run.folder / EVALUATION),
-        ("every episode", run.folder / ROLLOUTS),
-        ("metrics", run.folder / METRICS),
     ):
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
     command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))} --num_samples 5"
@@ -85,34 +77,24 @@ def report(
         # A right look-up, if there is one: its answer shows the exploratory query.
         best = max(answers, key=lambda answer: (answer.strict, answer.family == "lookup"))
         asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
-        asked.append(str(run.bench.databases.source(best.database)))
+        asked.append(str(run.bench.environment.databases.source(best.database)))
         run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
-
-
-def step_times(rows: Iterable[dict[str, Any]]) -> str:
-    """Mean time of a step by stage, from lines of metrics; empty without steps.
-
-    >>> step_times([{"time/step": 2.0, "time/decode": 1.5, "time/update": 0.5}, {"eval_dev/accuracy": 1}])
-    'A step of GRPO: 2.0 s, of which decode 75%, update 25%'
-    """
-    steps = [row for row in rows if row.get("time/step")]
-    if not steps:
-        return ""
-    total = sum(row["time/step"] for row in steps)
-    shares = {name: sum(row.get(f"time/{name}", 0.0) for row in steps) / total for name in STAGES}
-    parts = {name: f"{name} {share:.0%}" for name, share in shares.items() if share > 0.005}
-    return f"A step of GRPO: {total / len(steps):.1f} s, of which {', '.join(parts.values())}"
 
 
 def _write_suspects(run: Run) -> int:
     """Write the golds that most episodes of the run contradict; returns their number."""
-    bench, samples = run.bench, read_samples(run.folder / ROLLOUTS)
+    environment, samples = run.bench.environment, read_samples(run.folder / ROLLOUTS)
     examples = [
         Example(id, first["database"], first["question"], first["gold_sql"])
         for id, (first, *_) in samples.items()
     ]
     found = find_suspects(
-        examples, samples, bench.databases, bench.executor, bench.grader, budget_s=SUSPECTS_BUDGET_S
+        examples,
+        samples,
+        environment.databases,
+        environment.executor,
+        environment.grader,
+        budget_s=SUSPECTS_BUDGET_S,
     )
     write_suspects(run.folder / SUSPECTS, found)
     return len(found)
@@ -124,33 +106,3 @@ def _change(folder: Path) -> Comparison | None:
     if not before.is_file():
         return None
     return compare(read_answers(before), read_answers(answers_file(folder)))
-
-
-def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> Table:
-    """Table of accuracy by held-out set, of at most 80 columns; counts are in `evaluation.json`."""
-    columns = ("before GRPO", "after GRPO", "look forced before", "blind cap")
-    table = empty_accuracy_table("Strict", columns, after)
-    for name, entry in after.items():
-        earlier = before.get("before", {}).get("sets", {}).get(name)
-        marks = before.get("lookup", {}).get(name, {})
-        rows: list[tuple[str, Any, Any, Any]] = [(name, entry["overall"], earlier and earlier["overall"], {})]
-        if "look-up" in entry.get("by_need", {}):
-            for need, scores in entry["by_need"].items():
-                was = (earlier or {}).get("by_need", {}).get(need)
-                rows.append((f"  {need}", scores, was, marks if need == "look-up" else {}))
-        for title, now, was, marked in rows:
-            table.add_row(
-                f"{title} ({now['strict']['total']})",
-                _shown(was and was["strict"]),
-                _shown(now["strict"]),
-                _shown(marked.get("forced_look_before")),
-                _shown(marked.get("blind_cap", {}).get("best")),
-            )
-    return table
-
-
-def _shown(record: dict[str, Any] | None) -> str:
-    if not record:
-        return "-"
-    accuracy = Accuracy.read(record)
-    return f"{accuracy.accuracy:.0%} {stacked_intervals(accuracy)}"

@@ -4,7 +4,6 @@ import dataclasses
 import shlex
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import shard_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
-from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import (
@@ -38,8 +38,8 @@ from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, save
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.run.schedule import schedule_evaluations
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.sft.sft_trainer import (
@@ -49,6 +49,7 @@ from text2sql_grpo.sft.sft_trainer import (
     stage_arguments,
 )
 from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.schedule import schedule_evaluations
 
 INTERRUPTED = 130
 
@@ -77,11 +78,11 @@ def sft(
         model=resolved(config.model, device_type()),
         run=replace(config.run, output_dir=out),
     )
-    bench = open_workbench(config)
+    bench = Bench.open(config)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():
         check_folder(out)
-    with stop_on_sigterm(), closing(bench.environment):
+    with stop_on_sigterm(), bench:
         policy = base_policy(config)
         trainer = stage_trainer(bench, policy, out, arguments, console)
         prepare_folder(config, checkpoint, console)
@@ -98,7 +99,7 @@ def sft(
     return 0
 
 
-def started_policy(bench: Workbench, arguments: SQLGRPOConfig, console: Console) -> LoadedPolicy:
+def started_policy(bench: Bench, arguments: SQLGRPOConfig, console: Console) -> LoadedPolicy:
     """Make the policy that GRPO starts from: after SFT, if configured, run now or taken from the cache.
 
     With LoRA it is the base with the trained adapter, on which GRPO continues.
@@ -125,7 +126,7 @@ def started_policy(bench: Workbench, arguments: SQLGRPOConfig, console: Console)
 
 
 def stage_trainer(
-    bench: Workbench,
+    bench: Bench,
     policy: LoadedPolicy,
     folder: Path,
     arguments: SQLGRPOConfig,
@@ -143,14 +144,15 @@ def stage_trainer(
             f"sft.batch_size must be a multiple of the number of processes ({arguments.world_size}), "
             f"got {settings.batch_size}"
         )
-    chat = bench.chat(policy.tokenizer, policy.model)
-    longest = bench.budgets(policy.model).max_context
+    sessions, longest = bench.environment.sessions, context_length(policy.model)
+    options = config.grpo.get("chat_template_kwargs")
+    chat = measured_chat(policy.tokenizer, policy.model, sessions, template_options=options)
     chats = [] if settings.chats is None else _chats(settings.chats, bench, chat, longest, console)
     data = SFTData(
         _questions(bench, settings),
         chats,
         settings,
-        environment=bench.environment,
+        environment=sessions,
         chat=chat,
         seed=config.run.seed,
         batch_size=settings.batch_size // arguments.world_size,
@@ -172,18 +174,19 @@ def stage_trainer(
         processing_class=policy.tokenizer,
     )
     every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
-    schedule_evaluations(bench, trainer, folder, console, every=every)
+    schedule_evaluations(trainer, bench.answer, bench.dev, every=every, console=console)
     if trainer.obstacle is not None:
         console.print(f"SFT pads sequences instead of sharing prefixes: {trainer.obstacle}", soft_wrap=True)
     return trainer
 
 
-def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
+def stage_folder(bench: Bench, arguments: SQLGRPOConfig) -> Path:
     """Folder of SFT's result in the cache, by a hash of settings, data, databases, model and code."""
     config, settings = bench.config, bench.config.sft
     assert settings is not None
     model = Path(config.model.path)
-    addresses = [bench.databases.address(name) for name in bench.databases.names()]
+    databases = bench.environment.databases
+    addresses = [databases.address(name) for name in databases.names()]
     what = {
         "sft": dataclasses.asdict(settings),
         "model": dataclasses.asdict(config.model) | ({"path": None} if model.is_dir() else {}),
@@ -232,7 +235,7 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
             shutil.copytree(adapter, scratch / "adapter")
 
 
-def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
+def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
     """Train in a folder beside `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
     found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
@@ -251,7 +254,7 @@ def _run_stage(bench: Workbench, folder: Path, arguments: SQLGRPOConfig, console
         work.rename(folder)
 
 
-def _questions(bench: Workbench, settings: SFTSettings) -> Sequence[Example]:
+def _questions(bench: Bench, settings: SFTSettings) -> Sequence[Example]:
     if settings.questions is not None:
         return bench.load(settings.questions)
     return (
@@ -262,7 +265,7 @@ def _questions(bench: Workbench, settings: SFTSettings) -> Sequence[Example]:
 
 
 def _chats(
-    path: Path, bench: Workbench, chat: ChatFormat, longest: int, console: Console
+    path: Path, bench: Bench, chat: ChatFormat, longest: int, console: Console
 ) -> list[tuple[str, Demonstration]]:
     usual_tools = TOOLS if bench.config.environment.protocol == "native" else None
     found, count = [], 0

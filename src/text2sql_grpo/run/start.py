@@ -7,20 +7,21 @@ always does cannot learn where it pays.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import mean, pvariance
+from statistics import mean
 from typing import Any, Literal
 
 from rich.text import Text
 
 from text2sql_grpo.config import StartConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.evaluation.bench import Run, evenly_spaced
-from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation.bench import evenly_spaced
+from text2sql_grpo.evaluation.statistics import interval_of_shares
 from text2sql_grpo.files import write_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run.held_out import answer_on_all_ranks
+from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import START
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
@@ -100,22 +101,10 @@ def _figures(answers: Sequence[Answer]) -> StartFigures:
         questions=len(looked),
         samples=samples,
         look_share=mean(shares),
-        interval=_interval(shares, samples),
+        interval=interval_of_shares(shares, samples),
         pass_1=mean(map(mean, right.values())),
         pass_k=mean(map(any, right.values())),
     )
-
-
-def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
-    """95% interval of a mean of shares by question: Wilson's, for the number of independent episodes.
-
-    Kish 1965, design effect.
-    """
-    share, count = mean(shares), len(shares) * samples
-    by_chance = share * (1 - share) / samples
-    effect = min(max(pvariance(shares) / by_chance, 1.0), samples) if by_chance else 1.0
-    independent = round(count / effect)
-    return Accuracy(round(share * independent), independent).interval
 
 
 _REMEDIES: dict[Advice, str] = {

@@ -14,7 +14,6 @@ from trl import GRPOConfig
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
-from text2sql_grpo.rollout.policy import Engine
 
 # Set elsewhere in the config; a second place to set them could contradict the first.
 _DECIDED_ELSEWHERE = {
@@ -24,6 +23,7 @@ _DECIDED_ELSEWHERE = {
     "max_turn_tokens": "environment.max_turn_tokens",
     "engine": "rollout.engine",
     "max_slots": "rollout.max_slots",
+    "eval_steps": "evaluation.every",
     "mask_truncated_completions": "rewards.on_error",
     "model_init_kwargs": "the section model",
 }
@@ -37,7 +37,7 @@ _REMOVED = {
 # Fields of TRL and transformers that would have no effect here, or would break a run, by the reason why.
 _REASONS = {
     "set evaluation.every and data.dev, which evaluate whole episodes": """
-        eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
+        eval_strategy eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
         batch_eval_metrics do_eval do_predict bf16_full_eval fp16_full_eval num_generations_eval""",
     "the section selection draws the questions": """
@@ -61,6 +61,7 @@ _REASONS = {
     "the loss has no labels": "label_smoothing_factor",
     "set evaluation.keep: best": "load_best_model_at_end",
     "set environment.max_turns": "max_tool_calling_iterations",
+    "set environment.max_episode_tokens and environment.max_turn_tokens": "max_completion_length",
     "the policy that plays would not be the one that is trained": "neftune_noise_alpha",
     "resume with --resume, or trainer.train(resume_from_checkpoint=..)": "resume_from_checkpoint",
     "the weights are set by rewards": "reward_weights",
@@ -68,7 +69,6 @@ _REASONS = {
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
-    "engine": ("auto", "slots", "generation"),
     "turn_credit": ("none", "gae"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
@@ -79,16 +79,13 @@ _CHOICES = {
 
 @dataclass
 class SQLGRPOConfig(GRPOConfig):
-    """TRL's `GRPOConfig` plus the budget of one turn and the rollout engine.
+    """TRL's `GRPOConfig` plus the shared prefix and the credit of turns.
 
     What changes: no KL to a reference (`beta` 0), dropout off (generation runs in train mode), metrics of
     every step, and no TRL table of completions (`rollouts.jsonl` holds them whole).
 
     Attributes:
-        max_turn_tokens: Maximum number of sampled tokens in one turn. `max_completion_length` is the budget
-            of the whole episode, observations included.
-        engine: Rollout engine: `slots`, `generation` (TRL's own), or `auto` for `slots` where it can run.
-        max_slots: Number of concurrent episodes in the engine `slots`; None for as many as memory allows.
+        bf16: As TRL's; on a CPU, None is for a processor that multiplies it in hardware.
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
@@ -96,12 +93,9 @@ class SQLGRPOConfig(GRPOConfig):
             turns rewards (`training.parts.Judged`). `gae`: by a value head on hidden states.
     """
 
-    max_turn_tokens: int = 512
-    engine: Engine = "auto"
-    max_slots: int | None = None
+    bf16: bool | None = None
     shared_prefix: bool = True
     turn_credit: Literal["none", "gae"] = "none"
-    max_completion_length: int | None = 2_048
     beta: float = 0.0
     disable_dropout: bool = True
     remove_unused_columns: bool | None = False
@@ -116,9 +110,11 @@ class SQLGRPOConfig(GRPOConfig):
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             if f.name in REFUSED and getattr(self, f.name) != default:
                 raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
+        if device_type() == "cpu":
+            self.use_cpu = True
+            if self.bf16 is None and not self.fp16:
+                self.bf16 = has_fast_bf16()  # TRL's default emulates it where the processor has none
         super().__post_init__()
-        if self.max_turn_tokens < 1:
-            raise ValueError(f"max_turn_tokens must be >= 1, got {self.max_turn_tokens}")
         taken = {"tools", "tokenize", "add_generation_prompt", "conversation"} & {
             *(self.chat_template_kwargs or {})
         }
@@ -225,7 +221,7 @@ def _is_fsdp(surroundings: Mapping[str, str]) -> bool:
 
 
 def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
-    """Make the training arguments of a config's `grpo` section; on a CPU, default to bf16 only if it is fast.
+    """Make the training arguments of a config's `grpo` section.
 
     Args:
         fields: Fields from YAML.
@@ -252,10 +248,6 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
             message = error.errors()[0]["msg"]
             raise ConfigError(f"grpo.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
     try:
-        is_on_cpu = device_type() == "cpu"
-        defaults: dict[str, Any] = {"use_cpu": is_on_cpu}
-        if is_on_cpu and "fp16" not in fields:
-            defaults["bf16"] = has_fast_bf16()  # TRL's default emulates it where the processor has none
-        return SQLGRPOConfig(**{**defaults, **fields, **decided})
+        return SQLGRPOConfig(**fields, **decided)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"grpo: {error}") from error

@@ -259,9 +259,13 @@ class Play(Part, ABC):
 
     Attributes:
         tools: JSON schemas for the chat template; None for none.
+        max_turn_tokens: Maximum number of sampled tokens in one turn.
+        max_episode_tokens: Maximum number of tokens after the prompt, observations included.
     """
 
     tools: list[dict[str, Any]] | None = None
+    max_turn_tokens: int = 512
+    max_episode_tokens: int = 2_048
 
     @abstractmethod
     def play(self, questions: Sequence[int], rollouts: "Rollouts") -> list[Row]:

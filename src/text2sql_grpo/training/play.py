@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
@@ -28,7 +29,8 @@ class Rollouts:
 
     Args:
         trainer: Complete, its model prepared.
-        tools: JSON schemas for the chat template; None for none.
+        play: Its tools and budgets are used.
+        config: The engine.
         stages: Where times are counted.
 
     Attributes:
@@ -39,18 +41,17 @@ class Rollouts:
             None for none.
     """
 
-    def __init__(self, trainer: GRPOTrainer, *, tools: list[dict[str, Any]] | None, stages: Stages) -> None:
-        args = trainer.args
-        self._trainer, self.stages = trainer, stages
+    def __init__(self, trainer: GRPOTrainer, play: Play, config: RolloutConfig, *, stages: Stages) -> None:
+        self._trainer, self._config, self.stages = trainer, config, stages
         self.on_episode: Callable[[int, int], None] | None = None
         self.chat = ChatFormat(
             trainer.processing_class,
-            tools=tools,
+            tools=play.tools,
             eos_token_ids=trainer.eos_token_ids,
-            template_options=args.chat_template_kwargs,
+            template_options=trainer.args.chat_template_kwargs,
         )
         longest = context_length(trainer.model)
-        self.budgets = Budgets(args.max_turn_tokens, trainer.max_completion_length, longest)
+        self.budgets = Budgets(play.max_turn_tokens, play.max_episode_tokens, longest)
         self._vllm = VLLMPolicy(trainer) if trainer.use_vllm else None
         self._is_tried = False
         self._use_slots(slots_obstacle(trainer) or obstacle(trainer.accelerator.unwrap_model(trainer.model)))
@@ -62,8 +63,7 @@ class Rollouts:
 
     def _use_slots(self, reason: str | None) -> None:
         """Choose the engine, by the reason against `slots`."""
-        engine = self._trainer.args.engine
-        self.plays_by_slots = plays_by_slots(engine, reason)
+        self.plays_by_slots = plays_by_slots(self._config.engine, reason)
         slower = f"generation: {reason or 'rollout.engine is generation'}"
         self.way = "slots" if self.plays_by_slots else slower
 
@@ -108,7 +108,7 @@ class Rollouts:
             size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
             return ModelPolicy(model, self.chat, sampling=config, batch_size=size)
         sampling = Sampling(trainer.temperature, trainer.top_p, trainer.top_k, trainer.min_p)
-        return SlotPolicy(model, sampling, max_slots=trainer.args.max_slots, stages=self.stages)
+        return SlotPolicy(model, sampling, max_slots=self._config.max_slots, stages=self.stages)
 
 
 def slots_obstacle(trainer: GRPOTrainer) -> str | None:
@@ -184,7 +184,10 @@ class SQLPlay(Play):
 
     def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples, self._environment, self._judge = examples, environment, judge
-        self.tools = environment.tools if environment.settings.protocol == "native" else None
+        settings = environment.settings
+        self.tools = environment.tools if settings.protocol == "native" else None
+        self.max_turn_tokens = settings.max_turn_tokens
+        self.max_episode_tokens = settings.max_episode_tokens
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         examples = [self._examples[number] for number in questions]

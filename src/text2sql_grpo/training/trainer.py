@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
@@ -43,6 +44,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         args: Training arguments.
         num_questions: Number of training questions, which sets the length of an epoch.
         play: Plays and judges questions.
+        rollout: Engine of the rollouts.
+        processing_class: Tokenizer; None for that of the model.
         select: Selects questions; None for shuffled epochs.
         gate: Replaces groups before they are trained on; None for none.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
@@ -59,15 +62,19 @@ class RolloutGRPOTrainer(GRPOTrainer):
         *,
         num_questions: int,
         play: Play,
-        processing_class: PreTrainedTokenizerBase,
+        rollout: RolloutConfig | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         select: Select | None = None,
         gate: Gate | None = None,
         credit: Credit | None = None,
         record: Sequence[Record] = (),
         peft_config: PeftConfig | None = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
         args.check_questions(num_questions)
+        args.max_completion_length = play.max_episode_tokens  # TRL's name
         super().__init__(
             model=model,
             reward_funcs=_judged_in_play,
@@ -75,7 +82,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
             train_dataset=Dataset.from_dict({"question": range(num_questions)}),
             processing_class=processing_class,
             peft_config=peft_config,
+            quantization_config=quantization_config,
             callbacks=callbacks,
+            optimizers=optimizers,
         )
         trl_compat.keep_one_hook(self.model)
         generator = torch.Generator().manual_seed(args.seed)
@@ -88,7 +97,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         )
         self.record = [Rewards(), *record]
         self._times = StepTimes(self.collect)
-        self.rollouts = Rollouts(self, tools=play.tools, stages=self._times.stages)
+        self.rollouts = Rollouts(self, play, rollout or RolloutConfig(), stages=self._times.stages)
         self.update = TokenTreeUpdate(self, is_wanted=args.shared_prefix, keeps_order=self.select.keeps_order)
         self._checkpoints = Checkpoints(self, self)
         for callback in (self._checkpoints, BadSteps(self, self.collect), self._times):

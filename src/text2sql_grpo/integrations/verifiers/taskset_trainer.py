@@ -14,6 +14,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset, load_taskset
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
@@ -117,12 +118,15 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
 
     Args:
         model: The policy, or its folder or Hub id.
-        args: Training arguments; `max_turn_tokens` and `max_completion_length` are the budgets of a turn and
-            of a rollout. Truncated rollouts are scored as they are, or left out with
+        args: Training arguments. Truncated rollouts are scored as they are, or left out with
             `mask_truncated_completions`.
         taskset: An object, or the id of an installed plug-in.
         taskset_config: Config of the taskset, with an id.
         num_tasks: Only the first n; None for all.
+        max_turn_tokens: Maximum number of sampled tokens in one turn.
+        max_episode_tokens: Maximum number of tokens after the prompt, replies included.
+        processing_class: Tokenizer; None for that of the model.
+        rollout: Engine of the rollouts.
 
     Raises:
         ConfigError: See `load_taskset`; or `turn_credit` is set.
@@ -134,9 +138,12 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         args: SQLGRPOConfig,
         *,
         taskset: vf.Taskset | str,
-        processing_class: PreTrainedTokenizerBase,
         taskset_config: Mapping[str, Any] | None = None,
         num_tasks: int | None = None,
+        max_turn_tokens: int = 512,
+        max_episode_tokens: int = 2_048,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        rollout: RolloutConfig | None = None,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
@@ -155,12 +162,14 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
             model=args.run_name or "policy",
             leaves_out_truncated=args.mask_truncated_completions,
         )
+        play.max_turn_tokens, play.max_episode_tokens = max_turn_tokens, max_episode_tokens
         super().__init__(
             model,
             args,
             num_questions=len(loaded.tasks),
             play=play,
             record=[Episodes(partial(self._run_log.write, TRACES))],
+            rollout=rollout,
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,

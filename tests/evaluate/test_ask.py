@@ -13,11 +13,10 @@ from rich.console import Console
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_model, write_tokenizer
 from text2sql_grpo.commands import main
-from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.evaluation.bench import Asked, Environment
+from text2sql_grpo.evaluation.sampler import Sampler
+from text2sql_grpo.reporting.shown import asked_record, show_asked
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.run.ask_job import Asked, answer_question, show
-from text2sql_grpo.sql import SQLExecutor
 
 QUESTION = "How many staff has [bold]Lisbon[/bold]?"
 LOOK, FINAL = "SELECT code, city FROM branch", "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -33,15 +32,13 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(database: Path, turns: list[str], **settings: Any) -> Asked:
     chat = ChatFormat(write_tokenizer(database.parent / "tokenizer"))
-    with SQLExecutor() as executor:
-        environment = SQLEnvironment(Databases(database), executor, EnvironmentSettings(**settings))
-        policy = ScriptedPolicy(chat, {QUESTION: turns})
-        return answer_question(QUESTION, environment, policy, chat, context_tokens=20_000)
+    with Environment(database, neighbours=0, **settings) as environment:
+        return environment.ask(QUESTION, Sampler(ScriptedPolicy(chat, {QUESTION: turns}), chat))
 
 
 def printed(answer: Asked) -> str:
     console = Console(file=StringIO(), width=80)
-    show(answer, console)
+    show_asked(answer, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -53,7 +50,7 @@ def test_a_look_its_rows_the_answer_and_its_result(database: Path) -> None:
         *("LIS-02 Lisbon", "OPO-01 Porto", "FAO-09 NULL"),
         *("answer", "SELECT staff", "FROM branch", "WHERE code = 'LIS-02'", "staff", "7"),
     ]
-    record = json.loads(json.dumps(answer.record()))
+    record = json.loads(json.dumps(asked_record(answer)))
     assert record["question"] == QUESTION
     assert [turn["kind"] for turn in record["turns"]] == ["run_sql", "submit_sql"]
     assert record["turns"][0]["result"]["rows"][2] == ["FAO-09", None]
@@ -68,7 +65,7 @@ def test_failures_of_the_model_are_printed(database: Path) -> None:
     wrong = asked(database, ["<answer>DROP TABLE branch</answer>"])
     assert wrong.failure.startswith("the final SQL failed: not allowed")
     assert wrong.failure in " ".join(printed(wrong).split())
-    assert wrong.record()["result"]["status"] == "denied"
+    assert asked_record(wrong)["result"]["status"] == "denied"
 
 
 def test_large_results_markup_and_control_characters(database: Path) -> None:
@@ -78,7 +75,7 @@ def test_large_results_markup_and_control_characters(database: Path) -> None:
     text = printed(odd)
     assert "[red]" in text and "[b]" in text and "<2 bytes>" in text
     assert "\x1b" not in text
-    assert json.loads(json.dumps(odd.record(), allow_nan=False))["result"]["rows"][0][2:] == [
+    assert json.loads(json.dumps(asked_record(odd), allow_nan=False))["result"]["rows"][0][2:] == [
         "<2 bytes>",
         "inf",
     ]

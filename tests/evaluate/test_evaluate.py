@@ -9,20 +9,21 @@ from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from tests.chat_endpoint import Answer as Reply
+from tests.chat_endpoint import served
 from tests.tiny_model import write_model
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
-from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, ModelError
-from text2sql_grpo.evaluation.bench import Workbench, open_workbench
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.summary import summary
-from text2sql_grpo.rewards import Answer, Judge
-from text2sql_grpo.run import evaluate_job as job
-from text2sql_grpo.run.evaluate_job import accuracy_table, evaluate, show
+from text2sql_grpo.reporting.accuracy_tables import accuracy_table
+from text2sql_grpo.reporting.shown import show_answer
+from text2sql_grpo.rewards import Answer
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
 
@@ -74,19 +75,18 @@ def config(tmp_path: Path) -> Config:
 
 def played(config: Config, turns: Sequence[str]) -> Answer:
     """The first question, answered by these turns in a real session and graded."""
-    bench = open_workbench(config)
-    example = bench.test["test_values"][0]
-    session = bench.environment.session(example)
-    session.start()
-    for turn in turns:
-        session.step(turn)
-    database = bench.databases.address("clinic")
-    return Answer(session.episode, bench.grader.grade(database, example.gold_sql, session.episode.final_sql))
+    with Bench.open(config) as bench:
+        session = bench.environment.sessions.session(bench.test["test_values"][0])
+        session.start()
+        for turn in turns:
+            session.step(turn)
+        database = bench.environment.databases.address("clinic")
+        return bench.environment.judge().judge(session.episode, database, runs_published=True)
 
 
 def printed(answer: Answer) -> str:
     console = Console(file=StringIO(), width=100)
-    show(answer, "test_values", console)
+    show_answer(answer, "test_values", console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -154,50 +154,62 @@ def test_right_answers_are_timed_against_their_golds_on_a_bundled_database(
     config: Config,
     tmp_path: Path,
     repo_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     slow = "SELECT COUNT(*) FROM sale a, sale b"
     golds = {"fast": slow, "wrong": "SELECT 1", "none": "SELECT 2"}
     rows = [
-        {"id": name, "database": "bakery", "question": "?", "gold_sql": sql} for name, sql in golds.items()
+        {"id": name, "database": "bakery", "question": name, "gold_sql": sql} for name, sql in golds.items()
     ]
     (tmp_path / "bakery.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
-    def answers(
-        policy: object, bench: Workbench, chosen: dict[str, list[Example]], *_: object, **__: object
-    ) -> dict[str, list[Answer]]:
-        submitted = {"fast": "SELECT COUNT(*) * COUNT(*) FROM sale", "wrong": slow}
-        database = bench.databases.address("bakery")
-        judge, answered = Judge(bench.grader, bench.executor), []
-        for example in chosen["bakery"]:
-            session = bench.environment.session(example)
-            session.start()
-            session.step(f"<answer>{submitted[example.id]}</answer>" if example.id in submitted else "hm")
-            answered.append(judge.judge(session.episode, database, runs_published=True))
-        return {"bakery": answered}
+    def answer(request: dict[str, Any]) -> Reply:
+        question = request["messages"][-1]["content"]
+        sql = "SELECT COUNT(*) * COUNT(*) FROM sale" if "fast" in question else slow
+        text = "hm" if "none" in question else f"<answer>{sql}</answer>"
+        return Reply({"role": "assistant", "content": text}, 1, 1)
 
-    monkeypatch.setattr(job, "answer_all", answers)
-    argv = [
-        "evaluate",
-        "--model_path",
-        "run/merged",
-        "--data.test",
-        f"{{bakery: {tmp_path / 'bakery.jsonl'}}}",
-    ]
+    argv = ["evaluate", "--model", "script", "--config", "run/config.yaml", "--out", "e.json"]
+    argv += ["--data.test", f"{{bakery: {tmp_path / 'bakery.jsonl'}}}", "--environment.max_turns", "1"]
     argv += ["--data.databases", str(repo_root / "data" / "databases")]
-    assert main([*argv, "--metrics", "ves"]) == 0
-    scores = json.loads((tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8"))["sets"]
+    with served(answer) as url:
+        argv += ["--base_url", url]
+        assert main([*argv, "--metrics", "ves"]) == 0
+        scores = json.loads(Path("e.json").read_text(encoding="utf-8"))["sets"]
+        out = capsys.readouterr().out
+        assert main([*argv, "--metrics", "strict"]) == 0
     r_ves = round(100 * math.sqrt(1.25) / 3, 2)  # twice as fast at least, wrong, not submitted
     assert scores["bakery"]["r_ves"] == r_ves
-    out = capsys.readouterr().out
     assert re.search(rf"\bbakery +1/3 = 33.3%.* 1/3 = 33.3%.* {r_ves:.1f} *\n", out), out
     assert "strict  official  R-VES" in re.sub(" {2,}", "  ", out)
-
-    assert main([*argv, "--metrics", "strict"]) == 0
     out = capsys.readouterr().out
     assert "R-VES" not in out and "official" not in out
-    assert "r_ves" not in (tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8")
+    assert "r_ves" not in Path("e.json").read_text(encoding="utf-8")
+
+
+def test_a_run_is_evaluated_as_it_was_and_a_difference_is_named(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = replace(
+        config,
+        data=replace(config.data, test_samples=3),
+        run=replace(config.run, seed=5),
+        evaluation=replace(config.evaluation, temperature=0.5),
+    )
+    Path("run/config.yaml").write_text(dump_config(own), encoding="utf-8")
+
+    def evaluated(*options: str) -> tuple[Any, str]:
+        assert main(["evaluate", "--model_path", "run/merged", "--out", "e.json", *options]) == 0
+        return json.loads(Path("e.json").read_text(encoding="utf-8")), capsys.readouterr().out
+
+    record, out = evaluated()
+    assert [record[name] for name in ("temperature", "seed", "num_samples")] == [0.5, 5, 3]
+    assert all(scores["overall"]["strict"]["total"] == 3 for scores in record["sets"].values())
+    assert "Not to be compared" not in out and "question:" not in out
+    record, out = evaluated("--num_samples", "1", "--temperature", "0", "--sets", "test_values")
+    assert record["temperature"] == 0 and record["sets"]["test_values"]["overall"]["strict"]["total"] == 1
+    (line,) = [line for line in out.splitlines() if "Not to be compared" in line]
+    assert all(name in line for name in ("sets", "questions", "temperature")) and "seed" not in line
 
 
 def test_all_questions_of_one_set_sampled_alike_under_one_seed(
@@ -224,17 +236,20 @@ def test_all_questions_of_one_set_sampled_alike_under_one_seed(
     assert run("a") == run("b")
 
 
-def test_wrong_model_set_and_place_are_errors_that_leave_nothing(config: Config, tmp_path: Path) -> None:
-    out, console = tmp_path / "evaluation.json", Console(file=StringIO())
-    with pytest.raises(ModelError, match="cannot read the model"):
-        evaluate(str(tmp_path / "databases"), config, out=out, console=console)
-    with pytest.raises(
-        ConfigError, match=r"--sets must be of data\.test \(test_values, test_databases\), got 'dev'"
-    ):
-        evaluate("run/merged", config, out=out, console=console, sets=["dev"])
-    with pytest.raises(ConfigError, match="--out"):
-        evaluate("run/merged", config, out=tmp_path, console=console)
-    bare = replace(config, data=replace(config.data, test={}))
-    with pytest.raises(ConfigError, match=r"data\.test has no held-out sets"):
-        evaluate("run/merged", bare, out=out, console=console)
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--model_path", "databases", "--config", "run/config.yaml"], "cannot read the model"),
+        (["--sets", "dev"], "test_values, test_databases"),
+        (["--out", "."], "--out"),
+        (["--data.test", "{}"], "data.test has no held-out sets"),
+    ],
+)
+def test_a_wrong_model_set_or_place_is_an_error_that_leaves_nothing(
+    config: Config, options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = dict(zip(["--model_path", "--out"], ["run/merged", "e.json"], strict=True))
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    assert main(["evaluate", *(word for pair in given.items() for word in pair)]) == 1
+    assert reason in capsys.readouterr().err
+    assert not Path("e.json").exists()

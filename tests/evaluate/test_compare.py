@@ -11,33 +11,32 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.answers import read_answers, write_answers
-from text2sql_grpo.evaluation.bench import Workbench, open_workbench
-from text2sql_grpo.rewards import Answer
+from text2sql_grpo.evaluation.bench import Bench
 
 WRONG = "SELECT 7"
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The folder of a config with one held-out set of four questions."""
     monkeypatch.chdir(tmp_path)
     environment = {"schema_text": "compact", "instructions": False, "max_turns": 1, "max_turn_tokens": 4}
     path = write_config(tmp_path, environment=environment)
     (tmp_path / "run").mkdir()
     path.rename(tmp_path / "run" / "config.yaml")
-    return open_workbench(load_config(tmp_path / "run" / "config.yaml"))
+    return Bench.open(load_config(tmp_path / "run" / "config.yaml"))
 
 
-def write(bench: Workbench, path: Path, *, right: set[str]) -> Path:
+def write(bench: Bench, path: Path, *, right: set[str]) -> Path:
     """A file of answers: right ones to these questions."""
     answers = []
     for example in bench.test["test_values"]:
-        session = bench.environment.session(example)
+        environment = bench.environment
+        session = environment.sessions.session(example)
         session.start()
         session.step(f"<answer>{example.gold_sql if example.id in right else WRONG}</answer>")
-        database = bench.databases.address(example.database)
-        verdict = bench.grader.grade(database, example.gold_sql, session.episode.final_sql)
-        answers.append(Answer(session.episode, verdict))
+        database = environment.databases.address(example.database)
+        answers.append(environment.judge().judge(session.episode, database))
     write_answers(path, {"test_values": answers})
     return path
 
@@ -47,7 +46,7 @@ def record(path: str) -> Any:
 
 
 def test_answers_at_hand_are_compared_without_a_model(
-    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(bench, tmp_path / "run" / "evaluation-before.jsonl", right={"count"})
     write(bench, tmp_path / "run" / "evaluation.jsonl", right={"look-Lisbon", "cities"})
@@ -76,7 +75,7 @@ def test_answers_at_hand_are_compared_without_a_model(
 
 
 def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
-    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, right in (("a", {"count"}), ("b", {"count", "cities"})):
         path = write(bench, tmp_path / f"{name}.jsonl", right=right)
@@ -93,7 +92,7 @@ def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
     assert "2 databases are few" in " ".join(out.split())
 
 
-def test_some_questions_of_answers_at_hand(bench: Workbench, tmp_path: Path) -> None:
+def test_some_questions_of_answers_at_hand(bench: Bench, tmp_path: Path) -> None:
     first = write(bench, tmp_path / "a.jsonl", right=set())
     write(bench, tmp_path / "b.jsonl", right={question["id"] for question in QUESTIONS})
     (tmp_path / "b.json").write_text("{}")
@@ -106,7 +105,7 @@ def test_some_questions_of_answers_at_hand(bench: Workbench, tmp_path: Path) -> 
 
 
 def test_a_model_is_asked_what_the_other_side_was_asked(
-    bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path / "base", max_positions=512)
     write(bench, tmp_path / "at_hand.jsonl", right={"count"})
@@ -130,7 +129,7 @@ def test_a_model_is_asked_what_the_other_side_was_asked(
     assert record("again.json")["overall"] == record("made/comparison.json")["overall"]
 
 
-def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_models(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "base", max_positions=512)
     write_model(tmp_path / "run" / "merged", max_positions=512, seed=1)
 
@@ -159,7 +158,7 @@ def test_two_models(bench: Workbench, tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    bench: Workbench, tmp_path: Path, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(bench, tmp_path / "a.jsonl", right=set())
     (tmp_path / "broken.jsonl").write_text('{"set": "dev"}\n')

@@ -13,9 +13,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.evaluation.bench import Workbench
 from text2sql_grpo.evaluation.statistics import Accuracy
-from text2sql_grpo.evaluation.summary import accuracy, answer_questions
+from text2sql_grpo.evaluation.summary import accuracy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, checkpoint_step
 from text2sql_grpo.reliability.ranks import gather
@@ -106,30 +106,43 @@ def figures(record: Record) -> dict[str, float]:
 
 
 def schedule_evaluations(
-    bench: Workbench, trainer: Trainer, folder: Path, console: Console, *, every: int | None
+    trainer: Trainer,
+    answer: Callable[..., list[Answer]],
+    questions: Sequence[Example],
+    *,
+    every: int | None,
+    console: Console | None = None,
 ) -> None:
-    """Let any trainer evaluate `data.dev` every few steps, from before training on; no-op without `every`."""
+    """Let any trainer evaluate questions every few steps, from before training on; no-op without `every`.
+
+    Args:
+        answer: `answer` of a `Bench` or an `Environment`.
+        console: Where each evaluation is printed; None for nowhere.
+    """
     if every is None:
         return
 
     def show(record: Record) -> None:
         measured = Accuracy.read(record["accuracy"])
         facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
-        console.print(f"step {record['step']}: {facts}", soft_wrap=True)
+        if console is not None:
+            console.print(f"step {record['step']}: {facts}", soft_wrap=True)
 
     trainer.add_callback(
         EvaluationSchedule(
-            partial(_answer_now, bench, trainer),
-            bench.dev,
+            partial(_answer_now, trainer, answer),
+            questions,
             every=every,
-            run_log=RunLog(folder),
+            run_log=RunLog(Path(trainer.args.output_dir)),
             log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
             show=show,
         )
     )
 
 
-def _answer_now(bench: Workbench, trainer: Trainer, questions: Sequence[Example]) -> list[Answer]:
+def _answer_now(
+    trainer: Trainer, answer: Callable[..., list[Answer]], questions: Sequence[Example]
+) -> list[Answer]:
     """Answer greedily with a trainer's weights, without effect on training; all answers on every rank."""
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
@@ -137,27 +150,18 @@ def _answer_now(bench: Workbench, trainer: Trainer, questions: Sequence[Example]
     rank, world_size = ranks.rank(), len(ranks.gather([None]))
     try:
         with torch.random.fork_rng(devices), trl_compat.unwrapped_model(trainer) as policy:
-            model.eval()
-            chat = bench.chat(trainer.processing_class, policy)
-            own = answer_questions(
-                questions[rank::world_size],
-                bench.policy(policy, chat),
-                chat,
-                bench.environment,
-                bench.grader,
-                bench.budgets(policy),
-            )
+            own = answer(questions[rank::world_size], LoadedPolicy(policy, trainer.processing_class, ""))
             shares = ranks.gather(own)
     finally:
         model.train(was_training)
     return [shares[i % world_size][i // world_size] for i in range(len(questions))]
 
 
-def keep_best(bench: Workbench, trainer: Trainer, folder: Path, console: Console) -> int:
+def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> int:
     """Load the weights that `evaluation.keep` selects; return their step."""
     # The state counts 0 if the run resumed from a checkpoint that had done all steps.
     last = int(trainer.state.global_step or trainer.args.max_steps)
-    best = best_checkpoint(folder) if bench.config.evaluation.keep == "best" else None
+    best = best_checkpoint(folder) if keep == "best" else None
     if best is None:
         return last
     step = checkpoint_step(best)

@@ -1,22 +1,25 @@
+"""Answers of scripted policies: judged, counted, sampled several times."""
+
 import dataclasses
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.scripted_policy import ScriptedPolicy, ask, shop_environment
+from tests.scripted_policy import ScriptedPolicy, ask, shop
 from tests.scripted_slots import scripted_slots
 from tests.tiny_model import write_tokenizer
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.summary import accuracy, answer_questions, summary
-from text2sql_grpo.grading import Grader, Verdict
+from text2sql_grpo.evaluation.report import Report
+from text2sql_grpo.evaluation.sampler import Sampler
+from text2sql_grpo.evaluation.summary import accuracy, summary
+from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, SlotPolicy
+from text2sql_grpo.rollout.engine import SlotPolicy
 
 STAFF = "SELECT staff FROM branch WHERE code = 'LIS-02'"
 CODES = "SELECT code FROM branch"
@@ -48,27 +51,26 @@ def answer(
 ) -> list[Answer]:
     """Answers by the script: by slots where their number is given."""
     chat = ChatFormat(write_tokenizer(folder / "tokenizer"))
-    environment = shop_environment(folder, EnvironmentSettings(max_turns=3))
     policy: Any = ScriptedPolicy(chat, turns)
     if max_slots is not None:
         policy = scripted_slots(chat, [turns[example.question] for example in examples], max_slots=max_slots)
-    grader = Grader(environment.executor)
-    budgets = Budgets(100, 1_000, 10_000)
-    return answer_questions(examples, policy, chat, environment, grader, budgets, **options)
+    budgets = {"max_turns": 3, "max_turn_tokens": 100, "max_episode_tokens": 1_000}
+    with shop(folder, **budgets) as environment:
+        return environment.answer(examples, Sampler(policy, chat, 10_000), **options)
 
 
 @pytest.mark.parametrize("max_slots", [None, 1, 4])
 def test_every_question_is_answered_and_judged(tmp_path: Path, max_slots: int | None) -> None:
-    count: list[None] = []
+    handed: dict[int, Answer] = {}
 
-    answers = answer(tmp_path, max_slots=max_slots, on_answer=lambda: count.append(None))
+    answers = answer(tmp_path, max_slots=max_slots, on_answer=handed.__setitem__)
 
     assert [one.example for one in answers] == EXAMPLES
     assert [one.verdict.reason for one in answers] == [
         *("equal", "row_count", "row_count", "query_failed", "not_submitted", "not_submitted")
     ]
     assert [one.verdict.official for one in answers] == [True, False, True, False, False, False]
-    assert len(count) == 6
+    assert [handed[place] for place in range(6)] == answers
 
 
 def test_a_failure_on_our_side_while_judging_stops_the_evaluation(tmp_path: Path) -> None:
@@ -76,14 +78,12 @@ def test_a_failure_on_our_side_while_judging_stops_the_evaluation(tmp_path: Path
     answers = answer(tmp_path, [missing])
     assert answers[0].verdict.reason == "gold_failed"
 
-    class Broken(Grader):
-        def grade(self, *_: Any, **__: Any) -> Verdict:
-            raise DataError("expected a database, got none")
+    def fails(place: int, one: Answer) -> None:
+        raise DataError("the database vanished")
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="expected a database"):
-        patch.setattr(f"{__name__}.Grader", Broken)
-        (tmp_path / "broken").mkdir()
-        answer(tmp_path / "broken")
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(DataError, match="vanished"):
+        answer(tmp_path / "broken", on_answer=fails)
 
 
 def test_a_slow_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -91,21 +91,15 @@ def test_a_slow_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
     long = ask("0?", STAFF)
     turns = {"0?": ["?" * 90] * 3} | {f"{i}?": [f"<answer>{STAFF}</answer>"] for i in range(1, 5)}
     examples = [long, *(ask(question, STAFF) for question in turns if question != "0?")]
-    ended: list[str] = []
-
-    def on_answer() -> None:
-        ended.append(threading.current_thread().name)
-
     steps: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         logits = SlotPolicy.logits
         patch.setattr(
             SlotPolicy, "logits", lambda self, *args: steps.append(len(args[0])) or logits(self, *args)
         )
-        answers = answer(tmp_path, examples, turns, max_slots=2, on_answer=on_answer)
+        answers = answer(tmp_path, examples, turns, max_slots=2)
 
     assert [one.verdict.strict for one in answers] == [False, *[True] * 4]
-    assert set(ended) == {"MainThread"}
     spoken = [sum(one.episode.completion_mask) for one in answers]
     # In pairs that wait for each other the passes would be the longest of each pair together.
     assert sum(map(max, spoken[::2], [*spoken[1::2], 0])) > 1.2 * sum(size <= 2 for size in steps)
@@ -134,22 +128,32 @@ def test_summary(tmp_path: Path) -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-@pytest.mark.parametrize("max_slots", [None, 2])
-def test_forced_first_turns_go_to_their_questions(tmp_path: Path, max_slots: int | None) -> None:
-    first_turns = [f"<sql>SELECT '{example.question}'</sql>" for example in EXAMPLES[:3]]
-    said = [f"<answer>{STAFF}</answer>"]
-    turns = {example.question: said if max_slots else ["never", *said] for example in EXAMPLES[:3]}
+def test_several_samples_stand_next_to_each_other(tmp_path: Path) -> None:
+    answers = answer(tmp_path, EXAMPLES[:2], samples=3)
 
-    answers = answer(tmp_path, EXAMPLES[:3], turns, max_slots=max_slots, first_turns=first_turns)
+    report = Report(answers, samples=3)
+    assert [one.example.id for one in answers] == ["looked up?"] * 3 + ["guessed?"] * 3
+    assert report.accuracy == 0.5 and [report.pass_at(k) for k in (1, 3)] == [0.5, 0.5]
+    assert report.interval[0] < 0.5 < report.interval[1]
+    assert list(report.to_pandas()["strict"]) == [True] * 3 + [False] * 3
+    with pytest.raises(ValueError, match="from 1 to 3"):
+        report.pass_at(4)
 
-    assert [one.episode.messages[2]["content"] for one in answers] == first_turns
-    assert [one.verdict.strict for one in answers] == [True, True, False]
-    assert summary(answers)["looks_per_question"] == 1
+
+@pytest.mark.parametrize(
+    ("right", "k", "chance"),
+    [([1], 1, 1 / 4), ([1], 2, 1 / 2), ([2], 2, 5 / 6), ([0, 4], 3, 1 / 2), ([3, 1], 4, 1.0)],
+)
+def test_pass_at_k_is_the_unbiased_estimator(right: list[int], k: int, chance: float) -> None:
+    """Of 4 samples, by counting the draws without replacement."""
+    verdicts = [Verdict(False, i < n, "equal", executes=True) for n in right for i in range(4)]
+    answers = [Answer(Episode(example=EXAMPLES[0]), verdict) for verdict in verdicts]
+    assert Report(answers, samples=4).pass_at(k) == pytest.approx(chance)
 
 
 def test_nothing_asked(tmp_path: Path) -> None:
     answers = answer(tmp_path, [])
 
-    assert answers == []
+    assert answers == [] and Report(answers).accuracy == Report(answers).pass_at(1) == 0
     assert summary(answers)["overall"]["strict"]["interval"] == [0, 1]
     assert summary(answers)["looks_per_question"] == 0

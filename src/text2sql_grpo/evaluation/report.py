@@ -1,0 +1,125 @@
+"""`evaluate` and its `Report`: the accuracy of a model on questions with gold queries."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from text2sql_grpo.evaluation.bench import Environment, opened_model
+from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
+from text2sql_grpo.rewards import Answer
+
+if TYPE_CHECKING:
+    from text2sql_grpo.evaluation.bench import Model
+
+
+@dataclass(frozen=True)
+class Report:
+    """Answers of a model to the same number of samples of each question.
+
+    Attributes:
+        answers: All answers, those to one question next to each other.
+        samples: Number of answers of each question.
+    """
+
+    answers: Sequence[Answer]
+    samples: int = 1
+
+    @property
+    def accuracy(self) -> float:
+        """Mean share of right answers by the strict verdict, in [0, 1]; of no answers 0."""
+        return fmean(map(fmean, self._right())) if self.answers else 0.0
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the accuracy by database, in [0, 1]; of one database by question."""
+        sums: dict[str, list[int]] = {}
+        for answer in self.answers:
+            right, asked = sums.setdefault(answer.example.database, [0, 0])
+            sums[answer.example.database] = [right + answer.verdict.strict, asked + 1]
+        naive = Accuracy(0, 0).interval
+        if self.answers:
+            naive = interval_of_shares([fmean(row) for row in self._right()], self.samples)
+        return interval_by_database(
+            [right for right, _ in sums.values()], [n for _, n in sums.values()], naive
+        )
+
+    def pass_at(self, k: int) -> float:
+        """Chance that at least one of k sampled answers is right, in [0, 1].
+
+        Unbiased estimator, Chen et al. 2021 (arXiv:2107.03374, sec. 2.1).
+
+        Raises:
+            ValueError: k is outside of 1..samples.
+        """
+        if not 1 <= k <= self.samples:
+            raise ValueError(f"k must be from 1 to {self.samples}, the number of samples, got {k}")
+        n, right = self.samples, np.array([sum(row) for row in self._right()])
+        # Product form of 1 - C(n - c, k) / C(n, k); 0 wrong answers left give a factor of 0.
+        chosen = np.arange(k)
+        wrong = np.clip((n - right)[:, None] - chosen, 0, None) / (n - chosen)
+        return float(np.mean(1 - wrong.prod(axis=1))) if self.answers else 0.0
+
+    def to_pandas(self) -> Any:
+        """Data frame with a row per answer: the fields of `rollouts.jsonl` without tokens."""
+        import pandas  # type: ignore[import-untyped]
+
+        left_out = {"prompt_ids", "completion_ids", "completion_mask", "log_probs", "scores", "reward"}
+        rows = [answer.record() for answer in self.answers]
+        return pandas.DataFrame(
+            [{name: value for name, value in row.items() if name not in left_out} for row in rows]
+        )
+
+    def _right(self) -> list[list[int]]:
+        """Strict verdicts as 0 or 1, a row per question."""
+        flat = [int(answer.verdict.strict) for answer in self.answers]
+        return [flat[i : i + self.samples] for i in range(0, len(flat), self.samples)]
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.accuracy:.1%} right ({low:.1%} to {high:.1%}), {len(self.answers) // self.samples} "
+            f"questions, {self.samples} answers each"
+        )
+
+
+def evaluate(
+    model: "Model | str | Path",
+    environment: Environment,
+    questions: Any,
+    *,
+    samples: int = 1,
+    temperature: float | None = None,
+    seed: int = 0,
+    on_answer: Callable[[int, Answer], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Answer questions with a model, and grade the answers.
+
+    Args:
+        model: A model folder, an adapter, a run folder or a Hub id; a loaded one; or an `Endpoint`.
+        questions: See `load_examples`.
+        samples: Answers of each question.
+        temperature: 0 is greedy; None for 0 with one sample, and 1 with several.
+        seed: Random seed of sampling.
+        on_answer: See `Environment.answer`, like the other options.
+
+    Raises:
+        RunError: Anything wrong with the model, the questions or an endpoint.
+    """
+    if temperature is None:
+        temperature = 0.0 if samples == 1 else 1.0
+    examples = environment.examples(questions)
+    answers = environment.answer(
+        examples,
+        opened_model(model),
+        samples=samples,
+        temperature=temperature,
+        seed=seed,
+        on_answer=on_answer,
+        **options,
+    )
+    return Report(answers, samples)

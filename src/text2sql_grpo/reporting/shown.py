@@ -1,0 +1,141 @@
+"""Episodes shown on a terminal; texts of a model or a database are never read as markup."""
+
+from textwrap import indent
+from typing import Any
+
+import sqlparse
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Column, Table
+from rich.text import Text
+from sqlparse.exceptions import SQLParseError
+
+from text2sql_grpo.environment.episode import Action
+from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
+from text2sql_grpo.evaluation.bench import Asked
+from text2sql_grpo.rewards import Answer
+from text2sql_grpo.sql import ExecutionOutcome
+
+_OBSERVED = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
+_MAX_ROWS, _MAX_CELL_CHARS = 20, 60
+
+
+def formatted(sql: str) -> str:
+    """Format a query over several lines; unchanged if it nests too deep for sqlparse."""
+    try:
+        return str(sqlparse.format(sql, reindent=True)).strip()
+    except SQLParseError:
+        return sql
+
+
+def show_answer(answer: Answer, set_name: str, console: Console) -> None:
+    """Print one question whole; texts of a model or a database are never read as markup."""
+    episode, verdict, example = answer.episode, answer.verdict, answer.example
+    console.print(Rule(Text(f"{set_name}: {example.id} (database {example.database})"), align="left"))
+    console.print(Text(f"question: {example.question}", style="bold"))
+    for number, action in enumerate(episode.actions, 1):
+        console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
+        console.print(Text(indent(_turn_text(action), "  ")))
+    console.print(Text("final SQL:", style="cyan"))
+    console.print(Text(indent(formatted(episode.final_sql) if episode.final_sql else "none submitted", "  ")))
+    if not verdict.strict:
+        console.print(Text("gold SQL:", style="cyan"))
+        console.print(Text(indent(formatted(example.gold_sql), "  ")))
+    console.print(
+        Text.assemble(
+            ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
+            f" ({verdict.reason})  strict: {_yes(verdict.strict)}  official: {_yes(verdict.official)}",
+            f"  stopped: {episode.stop_reason}\n",
+        )
+    )
+
+
+def _turn_text(action: Action) -> str:
+    if action.kind == "malformed":
+        return f"could not be read: {action.error}"
+    observed = f"\n-> {observation_text(action.outcome, _OBSERVED)}" if action.outcome else ""
+    return formatted(action.sql) + observed.replace("\n", "\n   ").replace("\n   ->", "\n->", 1)
+
+
+def _yes(is_right: bool) -> str:
+    return "yes" if is_right else "no"
+
+
+def show_asked(asked: Asked, console: Console) -> None:
+    """Print an answer; texts of a model or a database without markup and control characters."""
+    episode = asked.episode
+    for turn, action in enumerate(episode.actions, 1):
+        if action.kind == "submit_sql":
+            continue
+        console.print(Text(f"turn {turn} of {episode.max_turns}: {action.kind}", style="cyan"))
+        if action.kind == "malformed":
+            console.print(Padding(_plain(action.error), (0, 2)))
+        else:
+            _show_query(action.sql, action.outcome, console)
+    if episode.final_sql is not None:
+        console.print(Text("answer", style="bold green" if not asked.failure else "bold red"))
+        _show_query(episode.final_sql, asked.result, console)
+    if asked.failure:
+        console.print(_plain(asked.failure), style="bold red", soft_wrap=True)
+
+
+def _show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
+    console.print(Padding(_plain(formatted(sql)), (0, 2)))
+    if outcome is None:
+        return
+    if not outcome.is_ok:
+        console.print(Padding(_plain(f"Error: {outcome.error}"), (0, 2)), style="red")
+        return
+    table = Table(*[Column(_plain(_shown(name))) for name in outcome.columns], box=box.SIMPLE_HEAD)
+    for row in outcome.rows[:_MAX_ROWS]:
+        table.add_row(*[_plain(_shown(cell)) for cell in row])
+    console.print(table if outcome.rows else Padding("no rows", (0, 2)))
+    if len(outcome.rows) > _MAX_ROWS or outcome.is_truncated:
+        more = "more than " if outcome.is_truncated else ""
+        shown = min(_MAX_ROWS, len(outcome.rows))
+        console.print(Padding(f"{shown} of {more}{len(outcome.rows)} rows", (0, 2)))
+
+
+def _shown(cell: Any) -> str:
+    return cell_text(cell, _MAX_CELL_CHARS)
+
+
+def _plain(text: str) -> Text:
+    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
+
+
+def asked_record(asked: Asked) -> dict[str, Any]:
+    """Fields of `ask --json`."""
+    episode = asked.episode
+    return {
+        "question": episode.example.question,
+        "turns": [
+            {"kind": one.kind, "sql": one.sql, "error": one.error, "result": _outcome_record(one.outcome)}
+            for one in episode.actions
+        ],
+        "final_sql": episode.final_sql,
+        "result": _outcome_record(asked.result),
+        "stop_reason": episode.stop_reason,
+        "failure": asked.failure,
+    }
+
+
+def _outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
+    """Record for JSON, with bytes and infinity as text."""
+    if outcome is None:
+        return None
+    rows = [[_json_cell(cell) for cell in row] for row in outcome.rows]
+    return {
+        "status": outcome.status,
+        "columns": list(outcome.columns),
+        "rows": rows,
+        "is_truncated": outcome.is_truncated,
+        "error": outcome.error,
+    }
+
+
+def _json_cell(cell: Any) -> Any:
+    is_infinite = isinstance(cell, float) and abs(cell) == float("inf")
+    return cell_text(cell, _MAX_CELL_CHARS) if is_infinite or isinstance(cell, bytes) else cell
