@@ -19,15 +19,15 @@ from text2sql_grpo.training.arguments import training_arguments
 
 def main(arguments: list[str] | None = None) -> VerifiersGRPOTrainer:
     parser = argparse.ArgumentParser(description="GRPO on a verifiers taskset")
-    parser.add_argument("--taskset", required=True, help="id of an installed package")
+    parser.add_argument("--taskset", required=True, help="id of an installed plug-in")
     parser.add_argument("--config", type=json.loads, default={}, help="of the taskset, as JSON")
-    parser.add_argument("--num-tasks", type=int, help="the first so many")
+    parser.add_argument("--num-tasks", type=int, help="only the first n")
     parser.add_argument("--model", required=True, help="a folder or a Hub id")
     parser.add_argument("--lora", action="store_true", help="train an adapter instead of all weights")
     parser.add_argument("--output-dir", default="runs/verifiers_taskset")
     parser.add_argument("--max-steps", type=int, default=100)
     parser.add_argument("--max-turn-tokens", type=int, default=512)
-    parser.add_argument("--max-rollout-tokens", type=int, default=2048)
+    parser.add_argument("--max-episode-tokens", type=int, default=2048)
     parser.add_argument("--grpo", type=json.loads, default={}, help="more fields of GRPOConfig, as JSON")
     options = parser.parse_args(arguments)
 
@@ -38,8 +38,6 @@ def main(arguments: list[str] | None = None) -> VerifiersGRPOTrainer:
         fields | options.grpo,
         output_dir=options.output_dir,
         max_steps=options.max_steps,
-        max_turn_tokens=options.max_turn_tokens,
-        max_completion_length=options.max_rollout_tokens,
     )
     trainer = VerifiersGRPOTrainer(
         policy.model,
@@ -47,6 +45,8 @@ def main(arguments: list[str] | None = None) -> VerifiersGRPOTrainer:
         taskset=options.taskset,
         taskset_config=options.config,
         num_tasks=options.num_tasks,
+        max_turn_tokens=options.max_turn_tokens,
+        max_episode_tokens=options.max_episode_tokens,
         processing_class=policy.tokenizer,
         peft_config=lora_config(settings, policy.model.config),
     )

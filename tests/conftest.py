@@ -113,7 +113,8 @@ def started_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch, FileLock(cache / "lock"):
         patch.setenv("TEXT2SQL_GRPO_CACHE", str(cache))
         config = load_config(write_config(tmp_path_factory.mktemp("started")))
-        return started_policy(Bench.open(config), run_arguments(config), Console(quiet=True)).folder
+        with Bench.open(config) as bench:
+            return started_policy(bench, run_arguments(config), Console(quiet=True)).folder
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 PACKAGES = Path(__file__).parent / "packages"
 _WORDS = ["?", "guess", "higher", "lower", "user", "assistant", *map(str, range(6))]
+_OF_TRAINER = ("taskset_config", "num_tasks", "max_turn_tokens", "max_episode_tokens", "rollout")
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
@@ -32,7 +33,7 @@ def game_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def game_model(tokenizer: PreTrainedTokenizerBase, *, positions: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -41,7 +42,7 @@ def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=4,
-            max_position_embeddings=64,
+            max_position_embeddings=positions,
             initializer_range=0.1,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -50,17 +51,29 @@ def game_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: Any) -> Any:
+def game_trainer(
+    folder: Path,
+    *,
+    taskset: Any = "higher-lower",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **arguments: Any,
+) -> Any:
     """A `VerifiersGRPOTrainer` of the game, silent.
 
     Args:
-        arguments: Of `SQLGRPOConfig`, but `taskset_config` and `num_tasks`, which are the trainer's.
+        taskset: Another taskset.
+        tokenizer: Its tokenizer; None for the game's.
+        arguments: Of `SQLGRPOConfig` or of the trainer.
     """
     from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 
     find_packages()
-    own = {name: arguments.pop(name) for name in ("taskset_config", "num_tasks") if name in arguments}
-    tokenizer = game_tokenizer()
+    own = {
+        "max_turn_tokens": 2,
+        "max_episode_tokens": 24,
+        **{name: arguments.pop(name) for name in _OF_TRAINER if name in arguments},
+    }
+    tokenizer = tokenizer or game_tokenizer()
     args = SQLGRPOConfig(
         **{
             "output_dir": str(folder / "run"),
@@ -68,8 +81,6 @@ def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: An
             "num_generations": 16,
             "learning_rate": 1e-2,
             "lr_scheduler_type": "constant",
-            "max_turn_tokens": 2,
-            "max_completion_length": 24,
             "report_to": "none",
             "use_cpu": True,
             "bf16": False,
@@ -78,6 +89,5 @@ def game_trainer(folder: Path, *, taskset: Any = "higher-lower", **arguments: An
             **arguments,
         }
     )
-    return VerifiersGRPOTrainer(
-        game_model(tokenizer), args, taskset=taskset, processing_class=tokenizer, **own
-    )
+    model = game_model(tokenizer, positions=max(64, 4 * own["max_episode_tokens"]))
+    return VerifiersGRPOTrainer(model, args, taskset=taskset, processing_class=tokenizer, **own)

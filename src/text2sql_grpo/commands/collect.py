@@ -114,7 +114,7 @@ def collect(
 def _select_traces(traces: Path, keep: Sequence[Keep], out: Path) -> int:
     from rich.console import Console
 
-    from text2sql_grpo.integrations.verifiers.chats import trace_records
+    from text2sql_grpo.integrations.verifiers.traces import trace_records
 
     if not keep:
         raise ConfigError("--traces needs --keep: nothing is rolled out, so nothing else is written")

@@ -60,7 +60,6 @@ def mcp(
             log,
             observation=environment.observation,
             token=token,
-            workers=workers,
         )
         if transport == "stdio":
             server.run("stdio")

@@ -181,18 +181,11 @@ def mcp_server(config: Config) -> Iterator[Finding]:
             Databases(config.data.databases), executor, config.environment.settings(), server=server
         )
     seconds = time.monotonic() - started
-    writing = environment.tools_that_write()
     environment.close()
     names = [tool["function"]["name"] for tool in environment.tools]
-    facts = {"tools": names, "seconds": round(seconds, 2), "writing": writing}
-    text = f"{server.command or server.url}: ready in {seconds:.1f} s, with {', '.join(names)}; "
-    if writing:
-        text += f"{', '.join(writing)} can write, to private copies that are then replaced: leave out"
-    elif writing is None:
-        text += "a write was not tried: the server gets no private copy of {database}"
-    else:
-        text += "a write through each tool changed nothing"
-    yield Finding("mcp", "note" if writing else "ok", text, facts)
+    facts = {"tools": names, "seconds": round(seconds, 2)}
+    text = f"{server.command or server.url}: ready in {seconds:.1f} s, with {', '.join(names)}"
+    yield Finding("mcp", "ok", text, facts)
 
 
 def sandbox(executor: SQLExecutor) -> Finding:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from text2sql_grpo.errors import ConfigError, install_command
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
 PROJECT = "text2sql-grpo"
-_STEP = "train/global_step"
+_EVALUATED = {"wandb", "trackio", "tensorboard"}  # trackers of transformers that receive evaluations
 logger = logging.getLogger(__name__)
 
 
@@ -81,52 +81,22 @@ class Tracking:
     callbacks: list[TrainerCallback] = field(default_factory=list)
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
-        """Log accuracy and looks of held-out sets."""
-        figures: dict[str, float] = {}
+        """Log accuracy and looks of held-out sets, by transformers' own callbacks."""
+        figures: dict[str, float] = {}  # `eval_NAME`, which transformers makes `eval/NAME`
         for name, scores in sets.items():
             for grading, record in scores["overall"].items():
-                figures[f"eval/{name}/accuracy/{grading}"] = record["accuracy"]
-            figures[f"eval/{name}/episode/looks"] = scores["looks_per_question"]
+                figures[f"eval_{name}/accuracy/{grading}"] = record["accuracy"]
+            figures[f"eval_{name}/episode/looks"] = scores["looks_per_question"]
         if not figures or not PartialState().is_main_process:
             return
-        for tracker in self.names:
-            writer = _WRITERS.get(tracker)
-            if writer is not None:
-                writer(figures, step, self.arguments)
+        state = TrainerState(global_step=step)
+        for name in (name for name in self.names if name in _EVALUATED):
+            callback = INTEGRATION_TO_CALLBACK[name]()
+            callback.on_log(self.arguments, state, TrainerControl(), logs=figures)
+        if "trackio" in self.names:
+            import trackio
 
-
-def _to_wandb(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
-    import wandb
-
-    if wandb.run is not None:
-        wandb.run.log({**figures, _STEP: step})
-
-
-def _to_trackio(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
-    import trackio
-
-    # transformers' callback ends its run with training.
-    trackio.init(
-        arguments.project,
-        name=arguments.run_name,
-        space_id=arguments.trackio_space_id,
-        private=arguments.hub_private_repo,
-        resume="allow",
-        embed=False,
-    )
-    trackio.log({**figures, _STEP: step})
-    trackio.finish()
-
-
-def _to_tensorboard(figures: Mapping[str, float], step: int, arguments: TrainingArguments) -> None:
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    with SummaryWriter(log_dir=os.environ["TENSORBOARD_LOGGING_DIR"]) as writer:
-        for name, value in figures.items():
-            writer.add_scalar(name, value, step)
-
-
-_WRITERS = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tensorboard}
+            trackio.finish()  # the callback opened its run once more
 
 
 @contextmanager

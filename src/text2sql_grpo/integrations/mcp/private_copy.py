@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import sha256
 
+_EMPTY = hashlib.sha256().hexdigest()
 _State = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -45,7 +47,7 @@ class Originals:
     """Watch over databases that no tool may change."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[_State, str]] = {}
+        self._known: dict[Path, tuple[_State, list[str]]] = {}
 
     def check(self, database: Path, *, by_hash: bool = False) -> None:
         """Compare a database with its content when it was first checked.
@@ -58,16 +60,16 @@ class Originals:
         """
         state = _state(database)
         if database not in self._known:
-            self._known[database] = state, _digest(database)
-        known, digest = self._known[database]
+            self._known[database] = state, _digests(database)
+        known, digests = self._known[database]
         if state == known and not by_hash:
             return
-        if _digest(database) != digest:
+        if _digests(database) != digests:
             raise DataError(
                 f"the database {database} changed while an MCP server's tools were in use: restore it, and"
                 " let the server open {database} alone, which is a private copy"
             )
-        self._known[database] = state, digest
+        self._known[database] = state, digests
 
     def check_all(self) -> None:
         """Check every known database by its hash.
@@ -98,16 +100,9 @@ def _state(database: Path) -> _State:
     return tuple(found)
 
 
-def _digest(database: Path) -> str:
-    """SHA-256 of the files."""
-    digest = hashlib.sha256()
+def _digests(database: Path) -> list[str]:
+    """Hashes of the files; a missing file of recent writes counts as an empty one."""
     try:
-        for path in _files(database):
-            if path == database or path.exists():
-                with path.open("rb") as file:
-                    digest.update(
-                        hashlib.file_digest(file, "sha256").digest() if path.stat().st_size else b""
-                    )
+        return [sha256(path) if path == database or path.exists() else _EMPTY for path in _files(database)]
     except OSError as error:
         raise DataError(f"cannot read a database that an MCP server's tools were used on: {error}") from error
-    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Read-only MCP server over one database: lists tables, describes them and runs queries.
 
-Queries run in the executor's workers, under its limits, the sessions' in rotation; each leaves a line in the
-audit log.
+Queries run in the executor's workers, under its limits; each leaves a line in the audit log. HTTP is
+stateless. TLS and limits of connections are left to a proxy (`docs/mcp.md`).
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import uvicorn
 from mcp.server.auth.provider import AccessToken
@@ -23,26 +23,18 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import AnyHttpUrl, BaseModel, Field
-from starlette.requests import Request
 
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.integrations.mcp.audit_log import AuditLog
-from text2sql_grpo.integrations.mcp.connections import SESSION_IDLE_S, BoundedSessions, TimedProtocol
-from text2sql_grpo.integrations.mcp.fair_queue import FairQueue, TooManyQueries
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
 
 PATH = "/mcp"
-WAITING_EACH = 64
 MAX_PAGE_ROWS = 1_000
-# The SDK's server answers these with empty lists, and so advertises what there is none of.
-_NOT_OFFERED = ("prompts/list", "prompts/get", "resources/list", "resources/read", "resources/templates/list")
 _READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
-T = TypeVar("T")
 
 
 class TableList(BaseModel):
@@ -76,7 +68,6 @@ def make_server(
     *,
     observation: ObservationLimits,
     token: str | None = None,
-    workers: int = DEFAULT_WORKERS,
 ) -> MCPServer:
     """Make a server with the tools `list_tables`, `describe_table` and `run_sql`.
 
@@ -84,7 +75,6 @@ def make_server(
         database: A path or a URL; see `parse_address`.
         observation: Caps on the shown part of a result.
         token: Required bearer token of HTTP requests; None for none.
-        workers: Number of the executor's workers; one session uses at most half of them.
 
     Raises:
         DataError: The database is missing or unreadable, or its role may do more than read.
@@ -103,10 +93,6 @@ def make_server(
         if token
         else None,
     )
-
-    for method in _NOT_OFFERED:
-        server._lowlevel_server._request_handlers.pop(method, None)
-    queue = FairQueue(workers, waiting_each=WAITING_EACH)
 
     @server.tool(annotations=_READ_ONLY)
     async def list_tables() -> Annotated[CallToolResult, TableList]:
@@ -139,22 +125,14 @@ def make_server(
         """Run one read-only SQL query on the database and see its rows or its error."""
         started, status, n_rows = time.perf_counter(), "cancelled", 0
         try:
-            outcome = await _unless_hung_up(
-                context.request_context.request,
-                queue.run(_client(context), lambda: executor.aexecute(database, sql)),
-            )
+            outcome = await executor.aexecute(database, sql)
             status, n_rows = outcome.status, len(outcome.rows)
-        except _HungUp as error:
-            return _failure(error, Page)
-        except TooManyQueries as error:
-            status = "refused"
-            return _failure(error, Page)
         except DataError as error:
             status = "failed"
             return _failure(error, Page)
         finally:
             audit_log.write(
-                session=_session(context),
+                session=_client(context),
                 sql=sql,
                 status=status,
                 rows=n_rows,
@@ -200,8 +178,6 @@ def url_of(listener: socket.socket) -> str:
 def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = ()) -> uvicorn.Server:
     """Server of streamable HTTP: `run(sockets=[listen(..)])`.
 
-    Sessions are bounded in number and in idle time, connections in the time for sending a request.
-
     Args:
         host: The host of `listen`; a local one is served under local names only, so that no web page can
             reach it by another name (DNS rebinding).
@@ -218,18 +194,13 @@ def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = 
         allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
     )
     app = server.streamable_http_app(
-        streamable_http_path=PATH, json_response=True, host=host, transport_security=security
+        streamable_http_path=PATH,
+        json_response=True,
+        stateless_http=True,
+        transport_security=security,
+        host=host,
     )
-    server.session_manager.session_idle_timeout = SESSION_IDLE_S
-    return uvicorn.Server(
-        uvicorn.Config(
-            BoundedSessions(app, server.session_manager),
-            http=TimedProtocol,
-            log_level="warning",
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
-    )
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
 
 
 def _is_local(host: str) -> bool:
@@ -253,47 +224,12 @@ class _OneToken:
         return AccessToken(token=token, client_id="bearer", scopes=[])
 
 
-def _session(context: Context) -> str:
-    """Name of the client: the process behind standard input, the MCP session, or the network address."""
+def _client(context: Context) -> str:
+    """Name of the client in the audit log: the process behind standard input, or the network address."""
     request = context.request_context.request
     if request is None:
         return f"stdio:{os.getpid()}"
-    peer = request.client
-    address = f"{peer.host}:{peer.port}" if peer else "unknown"
-    return f"http:{request.headers.get('mcp-session-id', address)}"
-
-
-class _HungUp(Exception):
-    """The client closed its connection."""
-
-
-def _client(context: Context) -> str:
-    """Name of the client in the queue: its session, or for a request without one its host."""
-    request = context.request_context.request
-    if request is None:
-        return "stdio"
-    host = request.client.host if request.client else "unknown"
-    return str(request.headers.get("mcp-session-id", host))
-
-
-async def _unless_hung_up(request: Request | None, query: Awaitable[T]) -> T:
-    """Wait for a query, and cancel it when the client closes its connection."""
-    work = asyncio.ensure_future(query)
-    hang_up = asyncio.ensure_future(_disconnected(request)) if request is not None else None
-    try:
-        await asyncio.wait({work, hang_up} if hang_up else {work}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise _HungUp("the client closed its connection")
-        return work.result()
-    finally:
-        work.cancel()
-        if hang_up:
-            hang_up.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return f"http:{request.client.host}:{request.client.port}" if request.client else "http:unknown"
 
 
 def _answer(text: str, content: BaseModel, *, is_error: bool = False) -> CallToolResult:

@@ -1,4 +1,4 @@
-"""The environment as a `verifiers.v1` package; its id there is `text2sql-grpo`."""
+"""The environment as a plug-in of `verifiers.v1`, and training on any verifiers taskset."""
 
 from text2sql_grpo.errors import needs_extra
 

@@ -8,7 +8,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
 
 from text2sql_grpo.environment.tool_calls import reply_messages
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS, is_cut, turn_text
+from text2sql_grpo.integrations.verifiers.traces import OUT_OF_TOKENS, is_cut, turn_text
 
 
 class SQLHarnessConfig(vf.HarnessConfig):

@@ -17,7 +17,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.integrations.verifiers.transcript import played_episode
+from text2sql_grpo.integrations.verifiers.traces import rebuilt_episode
 from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
 from text2sql_grpo.sql import SQLExecutor
 
@@ -164,7 +164,7 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
         example, bench = self.data.example, self.config.bench()
-        episode = played_episode(trace, example, bench.environment)
+        episode = rebuilt_episode(trace, example, bench.environment)
         database = bench.environment.databases.address(example.database)
         answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
         # verifiers marks the trace of an error as not ok: neither paid nor punished

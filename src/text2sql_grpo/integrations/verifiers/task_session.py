@@ -1,68 +1,67 @@
-"""Bridge between a package's event loop, which requests turns, and the engine, which samples them."""
+"""Session of a verifiers task: its code runs on an event loop, and the rollout engine samples its turns."""
 
 import asyncio
-import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from anyio.from_thread import BlockingPortal
 
 from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.package import Package
-from text2sql_grpo.integrations.verifiers.seat import Seat, Turn
+from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset
+from text2sql_grpo.integrations.verifiers.policy_agent import PolicyAgent, Turn
 from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
+from text2sql_grpo.integrations.verifiers.traces import plain
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
 
 class TaskSession:
     """Session of one task: `start` and `step` for the engine, `finish` returns the trace.
 
-    The package's code runs on an event loop in another thread, and blocks on each turn.
-
     Args:
+        portal: Event loop of another thread, for the taskset's code.
         toolsets: Toolsets shared by all tasks, set up.
         model: Name of the policy, for the trace.
     """
 
     def __init__(
         self,
-        package: Package,
+        taskset: LoadedTaskset,
         task: vf.Task,
         chat: ChatFormat,
-        loop: asyncio.AbstractEventLoop,
+        portal: BlockingPortal,
         *,
         toolsets: Sequence[vf.Toolset] = (),
         model: str = "policy",
     ) -> None:
         self.episode = Rollout()
-        self._package, self._task, self._chat, self._loop = package, task, chat, loop
-        config = package.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
-        self._seat = Seat(config, self._ask, lambda played: open_toolbox(toolsets, played))
-        self._asked: queue.SimpleQueue[list[vf.Message] | None] = queue.SimpleQueue()
-        self._answer: asyncio.Future[Turn | None] | None = None
-        self._played: Future[None] | None = None
-        self._num_passed = 0  # tokens of the completion
-        self._is_cut = False
+        self._taskset, self._task, self._chat, self._portal = taskset, task, chat, portal
+        config = taskset.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
+        self._agent = PolicyAgent(config, self._sample, lambda task: open_toolbox(toolsets, task))
+        # Messages that a turn must follow, and the turns; None ends the rollout, from either side.
+        self._requests: asyncio.Queue[list[vf.Message] | None] = asyncio.Queue()
+        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
+        self._rollout: Future[None]
+        self._num_passed = 0  # tokens of the completion that the taskset's code has seen
 
     def start(self) -> list[Message]:
         """Start the rollout and return its prompt."""
-        self._played = asyncio.run_coroutine_threadsafe(self._play(), self._loop)
-        messages = self._next()
+        self._rollout = self._portal.start_task_soon(self._roll_out)
+        messages = self._next_request()
         if messages is None:
             return [{"role": "user", "content": ""}]  # for the engine; the episode is over
         self.episode.messages = [plain(message) for message in messages]
         return list(self.episode.messages)
 
     def step(self, assistant_text: str) -> Message | None:
-        """Reply of the package to a turn; None if the rollout is over.
+        """Reply of the taskset's code to a turn; None if the rollout is over.
 
         Raises:
             RunError: The reply has several messages, or is a user's although there are tools.
         """
-        self._pass_turn(assistant_text)
-        messages = self._next()
+        self._pass(self._turn(assistant_text))
+        messages = self._next_request()
         if messages is None:
             return None
         if len(messages) != 1:
@@ -78,103 +77,80 @@ class TaskSession:
         Raises:
             RunError: It has several branches, or none: its tokens are not those of the engine.
         """
-        assert self._played is not None
-        self._is_cut = True
-        if not self._played.done():
-            unread = self.episode.completion_mask[self._num_passed :]
-            if 1 in unread:
-                self._pass_turn(self._chat.text(self._sampled()), is_cut=True)
-            else:
-                self._set_answer(None)
-        self._played.result()
-        trace = self._seat.trace
+        if not self._rollout.done():
+            if 1 in self.episode.completion_mask[self._num_passed :]:
+                self._pass(self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
+            self._pass(None)
+        self._rollout.result()
+        trace = self._agent.trace
         if trace is None:
-            raise RunError(f"the environment ended without playing its agent ({self._name})")
+            raise RunError(f"the environment ended without a run of its agent ({self._name})")
         if trace.ok and self.episode.completion_ids:
             _check_branch(trace, self.episode)
         return trace
 
     @property
     def _name(self) -> str:
-        return f"task {self._task.data.name or self._task.data.idx} of {self._package.id or 'a taskset'}"
+        return f"task {self._task.data.name or self._task.data.idx} of {self._taskset.id or 'a taskset'}"
 
-    async def _play(self) -> None:
-        """Run the package's control flow; its exceptions are recorded, like in verifiers."""
-        package, seat, task = self._package, self._seat, self._task
+    async def _roll_out(self) -> None:
+        """Run the environment's control flow; its exceptions are recorded, like in verifiers."""
+        taskset, agent, task = self._taskset, self._agent, self._task
         try:
-            if package.environment is None:
-                await seat.run(task)
+            if taskset.environment is None:
+                await agent.run(task)
                 return
-            agents = vf.Agents(package.environment.config, lambda name, config: seat)
-            await package.environment.setup(agents)
-            await package.environment.run(task, agents)
-            if seat.trace is not None:
-                await package.environment.finalize(task, _episode(package, seat.trace))
+            agents = vf.Agents(taskset.environment.config, lambda name, config: agent)
+            await taskset.environment.setup(agents)
+            await taskset.environment.run(task, agents)
+            if agent.trace is not None:
+                await taskset.environment.finalize(task, _episode(taskset, agent.trace))
         except Exception as error:
-            if seat.trace is None or isinstance(error, RunError):
+            if agent.trace is None or isinstance(error, RunError):
                 raise
-            seat.trace.record_error(error)
+            agent.trace.record_error(error)
         finally:
-            self._asked.put(None)
+            self._requests.put_nowait(None)
 
-    async def _ask(self, messages: list[vf.Message]) -> Turn | None:
-        if self._is_cut:
-            return None
-        self._answer = asyncio.get_running_loop().create_future()
-        self._asked.put(messages)
-        return await self._answer
+    async def _sample(self, messages: list[vf.Message]) -> Turn | None:
+        self._requests.put_nowait(messages)
+        return await self._turns.get()
 
-    def _next(self) -> list[vf.Message] | None:
-        messages = self._asked.get()
+    def _next_request(self) -> list[vf.Message] | None:
+        """Wait for messages that a turn must follow; None if the rollout is over, its stop reason set."""
+        messages: list[vf.Message] | None = self._portal.call(self._requests.get)
         if messages is None:
-            assert self._played is not None
-            self._played.result()
-            has_failed = self._seat.trace is None or not self._seat.trace.ok
+            self._rollout.result()
+            has_failed = self._agent.trace is None or not self._agent.trace.ok
             self.episode.stop_reason = "error" if has_failed else "submitted"
             self.episode.is_masked = has_failed
         return messages
 
-    def _sampled(self) -> list[int]:
-        ids, mask = self.episode.completion_ids, self.episode.completion_mask
-        start = mask.index(1, self._num_passed)
-        return ids[start:]
+    def _pass(self, turn: Turn | None) -> None:
+        self._portal.call(self._turns.put_nowait, turn)
 
-    def _pass_turn(self, text: str, *, is_cut: bool = False) -> None:
-        episode, sampled = self.episode, self._sampled()
-        end = len(episode.completion_ids)
-        before = episode.completion_ids[self._num_passed : end - len(sampled)]
-        if not self._num_passed:
-            before = episode.prompt_ids + before
-        log_probs = episode.log_probs[end - len(sampled) :]
+    def _unseen(self) -> tuple[list[int], list[int]]:
+        """Tokens since the last turn: the environment's, the prompt included, and the sampled ones."""
+        episode, first = self.episode, self._num_passed
+        start = episode.completion_mask.index(1, first)
+        before = episode.completion_ids[first:start]
+        return (before if first else episode.prompt_ids + before), episode.completion_ids[start:]
+
+    def _turn(self, text: str, *, is_cut: bool = False) -> Turn:
+        episode = self.episode
+        before, sampled = self._unseen()
+        log_probs = episode.log_probs[-len(sampled) :]
         if any(value != value for value in log_probs):  # NaN: not known
             log_probs = []
         episode.messages.append({"role": "assistant", "content": text})
-        self._num_passed = end
-        context = len(episode.prompt_ids) + end - len(sampled)
-        self._set_answer(Turn(text, before, sampled, log_probs, context, is_cut))
-
-    def _set_answer(self, turn: Turn | None) -> None:
-        assert self._answer is not None
-        self._loop.call_soon_threadsafe(self._answer.set_result, turn)
+        self._num_passed = len(episode.completion_ids)
+        context = len(episode.prompt_ids) + len(episode.completion_ids) - len(sampled)
+        return Turn(text, before, sampled, log_probs, context, is_cut)
 
 
-def _episode(package: Package, trace: vf.Trace) -> vf.Episode:
-    trace.agent.name = package.agent_name
-    return vf.Episode(env=vf.EnvInfo(id=package.id), task=trace.task, traces=[trace], ok=trace.ok)
-
-
-def plain(message: Any) -> Message:
-    """Message for chat templates.
-
-    Raises:
-        RunError: It holds more than text.
-    """
-    content = message.content or ""
-    if not isinstance(content, str):
-        if any(part.type != "text" for part in content):
-            raise RunError(f"messages must be text only, got {content[0].type} ({message.role})")
-        content = "\n".join(part.text for part in content)
-    return {"role": message.role, "content": content}
+def _episode(taskset: LoadedTaskset, trace: vf.Trace) -> vf.Episode:
+    trace.agent.name = taskset.agent_name
+    return vf.Episode(env=vf.EnvInfo(id=taskset.id), task=trace.task, traces=[trace], ok=trace.ok)
 
 
 def _check_branch(trace: vf.Trace, episode: Rollout) -> None:
@@ -182,8 +158,8 @@ def _check_branch(trace: vf.Trace, episode: Rollout) -> None:
     if len(branches) != 1:
         raise RunError(f"a rollout must have one branch, got {len(branches)} (trace {trace.id})")
     (branch,) = branches
-    played = episode.prompt_ids + episode.completion_ids
-    if branch.token_ids != played or branch.sampled_mask[-len(episode.completion_mask) :] != [
+    tokens = episode.prompt_ids + episode.completion_ids
+    if branch.token_ids != tokens or branch.sampled_mask[-len(episode.completion_mask) :] != [
         bool(flag) for flag in episode.completion_mask
     ]:
-        raise RunError(f"the tokens of trace {trace.id} are not the tokens that were played")
+        raise RunError(f"the tokens of trace {trace.id} are not the tokens of the engine")

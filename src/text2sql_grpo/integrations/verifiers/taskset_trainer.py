@@ -1,25 +1,25 @@
 """`VerifiersGRPOTrainer`: this package's trainer on any verifiers taskset."""
 
-import asyncio
 import json
 import logging
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from verifiers.v1.utils.trace_store import TRACES_FILE  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.verifiers.package import Package, open_package
+from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset, load_taskset
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
 from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
-from text2sql_grpo.run_folder import RunLog
+from text2sql_grpo.run_folder import TRACES, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.parts import Judged, Play, Row
 from text2sql_grpo.training.play import Rollouts
@@ -30,43 +30,43 @@ logger = logging.getLogger(__name__)
 
 
 class TaskPlay(Play):
-    """Play of the tasks of a package: its code prompts, replies, stops and scores.
+    """Rollouts of the tasks of a taskset: its code prompts, replies, stops and scores.
 
     Args:
-        package: The tasks, and how they run.
-        loop: Running event loop of a thread of its own, for the package's coroutines.
+        taskset: The tasks, and how they run.
+        portal: Event loop of a thread of its own, for the taskset's coroutines.
         run_log: Log of traces, in the output folder.
         leaves_out_truncated: Leave truncated rollouts out of the loss and of the baselines.
     """
 
     def __init__(
         self,
-        package: Package,
-        loop: asyncio.AbstractEventLoop,
+        taskset: LoadedTaskset,
+        portal: BlockingPortal,
         run_log: RunLog,
         *,
         model: str,
         leaves_out_truncated: bool,
     ) -> None:
-        self._package, self._loop, self._model = package, loop, model
+        self._taskset, self._portal, self._model = taskset, portal, model
         self._run_log, self._leaves_out_truncated = run_log, leaves_out_truncated
-        self._toolsets, tools = asyncio.run_coroutine_threadsafe(self._open_tools(), loop).result()
+        self._toolsets, tools = portal.call(self._open_tools)
         self.tools = tools or None
 
     async def _open_tools(self) -> tuple[list[vf.Toolset], list[dict[str, Any]]]:
-        taskset = self._package.taskset
+        taskset = self._taskset.taskset
         toolsets = type(taskset).toolsets(taskset.config)
         for toolset in toolsets:
             await toolset.setup()
-        return toolsets, (await open_toolbox(toolsets, self._package.tasks[0])).schemas
+        return toolsets, (await open_toolbox(toolsets, self._taskset.tasks[0])).schemas
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         sessions = [
             TaskSession(
-                self._package,
-                self._package.tasks[number],
+                self._taskset,
+                self._taskset.tasks[number],
                 rollouts.chat,
-                self._loop,
+                self._portal,
                 toolsets=self._toolsets,
                 model=self._model,
             )
@@ -97,7 +97,7 @@ class TaskPlay(Play):
 
     def _record(self, trace: vf.Trace, step: int) -> dict[str, Any]:
         episode = vf.Episode(
-            env=vf.EnvInfo(id=self._package.id),
+            env=vf.EnvInfo(id=self._taskset.id),
             task=trace.task,
             ok=trace.ok,
             traces=[trace],
@@ -110,23 +110,26 @@ class TaskPlay(Play):
 class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     """Trainer on the tasks of a `vf.Taskset`, with the policy in place of a verifiers agent.
 
-    The package's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
+    The taskset's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
     tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. If a
     task sets `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of their own
     (`training.credit.turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
-    `vf-replay` reads if the taskset is a package.
+    `vf-replay` reads if the taskset is an installed plug-in.
 
     Args:
         model: The policy, or its folder or Hub id.
-        args: Training arguments; `max_turn_tokens` and `max_completion_length` are the budgets of a turn and
-            of a rollout. Truncated rollouts are scored as they are, or left out with
+        args: Training arguments. Truncated rollouts are scored as they are, or left out with
             `mask_truncated_completions`.
-        taskset: An object, or the id of an installed package.
+        taskset: An object, or the id of an installed plug-in.
         taskset_config: Config of the taskset, with an id.
         num_tasks: Only the first n; None for all.
+        max_turn_tokens: Maximum number of sampled tokens in one turn.
+        max_episode_tokens: Maximum number of tokens after the prompt, replies included.
+        processing_class: Tokenizer; None for that of the model.
+        rollout: Engine of the rollouts.
 
     Raises:
-        ConfigError: See `open_package`.
+        ConfigError: See `load_taskset`.
     """
 
     def __init__(
@@ -135,41 +138,46 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         args: SQLGRPOConfig,
         *,
         taskset: vf.Taskset | str,
-        processing_class: PreTrainedTokenizerBase,
         taskset_config: Mapping[str, Any] | None = None,
         num_tasks: int | None = None,
+        max_turn_tokens: int = 512,
+        max_episode_tokens: int = 2_048,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        rollout: RolloutConfig | None = None,
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
-        package = open_package(taskset, taskset_config, num_tasks=num_tasks)
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True)
-        thread.start()
-        weakref.finalize(self, _close, loop, thread)
+        loaded = load_taskset(taskset, taskset_config, num_tasks=num_tasks)
+        thread = ExitStack()
+        portal = thread.enter_context(start_blocking_portal(name="verifiers"))
+        thread.callback(portal.call, portal.stop, True)  # cancels rollouts that still wait for a turn
+        weakref.finalize(self, thread.close)
         self._run_log = RunLog(Path(args.output_dir))
         play = TaskPlay(
-            package,
-            loop,
+            loaded,
+            portal,
             self._run_log,
             model=args.run_name or "policy",
             leaves_out_truncated=args.mask_truncated_completions,
         )
+        play.max_turn_tokens, play.max_episode_tokens = max_turn_tokens, max_episode_tokens
         super().__init__(
             model,
             args,
-            num_questions=len(package.tasks),
+            num_questions=len(loaded.tasks),
             play=play,
-            record=[Episodes(partial(self._run_log.write, TRACES_FILE))],
+            record=[Episodes(partial(self._run_log.write, TRACES))],
+            rollout=rollout,
             processing_class=processing_class,
             peft_config=peft_config,
             callbacks=callbacks,
         )
         if self.accelerator.is_main_process:
-            _write_config(self._run_log.folder, package.taskset)
+            _write_config(self._run_log.folder, loaded.taskset)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train like TRL's trainer; refuses to mix its traces with those of an earlier run."""
-        traces = self._run_log.folder / TRACES_FILE
+        traces = self._run_log.folder / TRACES
         if not resume_from_checkpoint and traces.exists() and traces.stat().st_size:
             raise RunError(
                 f"the output folder has earlier traces ({traces}): use another or resume_from_checkpoint"
@@ -224,7 +232,7 @@ def _named(trace: vf.Trace) -> dict[str, float]:
 
 
 def _check_some_ok(traces: Sequence[vf.Trace]) -> None:
-    """Warn of failed traces; raise if all failed, which is a bug of the package."""
+    """Warn of failed traces; raise if all failed, which is a bug of the taskset."""
     failed = [trace for trace in traces if not trace.ok]
     if not failed:
         return
@@ -243,19 +251,4 @@ def _write_config(folder: Path, taskset: vf.Taskset) -> None:
     resolved.mkdir(parents=True, exist_ok=True)
     config = {"taskset": taskset.config.model_dump(mode="json")}
     (resolved / "train.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / TRACES_FILE).touch()
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel rollouts that still wait for a turn."""
-    loop.run_forever()
-    if waiting := asyncio.all_tasks(loop):
-        for task in waiting:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(waiting))
-    loop.close()
-
-
-def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    (folder / TRACES).touch()

@@ -1,7 +1,7 @@
-"""Adapter that lets the training policy act as a verifiers `Agent`.
+"""The training policy as a verifiers `Agent`.
 
-`Seat` has the methods of verifiers' `Agent` that an `Env` uses. Its loop is verifiers' chat loop: calls are
-answered until a turn has none; limits and `@stop` are checked before each turn.
+`PolicyAgent` has the methods of verifiers' `Agent` that an `Env` calls. Its loop is verifiers' chat loop: it
+answers calls until a turn has none, and checks limits and `@stop` before each turn.
 """
 
 import time
@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
-from verifiers.v1.dialects import parse_message  # type: ignore[import-untyped, import-not-found, unused-ignore]
-from verifiers.v1.session import RolloutLimits  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from pydantic import TypeAdapter
 from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from verifiers.v1.utils.decorators import invoke  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.toolbox import Toolbox
-from text2sql_grpo.integrations.verifiers.transcript import OUT_OF_TOKENS
+from text2sql_grpo.integrations.verifiers.traces import OUT_OF_TOKENS
+
+_MESSAGES = TypeAdapter(vf.Messages)
+_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
 
 
 @dataclass(frozen=True)
@@ -41,44 +43,41 @@ class Turn:
     is_cut: bool = False
 
 
-Ask = Callable[[list[vf.Message]], Awaitable[Turn | None]]
+Sample = Callable[[list[vf.Message]], Awaitable[Turn | None]]
 
 
 @dataclass
-class Seat:
+class PolicyAgent:
     """Agent for one rollout.
 
     Attributes:
-        ask: Returns the policy's turn after new messages; None if it is out of tokens.
+        sample: Returns the policy's turn after new messages; None if it is out of tokens.
         tools: Opens the tools of a task.
         trace: Trace of its run; None before it.
         trainable: Flag that an `Env` may set.
     """
 
     config: vf.AgentConfig
-    ask: Ask
+    sample: Sample
     tools: Callable[[vf.Task], Awaitable[Toolbox]]
     trace: vf.Trace | None = None
     trainable: bool = True
 
     async def run(self, task: vf.Task, **options: Any) -> vf.Trace:
-        """Play a task from its prompt to the first turn without a tool call."""
-        async with self._exchange(task, options) as exchange:
-            await exchange.segment(None)
-            if exchange.trace.stop_condition is None:
-                exchange.trace.stop("agent_completed")
-        return exchange.trace
+        """Roll out a task from its prompt to the first turn without a tool call."""
+        if task.data.prompt is None:
+            raise RunError(f"the task has no prompt, and the environment sent no message ({task.data.name})")
+        async with self.interaction(task, **options) as interaction:
+            await interaction.segment([])
+            if interaction.trace.stop_condition is None:
+                interaction.trace.stop("agent_completed")
+        return interaction.trace
 
     @asynccontextmanager
-    async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator["Exchange"]:
+    async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator["PolicyInteraction"]:
         """Rollout in which the caller is the user, turn by turn."""
-        async with self._exchange(task, options) as exchange:
-            yield exchange
-
-    @asynccontextmanager
-    async def _exchange(self, task: vf.Task, options: dict[str, Any]) -> AsyncIterator["Exchange"]:
         if self.trace is not None:
-            raise RunError("the environment started a second rollout: it must play one per episode")
+            raise RunError("the environment started a second rollout: an episode may have only one")
         given = [name for name, value in options.items() if name != "on_trace" and value is not None]
         if given:
             raise RunError(f"an agent takes only a task, it was given {', '.join(given)} too")
@@ -90,9 +89,9 @@ class Seat:
         if options.get("on_trace") is not None:
             options["on_trace"](self.trace)
         await invoke(task.setup, {"trace": self.trace, "runtime": None})
-        exchange = Exchange(self.trace, task, self.ask, await self.tools(task), _limits(self.config))
+        interaction = PolicyInteraction(self, self.trace, task, await self.tools(task))
         self.trace.timing.agent.start = time.time()
-        yield exchange
+        yield interaction
         self.trace.timing.agent.end = time.time()
         if self.trace.stop_condition is None:
             self.trace.stop("user_closed")
@@ -101,50 +100,40 @@ class Seat:
         self.trace.is_completed = self.trace.ok = True
 
 
-def _limits(config: vf.AgentConfig) -> RolloutLimits:
-    names = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
-    return RolloutLimits(**{name: getattr(config, name) for name in names})
-
-
 @dataclass
-class Exchange:
-    """Running rollout; `turn` is that of verifiers' `Interaction`."""
+class PolicyInteraction:
+    """Running rollout; `turn` has the contract of verifiers' `Interaction.turn`."""
 
+    _agent: PolicyAgent
     trace: vf.Trace
     _task: vf.Task
-    _ask: Ask
     _tools: Toolbox
-    _limits: RolloutLimits
     _is_over: bool = field(default=False, init=False)
 
     async def turn(self, message: str | list[Any] | None = None) -> vf.Segment:
-        """Answer of the policy to one user turn; a task's prompt needs a first, bare `turn()`."""
+        """Turns of the policy in reply to a user message; a task's prompt needs a first, bare `turn()`."""
         has_prompt = not self.trace.nodes and self._task.data.prompt is not None
         if self._is_over:
-            raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
+            raise RuntimeError("the interaction is over (the run ended): read interaction.trace")
         if (message is None) != has_prompt:
-            needed = "bare, for the task's prompt" if has_prompt else "a user message"
-            raise ValueError(f"turn() must be {needed}, got {message!r}")
-        messages = None
-        if isinstance(message, str):
-            messages = [vf.UserMessage(content=message)]
-        elif message is not None:
-            messages = [parse_message(part) if isinstance(part, dict) else part for part in message]
-        start, turns = len(self.trace.nodes), self.trace.num_turns
-        await self.segment(messages)
+            needed = "without a message, for the task's prompt" if has_prompt else "with a user message"
+            raise ValueError(f"call turn() {needed}, got {message!r}")
+        given = [{"role": "user", "content": message}] if isinstance(message, str) else message or []
+        first, turns = len(self.trace.nodes), self.trace.num_turns
+        await self.segment(_MESSAGES.validate_python(given))
         if self.trace.num_turns == turns:
             self._is_over = True
             return vf.Segment(messages=[], terminated=True)
-        nodes = self.trace.nodes[start:]
-        first = next(number for number, node in enumerate(nodes) if node.sampled)
-        return vf.Segment(messages=[node.message for node in nodes[first:]])
+        nodes = self.trace.nodes[first:]
+        while not nodes[0].sampled:
+            del nodes[0]
+        return vf.Segment(messages=[node.message for node in nodes])
 
-    async def segment(self, messages: list[vf.Message] | None) -> None:
-        """Play turns until one has no tool call, or a limit is reached, which is set in the trace."""
-        pending = [] if self.trace.nodes else _opening(self._task.data, has_user=messages is not None)
-        pending += messages or []
+    async def segment(self, messages: list[vf.Message]) -> None:
+        """Sample turns until one has no tool call, or a limit is reached, which is set in the trace."""
+        pending = messages if self.trace.nodes else [*_opening(self._task.data), *messages]
         while not await self._is_stopped():
-            turn = await self._ask(pending)
+            turn = await self._agent.sample(pending)
             if turn is None:
                 self.trace.stop(OUT_OF_TOKENS)
                 return
@@ -155,9 +144,10 @@ class Exchange:
             pending = [answer]
 
     async def _is_stopped(self) -> bool:
-        reached = self._limits.reached(self.trace)
-        if reached is not None:
-            self.trace.stop(reached)
+        for name in _LIMITS:
+            most = getattr(self._agent.config, name)
+            if most is not None and getattr(self.trace, name.replace("max", "num")) >= most:
+                self.trace.stop(name)
         if self.trace.stop_condition is not None:
             return True
         for stop in self._task.hooks("stop"):
@@ -193,10 +183,8 @@ class Exchange:
         )
 
 
-def _opening(data: vf.TaskData, *, has_user: bool) -> list[vf.Message]:
-    messages = [] if data.system_prompt is None else [vf.SystemMessage(content=data.system_prompt)]
-    if data.prompt is None and not has_user:
-        raise RunError(f"the task has no prompt, and the environment sent no message ({data.name})")
+def _opening(data: vf.TaskData) -> list[vf.Message]:
+    system = [] if data.system_prompt is None else [vf.SystemMessage(content=data.system_prompt)]
     if isinstance(data.prompt, str):
-        return [*messages, vf.UserMessage(content=data.prompt)]
-    return [*messages, *(data.prompt or [])]
+        return [*system, vf.UserMessage(content=data.prompt)]
+    return [*system, *(data.prompt or [])]

@@ -1,4 +1,4 @@
-"""The spec for TRL's own trainer: its tool loop runs over real sessions; a script is the policy."""
+"""TRL's own trainer on this environment: its tool loop runs over real sessions; a script is the policy."""
 
 import importlib.util
 import sqlite3
@@ -51,44 +51,31 @@ def logged(tools: SQLTools) -> tuple[list[float | None], dict[str, float]]:
     return log_scores([tools], metrics.__setitem__, completions=[]), metrics
 
 
-def test_an_episode_is_that_of_a_session(tools: SQLTools) -> None:
+def test_an_instance_runs_one_session_after_another(tools: SQLTools) -> None:
     assert tools.run_sql("SELECT city FROM branch") == (
         "city\nLisbon\nPorto\nNULL\n(1 turn left: submit your answer)"
     )
     assert tools.submit_sql(RIGHT) == "Submitted"
-    assert tools.run_sql("SELECT 1").startswith("Error: the conversation is over")
+    assert "conversation is over" in tools.run_sql("SELECT 1")
     assert tools.get_reward() == pytest.approx(0.9)
     assert logged(tools) == ([0.0], {"score/execution": 1.0, "score/turn_cost": -1.0})
 
-
-def test_an_instance_is_used_again(tools: SQLTools) -> None:
-    tools.submit_sql("SELECT 8")
-    assert tools.get_reward() == 0.0
     tools.reset(example=0)
-    tools.submit_sql(RIGHT)
-    assert tools.get_reward() == 1.0
-
-
-def test_the_turn_limit_ends_an_episode(tools: SQLTools) -> None:
     tools.run_sql("SELECT 1")
-    assert tools.run_sql("SELECT 2").startswith("Error: the conversation is over")
-    assert tools.submit_sql(RIGHT).startswith("Error: the conversation is over")
+    assert "conversation is over" in tools.run_sql("SELECT 2")  # the turn limit
+    assert "conversation is over" in tools.submit_sql(RIGHT)
     assert tools.get_reward() == pytest.approx(-0.1)
 
-
-def test_a_failing_gold_is_not_trained_on(tools: SQLTools) -> None:
-    tools.reset(example=1)
-    tools.submit_sql(RIGHT)
-    assert tools.get_reward() is None
-    assert logged(tools) == ([None], {})
-
-
-def test_arguments_that_are_no_query_are_the_models_fault(tools: SQLTools) -> None:
+    tools.reset(example=0)
     assert "got the arguments" in tools.run_sql(["SELECT 1"])  # type: ignore[arg-type]
+
+    tools.reset(example=1)  # its gold fails
+    tools.submit_sql(RIGHT)
+    assert tools.get_reward() is None and logged(tools) == ([None], {})
 
 
 @pytest.mark.parametrize("reward", [SQLTools.get_reward, logged])
-def test_a_failure_of_ours_stops_the_run(
+def test_an_internal_error_stops_the_run(
     tools: SQLTools, reward: Callable[[SQLTools], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: Any, **__: Any) -> None:
@@ -111,7 +98,7 @@ def test_tools_are_described_as_in_our_own_training() -> None:
 
 def test_what_trl_cannot_do_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(ConfigError, match="protocol must be native, got tags"):
+    with pytest.raises(ConfigError, match="native"):
         spec(tmp_path / "a", EnvironmentSettings())
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="length_cost"):
