@@ -1,17 +1,14 @@
 """The main job through the real command line, on a database, questions and a policy of its own."""
 
 import contextlib
-import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,6 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import text2sql_grpo
 from tests.rounding import assert_same
 from tests.tiny_model import exact_logits_of, logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
@@ -356,27 +352,6 @@ def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder
     assert any(re.match(r"GRPO ━+ 2/2 .* reward [-\d]", line) for line in lines)
     assert len(list(Path("seen/wandb").glob("offline-run-*/*.wandb"))) == 1
     assert sorted(os.listdir()) == ["seen", "seen.yaml"]
-
-
-def test_the_python_of_the_docs_runs(config: Path, repo_root: Path, own_cache: Path) -> None:
-    page = (repo_root / "docs" / "api.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert textwrap.indent(blocks[0], "    ", str.strip) in str(text2sql_grpo.__doc__)
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    settings["run"]["output_dir"] = "mine"
-    Path("my.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, names)
-    assert names["scores"]["test_values"]["overall"]["strict"]["total"] == 4
-    assert names["trainer"].state.global_step == 1
-
-    documented = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", page, re.MULTILINE))
-    assert {*documented, "SQLEnv", "SQLHarness", "SQLTaskset"} == {*text2sql_grpo._MODULES}
-    for name, text in documented.items():
-        parameters = [word.partition("=")[0] for word in text.split(", ") if word not in ("*", "..")]
-        found = list(inspect.signature(getattr(text2sql_grpo, name)).parameters)
-        assert parameters == (found[:1] if ".." in text else found), name
 
 
 def test_the_merged_model_is_evaluated_by_the_script(
