@@ -2,8 +2,8 @@
 
     python docs/quickstart_figures.py [runs/quickstart]
 
-Writes the figures of a run folder to docs/quickstart.json, and those of this file between two markers of README.md.
-`tests/unit/test_docs.py` then names the sentences that still quote other figures.
+Writes the figures of a run folder to docs/quickstart.json, and those of this file between two markers of
+README.md. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
 """
 
 import sys
