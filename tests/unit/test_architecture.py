@@ -104,9 +104,11 @@ def test_an_import_of_contrib_is_seen(tmp_path: Path) -> None:
 
 # Only what these packages are for imports them at import time; it is itself imported when it is needed.
 OPTIONAL = {"duckdb", "psycopg", "bitsandbytes", "vllm", "deepspeed", "verifiers", "mcp", "openai"}
-OPTIONAL |= {"wandb", "tensorboard", "trackio", "weave"}
+OPTIONAL |= {"wandb", "tensorboard", "trackio", "weave", "gguf", "matplotlib"}
 ENGINES = {f"{PACKAGE}.sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
 ENGINES |= {f"{PACKAGE}.grading.{name}" for name in ("duckdb_copies", "postgres_copies", "postgres_server")}
+# Like engines, what these two read or draw is asked for by a config, or can be left out.
+ENGINES |= {f"{PACKAGE}.models.gguf", f"{PACKAGE}.reporting.learning_curve"}
 
 
 def test_the_core_imports_no_optional_package(repo_root: Path) -> None:

@@ -223,7 +223,7 @@ def test_an_endpoint_that_never_answers_ends_the_run(config: Config, tmp_path: P
 
 def test_without_the_package_openai(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"--base_url needs the package openai.*\[collect\]"):
+    with pytest.raises(ConfigError, match=r"--base_url needs the package openai.*\[endpoints\]"):
         gather(config, tmp_path / "e.jsonl", right, samples=1)
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import ConfigError, needs_extra
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.evaluation.statistics import Accuracy
@@ -21,7 +22,6 @@ from text2sql_grpo.jobs.setup import Run
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
-from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SUSPECTS, answers_file, read_metrics
 from text2sql_grpo.training.record import STAGES
 
@@ -42,7 +42,7 @@ def report(
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
     write_json(run.folder / EVALUATION, record)
     n_suspects = _write_suspects(run)
-    picture = plot_learning_curve(run.folder)
+    picture = _picture(run)
     write_model_card(run.folder, merged)
     run.console.print(before_and_after(before, after))
     if comparison is not None:
@@ -72,7 +72,7 @@ def report(
         run.console.print(times, soft_wrap=True)
     for what, path in (
         ("merged model", merged),
-        ("learning curve", picture),
+        *([("learning curve", picture)] if picture else []),
         ("evaluation", run.folder / EVALUATION),
         ("every episode", run.folder / ROLLOUTS),
         ("metrics", run.folder / METRICS),
@@ -102,6 +102,17 @@ def step_times(rows: Iterable[dict[str, Any]]) -> str:
     shares = {name: sum(row.get(f"time/{name}", 0.0) for row in steps) / total for name in STAGES}
     parts = {name: f"{name} {share:.0%}" for name, share in shares.items() if share > 0.005}
     return f"A step of GRPO: {total / len(steps):.1f} s, of which {', '.join(parts.values())}"
+
+
+def _picture(run: Run) -> Path | None:
+    """Draw the learning curve; without matplotlib print how to install it, and return None."""
+    try:
+        with needs_extra("plots", "learning_curve.png"):
+            from text2sql_grpo.reporting.learning_curve import plot_learning_curve
+    except ConfigError as missing:
+        run.console.print(f"No picture: {missing}", soft_wrap=True, markup=False)
+        return None
+    return plot_learning_curve(run.folder)
 
 
 def _write_suspects(run: Run) -> int:

@@ -51,7 +51,7 @@ def play_served(
     Raises:
         RunError: The endpoint refused the key or the model, or failed several times in a row.
     """
-    with needs_extra("collect", "--base_url"):
+    with needs_extra("endpoints", "--base_url"):
         import openai
 
         from text2sql_grpo.contrib import chat_endpoint
