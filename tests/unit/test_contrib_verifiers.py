@@ -217,7 +217,7 @@ def test_a_failing_gold_neither_pays_nor_punishes(tmp_path: Path) -> None:
     ("task", "message"),
     [
         ({"environment": {"max_turn": 3}}, "max_turn"),
-        ({"environment": {"max_turns": 0}}, "max_turns must be >= 1, got 0"),
+        ({"environment": {"max_turns": 0}}, "greater than or equal to 1"),
         ({"reward_mix": {"executes": 1.0}}, "every right answer must earn more"),
         ({"reward_mix": {"execution": 1.0, "turn_cst": 0.1}}, "did you mean turn_cost"),
     ],
