@@ -4,60 +4,39 @@ Any field can be set on the command line by its dotted name: `--environment.max_
 """
 
 import dataclasses
-import difflib
-import functools
 import json
-import math
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
 from text2sql_grpo.bundled import is_bundled, located, with_bundled_paths
+from text2sql_grpo.checked import (
+    AboveZero,
+    AboveZeroShare,
+    NotNegative,
+    Positive,
+    Share,
+    Temperature,
+    adapter,
+    checked,
+    nested_section,
+    problems,
+)
 from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
 
-if TYPE_CHECKING:  # slow to import, and help does not read a config
-    from pydantic import TypeAdapter
-
+if TYPE_CHECKING:
     from text2sql_grpo.rewards import RewardMix
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """Bound of a number, with its text for errors."""
-
-    text: str
-    holds: Callable[[float], bool]
-
-
-Positive = Annotated[int, _Bound(">= 1", lambda number: number >= 1)]
-NotNegative = Annotated[int, _Bound(">= 0", lambda number: number >= 0)]
-AboveZero = Annotated[float, _Bound("> 0", lambda number: number > 0)]
-FiniteAboveZero = Annotated[float, _Bound("a number > 0", lambda number: 0 < number < math.inf)]
-Temperature = Annotated[float, _Bound("a number >= 0", lambda number: 0 <= number < math.inf)]
-Share = Annotated[float, _Bound("in [0, 1]", lambda number: 0 <= number <= 1)]
-AboveZeroShare = Annotated[float, _Bound("in (0, 1]", lambda number: 0 < number <= 1)]
-
-
-@dataclass(frozen=True)
-class _Bounded:
-    """Section whose numbers are checked against the bounds of their types; None passes."""
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
-            parts, value = (kind, *get_args(kind)), getattr(self, name)
-            for bound in [bound for part in parts for bound in getattr(part, "__metadata__", ())]:
-                if value is not None and not bound.holds(value):
-                    raise ValueError(f"{name} must be {bound.text}, got {value}")
-
-
+@checked
 @dataclass(frozen=True)
 class RunConfig:
     """Run folder and random seed.
@@ -71,8 +50,9 @@ class RunConfig:
     seed: int = 0
 
 
+@checked
 @dataclass(frozen=True)
-class LoraSettings(_Bounded):
+class LoraSettings:
     """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
 
     Attributes:
@@ -86,6 +66,7 @@ class LoraSettings(_Bounded):
     target_modules: str | list[str] | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class ModelConfig:
     """Policy to train: all weights, LoRA, or LoRA on 4-bit weights.
@@ -119,17 +100,19 @@ class ModelConfig:
         return self.path if self.revision is None else f"{self.path}@{self.revision}"
 
 
+@checked
 @dataclass(frozen=True)
-class DataConfig(_Bounded):
+class DataConfig:
     """Questions and databases.
 
     Attributes:
         databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), one such file, a folder of
             CSV, Parquet, JSON or Excel files, a `postgresql://` URL without password, or a mapping of names
             to these (docs/databases.md).
-        train: Questions for reinforcement learning; every file of questions may be JSONL or CSV, or the
-            JSON of Spider or BIRD. A folder of JSONL files or a pattern (`shards/*.jsonl`) is read from
-            disk as it is used, so that it may hold any number of questions.
+        train: Questions for reinforcement learning. All questions may be in JSONL, CSV or the JSON of Spider
+            or BIRD, or in a dataset of the Hub, `hub:owner/name:split` (docs/databases.md). A folder of JSONL
+            files or a pattern (`shards/*.jsonl`) is read from disk as it is used, so that it may hold any
+            number of questions.
         test: Held-out sets by name; each is reported by itself.
         quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
         dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
@@ -140,22 +123,22 @@ class DataConfig(_Bounded):
     """
 
     databases: str | Path | dict[str, str]
-    train: Path
-    test: dict[str, Path] = field(default_factory=dict)
-    dev: Path | None = None
+    train: str | Path
+    test: dict[str, str | Path] = field(default_factory=dict)
+    dev: str | Path | None = None
     dev_databases: list[str] = field(default_factory=list)
     quarantine: Path | None = None
     train_samples: Positive | None = None
     test_samples: Positive | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.dev is not None and self.dev_databases:
             raise ValueError("dev and dev_databases exclude each other: set one of them")
 
 
+@checked
 @dataclass(frozen=True)
-class SFTSettings(_Bounded):
+class SFTSettings:
     """Supervised fine-tuning (SFT) before GRPO or alone: from gold SQL, from collected chats, or from both.
 
     A gold is demonstrated in the environment itself: an exploratory query first, where the question has one,
@@ -184,17 +167,17 @@ class SFTSettings(_Bounded):
         adapter: Folder of a LoRA adapter that replaces this training; None to train.
     """
 
-    questions: Path | None = None
+    questions: str | Path | None = None
     chats: Path | None = None
     look_share: Share = 1.0
     check_share: Share = 0.0
-    choice_weight: FiniteAboveZero = 1.0
-    epochs: FiniteAboveZero = 1.0
+    choice_weight: AboveZero = 1.0
+    epochs: AboveZero = 1.0
     max_steps: Positive | None = None
     batch_size: Positive = 16
     group_size: Positive = 8
     max_tokens: Positive = 4096
-    learning_rate: FiniteAboveZero | None = None
+    learning_rate: AboveZero | None = None
     min_learning_rate_ratio: Share = 0.1
     warmup_ratio: Share = 0.05
     save_steps: Positive = 100
@@ -202,8 +185,9 @@ class SFTSettings(_Bounded):
     adapter: Path | None = None
 
 
+@checked
 @dataclass(frozen=True)
-class GradingConfig(_Bounded):
+class GradingConfig:
     """Grading of answers, in training and evaluation.
 
     Attributes:
@@ -219,14 +203,14 @@ class GradingConfig(_Bounded):
     neighbour_url: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         host = (self.neighbour_url or "").partition("://")[2].rpartition("@")[0]
         if ":" in host or "password=" in (self.neighbour_url or ""):
             raise ValueError("neighbour_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
 
 
+@checked
 @dataclass(frozen=True)
-class MCPConfig(_Bounded):
+class MCPConfig:
     """MCP server that provides the model's tools; set one of `command` and `url`.
 
     `{name}` stands for the name of the question's database and `{database}` for its path; in a command, for
@@ -246,16 +230,16 @@ class MCPConfig(_Bounded):
     command: str | None = None
     url: str | None = None
     token_variable: str | None = None
-    timeout_s: FiniteAboveZero = 30.0
+    timeout_s: AboveZero = 30.0
     connections: Positive = 4
     tools: list[str | dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if (self.command is None) == (self.url is None):
             raise ValueError(f"set exactly one of command and url, got command={self.command} url={self.url}")
 
 
+@checked
 @dataclass(frozen=True)
 class EnvironmentConfig(EnvironmentSettings):
     """Environment of an episode: prompt, turns, limits and tool backend.
@@ -272,8 +256,9 @@ class EnvironmentConfig(EnvironmentSettings):
         return EnvironmentSettings(**{name: getattr(self, name) for name in names})
 
 
+@checked
 @dataclass(frozen=True)
-class RolloutConfig(_Bounded):
+class RolloutConfig:
     """Rollout of episodes, in training and evaluation.
 
     Attributes:
@@ -287,8 +272,9 @@ class RolloutConfig(_Bounded):
     max_slots: Positive | None = None
 
 
+@checked
 @dataclass(frozen=True)
-class SelectionConfig(_Bounded):
+class SelectionConfig:
     """Selection of the training questions of a GRPO step (docs/selection.md).
 
     Attributes:
@@ -316,19 +302,16 @@ class SelectionConfig(_Bounded):
     half_life: AboveZero | None = 8.0
     all_after: AboveZeroShare = 0.5
     resample_flat: NotNegative = 0
-    strata: dict[str, float] = field(default_factory=dict)
+    strata: dict[str, AboveZeroShare] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for family, share in self.strata.items():
-            if not 0 < share <= 1:
-                raise ValueError(f"strata.{family} must be in (0, 1], got {share}")
         if sum(self.strata.values()) > 1 + 1e-9:
             raise ValueError(f"strata must add up to 1 at most, got {sum(self.strata.values()):g}")
 
 
+@checked
 @dataclass(frozen=True)
-class StartConfig(_Bounded):
+class StartConfig:
     """Measurement of the policy before GRPO: sampled episodes on training questions.
 
     Attributes:
@@ -339,21 +322,19 @@ class StartConfig(_Bounded):
         samples: Episodes per question.
     """
 
-    look_share: tuple[float, float] | None = None
+    look_share: tuple[Share, Share] | None = None
     margin: Share = 0.05
     questions: Positive = 32
     samples: Positive = 4
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.look_share is not None and not 0 <= self.look_share[0] < self.look_share[1] <= 1:
-            raise ValueError(
-                f"look_share must be two shares, the lower one first, got {list(self.look_share)}"
-            )
+        if self.look_share is not None and self.look_share[0] >= self.look_share[1]:
+            raise ValueError(f"look_share must be the lower share first, got {list(self.look_share)}")
 
 
+@checked
 @dataclass(frozen=True)
-class EvaluationConfig(_Bounded):
+class EvaluationConfig:
     """Evaluation on held-out sets.
 
     Attributes:
@@ -380,13 +361,13 @@ class EvaluationConfig(_Bounded):
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.keep == "best" and self.every is None:
             raise ValueError("keep best needs every: set the number of steps between evaluations")
 
 
+@checked
 @dataclass(frozen=True)
-class AlertsConfig(_Bounded):
+class AlertsConfig:
     """When to alert on a failing run; the means are over the last `window` logged steps.
 
     Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None is no limit.
@@ -414,6 +395,7 @@ class AlertsConfig(_Bounded):
     stalled_s: AboveZero | None = 1800.0
 
 
+@checked
 @dataclass(frozen=True)
 class Config:
     """A whole run.
@@ -442,17 +424,6 @@ class Config:
     alerts: AlertsConfig | None = None
 
     def __post_init__(self) -> None:
-        environment = self.environment
-        for name in ("max_turns", "max_turn_tokens", "max_episode_tokens", "max_schema_tokens"):
-            number = getattr(environment, name)
-            if number is not None and number < 1:
-                raise ValueError(f"environment.{name} must be >= 1, got {number}")
-        for name, section in (("observation", environment.observation), ("limits", environment.limits)):
-            for f in dataclasses.fields(section):
-                if not getattr(section, f.name) > 0:
-                    raise ValueError(
-                        f"environment.{name}.{f.name} must be > 0, got {getattr(section, f.name)}"
-                    )
         if self.evaluation.every is not None and self.data.dev is None and not self.data.dev_databases:
             raise ValueError(
                 "evaluation.every needs data.dev, a file of held-out questions, or data.dev_databases"
@@ -504,26 +475,13 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
     about = ChainMap(*(described(kind, "Attributes") for kind in section.__mro__))
     for f in dataclasses.fields(section):
         name, kind = f"{prefix}{f.name}", hints[f.name]
-        parts = (part for part in (kind, *get_args(kind)) if isinstance(part, type))
-        nested = next(filter(dataclasses.is_dataclass, parts), None)
+        nested = nested_section(kind)
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         text = f"{opening(nested) if nested else ''} {about.get(f.name, '')}"
         choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
         yield ConfigField(name, " ".join(text.split()), default, nested, choices)
         if nested:
             yield from config_fields(nested, f"{name}.")
-
-
-_SECTIONS = {"": Config} | {field.name: field.section for field in config_fields() if field.section}
-for _section in _SECTIONS.values():
-    setattr(_section, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 (not a field)
-
-
-@functools.cache
-def _adapter() -> "TypeAdapter[Config]":
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Config)
 
 
 class _Loader(yaml.SafeLoader):
@@ -583,17 +541,17 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
 
     try:
         # JSON mode is strict about numbers and text, but still reads text as a path.
-        return _adapter().validate_json(json.dumps(tree, default=str), strict=True)
+        config: Config = adapter(Config).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
-        problems = "; ".join(_problem(tree, dict(detail)) for detail in error.errors())
-        raise ConfigError(f"{problems} ({source})") from error
+        raise ConfigError(f"{problems(error, Config, _REMOVED)} ({source})") from error
     except ConfigError as error:
         raise ConfigError(f"{error} ({source})") from error
+    return config
 
 
 def dump_config(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
-    return yaml.dump(json.loads(_adapter().dump_json(config)), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(json.loads(adapter(Config).dump_json(config)), Dumper=_Dumper, sort_keys=False)
 
 
 _REMOVED = {
@@ -610,25 +568,6 @@ _REMOVED = {
     "selection.databases_per_batch": "a step took as long with it",
     "selection.easy_by": "easy_to_hard goes by the measured share of right answers",
 }
-
-
-def _problem(tree: dict[str, Any], detail: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "unexpected_keyword_argument":
-        if where in _REMOVED:
-            return f"{where} was removed: {_REMOVED[where]}"
-        section = _SECTIONS[".".join(map(str, detail["loc"][:-1]))]
-        known = [f.name for f in dataclasses.fields(section)]
-        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-        return f"unknown key {where}: {hint}"
-    if detail["type"] == "missing":
-        return f"missing key {where}"
-    if detail["type"] == "value_error":  # raised by a section, value included
-        message = str(detail["ctx"]["error"])
-        return f"{where}: {message}" if where else message
-    message = str(detail["msg"]).replace("Input should be", "must be").replace("an object", "a mapping")
-    return f"{where} {message}, got {detail['input']!r}"
 
 
 def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:

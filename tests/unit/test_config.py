@@ -1,12 +1,29 @@
 import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from text2sql_grpo.config import Config, dump_config, load_config, parse_config
+from text2sql_grpo.config import (
+    Config,
+    DataConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    dump_config,
+    load_config,
+    parse_config,
+)
+from text2sql_grpo.environment.observation import ObservationLimits
+from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.sql import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "config").glob("*.y*ml"))  # accelerate's own lie in a folder
@@ -88,18 +105,18 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "evaluation: {before_training: 'yes'}",
             "evaluation.before_training must be a valid boolean, got 'yes'",
         ),
-        ("evaluation: {temperature: .nan}", "evaluation: temperature must be a number >= 0, got nan"),
-        ("evaluation: {temperature: -1}", "evaluation: temperature must be a number >= 0, got -1.0"),
-        ("evaluation: {batch_size: 0}", "evaluation: batch_size must be >= 1, got 0"),
+        ("evaluation: {temperature: .nan}", "evaluation.temperature must be a finite number, got nan"),
+        ("evaluation: {temperature: -1}", "evaluation.temperature must be >= 0, got -1"),
+        ("evaluation: {batch_size: 0}", "evaluation.batch_size must be >= 1, got 0"),
         ("environment: {protocol: xml}", "environment.protocol must be 'tags' or 'native', got 'xml'"),
         ("environment: {max_turns: 0}", "environment.max_turns must be >= 1, got 0"),
         ("environment: {max_schema_tokens: 0}", "environment.max_schema_tokens must be >= 1, got 0"),
         ("environment: {max_turn_tokens: -1}", "environment.max_turn_tokens must be >= 1, got -1"),
-        ("environment: {limits: {timeout_s: 0}}", "environment.limits.timeout_s must be > 0, got 0.0"),
-        ("environment: {limits: {timeout_s: .nan}}", "environment.limits.timeout_s must be > 0, got nan"),
+        ("environment: {limits: {timeout_s: 0}}", "environment.limits.timeout_s must be > 0, got 0"),
+        ("environment: {limits: {timeout_s: .nan}}", "environment.limits.timeout_s must be a finite number"),
         (
             "environment: {observation: {max_rows: 0}}",
-            "environment.observation.max_rows must be > 0, got 0",
+            "environment.observation.max_rows must be >= 1, got 0",
         ),
         ("environment: {mcp: {comand: x}}", "unknown key environment.mcp.comand: did you mean command?"),
         (
@@ -110,11 +127,11 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("environment: {mcp: {}}", "environment.mcp: set exactly one of command and url"),
         (
             "environment: {mcp: {command: x, timeout_s: 0}}",
-            "environment.mcp: timeout_s must be a number > 0, got 0.0",
+            "environment.mcp.timeout_s must be > 0, got 0",
         ),
         (
             "environment: {mcp: {command: x, connections: 0}}",
-            "environment.mcp: connections must be >= 1, got 0",
+            "environment.mcp.connections must be >= 1, got 0",
         ),
         (
             "rewards: {execution: high}",
@@ -136,7 +153,7 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "clip must be two finite numbers, the lowest first",
         ),
         ("rewards: {execution: 1, on_error: ignore}", "rewards: on_error must be one of mask, penalty"),
-        ("grading: {neighbours: -1}", "grading: neighbours must be >= 0, got -1"),
+        ("grading: {neighbours: -1}", "grading.neighbours must be >= 0, got -1"),
         (
             "rewards: {preset: strict_neighbours}\ngrading: {neighbours: 0}",
             "rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0",
@@ -151,10 +168,16 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("rewards: {execution: 1, turns: {gold_shown: 1}}", "rewards.turns was removed: it gained nothing"),
         ("sft: {stop: {accuracy: 0.6}}", "sft.stop was removed: set sft.max_steps"),
         ("start: {rounds: 3}", "start.rounds was removed: set sft.look_share"),
-        ("sft: {look_share: 2}", "sft: look_share must be in [0, 1], got 2.0"),
-        ("sft: {batch_size: 0}", "sft: batch_size must be >= 1, got 0"),
-        ("sft: {epochs: 0}", "sft: epochs must be a number > 0, got 0.0"),
+        ("sft: {look_share: 2}", "sft.look_share must be <= 1, got 2"),
+        ("sft: {batch_size: 0}", "sft.batch_size must be >= 1, got 0"),
+        ("sft: {epochs: 0}", "sft.epochs must be > 0, got 0"),
         ("sft: {question: q}", "unknown key sft.question: did you mean questions?"),
+        ("selection: {strata: {lookup: 0}}", "selection.strata.lookup must be > 0, got 0"),
+        (
+            "start: {look_share: [0.5, 0.2]}",
+            "start: look_share must be the lower share first, got [0.5, 0.2]",
+        ),
+        ("a.b: 3", "unknown key a.b: known: model, data"),
     ],
 )
 def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text: str, message: str) -> None:
@@ -183,7 +206,7 @@ def test_refusals_say_what_was_expected_what_came_and_where(tmp_path: Path, text
         (SMALLEST.replace("some/model", "m, dtype: float8"), "model.dtype must be 'auto', 'float32', "),
         (SMALLEST.replace("t.jsonl", "3"), "data.train must be a valid string, got 3"),
         (SMALLEST.replace("t.jsonl", "t, test: {a: [b]}"), "data.test.a must be a valid string, got ['b']"),
-        (SMALLEST.replace("t.jsonl", "t, train_samples: 0"), "data: train_samples must be >= 1, got 0"),
+        (SMALLEST.replace("t.jsonl", "t, train_samples: 0"), "data.train_samples must be >= 1, got 0"),
         ("", "a config must be a mapping of sections, got NoneType"),
         ("- a\n- b", "a config must be a mapping of sections, got list"),
         ("run: {seed: 1", "cannot parse the YAML: "),
@@ -195,6 +218,41 @@ def test_refused_files(tmp_path: Path, text: str, message: str) -> None:
 
     assert message in refused
     assert refused.endswith(f" ({tmp_path / 'run.yaml'})")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EnvironmentSettings(max_turns=0), "max_turns must be >= 1, got 0"),
+        (lambda: EnvironmentSettings(protocol="xml"), "protocol must be 'tags' or 'native', got 'xml'"),
+        (lambda: EnvironmentSettings(limits={"timeout_s": 0}), "limits.timeout_s must be > 0, got 0"),
+        (lambda: replace(EnvironmentConfig(), max_turn_tokens=-1), "max_turn_tokens must be >= 1, got -1"),
+        (lambda: Limits(0.0), "timeout_s must be > 0, got 0.0"),
+        (lambda: ObservationLimits(max_rows="all"), "max_rows must be a valid integer"),
+        (lambda: EvaluationConfig(batch_size=0), "batch_size must be >= 1, got 0"),
+        (lambda: EvaluationConfig(batch=3), "unknown key batch: did you mean batch_size?"),
+        (lambda: ModelConfig("m", quantization="4bit"), "trains an adapter only: set lora"),
+        (lambda: DataConfig(databases=3, train="t"), "databases must be a valid string, got 3"),
+        (lambda: Config({"path": "m"}, {"databases": "d"}), "missing key data.train"),
+    ],
+)
+def test_settings_made_in_python_are_checked_too(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make()
+
+    assert message in str(refused.value)
+
+
+def test_a_string_becomes_a_path_in_python_too() -> None:
+    assert RunConfig(output_dir="runs/mine").output_dir == Path("runs/mine")  # type: ignore[arg-type]
+
+
+def test_defaults_and_workers_load_no_pydantic() -> None:
+    script = (
+        "import sys, text2sql_grpo.config as c, text2sql_grpo.sql.bounds; c.EnvironmentConfig();"
+        "list(c.config_fields()); assert 'pydantic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_every_fault_is_named_at_once(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from text2sql_grpo.checked import Positive, checked
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
 
+@checked
 @dataclass(frozen=True)
 class ObservationLimits:
     """Caps on the shown part of a result; a note names what is cut.
@@ -15,9 +17,9 @@ class ObservationLimits:
         max_chars: Characters of the header and rows together, without the note.
     """
 
-    max_rows: int = 20
-    max_cell_chars: int = 60
-    max_chars: int = 2_000
+    max_rows: Positive = 20
+    max_cell_chars: Positive = 60
+    max_chars: Positive = 2_000
 
 
 def _cut(text: str, max_chars: int) -> str:

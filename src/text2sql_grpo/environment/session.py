@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from text2sql_grpo.checked import Positive, checked
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, Message
@@ -15,6 +16,7 @@ from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
 
 
+@checked
 @dataclass(frozen=True)
 class EnvironmentSettings:
     """Prompt, turns and limits of an episode.
@@ -27,7 +29,7 @@ class EnvironmentSettings:
         max_schema_tokens: Maximum tokens of the schema text, by the model's tokenizer (for an endpoint, a
             quarter of the characters); its last line lists what was left out. None for no limit.
         instructions: Explain the task and the protocol in a system message.
-        max_turns: Assistant turns per episode, >= 1; 1 leaves no exploratory query before the answer.
+        max_turns: Assistant turns per episode; 1 leaves no exploratory query before the answer.
         max_turn_tokens: Maximum tokens of one assistant turn.
         max_episode_tokens: Maximum tokens of the whole episode after the prompt, observations included.
         observation: Caps on the shown part of a result.
@@ -36,11 +38,11 @@ class EnvironmentSettings:
 
     protocol: Protocol = "tags"
     schema_text: SchemaText = "ddl"
-    max_schema_tokens: int | None = None
+    max_schema_tokens: Positive | None = None
     instructions: bool = True
-    max_turns: int = 5
-    max_turn_tokens: int = 512
-    max_episode_tokens: int = 2_048
+    max_turns: Positive = 5
+    max_turn_tokens: Positive = 512
+    max_episode_tokens: Positive = 2_048
     observation: ObservationLimits = field(default_factory=ObservationLimits)
     limits: Limits = field(default_factory=Limits)
 

@@ -348,7 +348,7 @@ class Bench:
             dev=evenly_spaced(dev, config.evaluation.schedule_samples),
         )
 
-    def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
+    def load(self, path: Path | str, *, limit: int | None = None) -> Sequence[Example]:
         """Load training questions with checked golds, but for those in quarantine or on `dev_databases`.
 
         Questions of a file are held in memory; those of a folder or a pattern of files stay on disk.

@@ -17,7 +17,7 @@ from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.shards import shard_files
+from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.evaluation.bench import Bench
@@ -226,7 +226,7 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
     }
     files = [file for name in databases.names() for file in databases.files(name)]
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
-        files += shard_files(path) if path is not None else []
+        files += content_files(path) if path is not None else []
     for path in (model, settings.adapter):
         if path is not None:
             files += sorted(file for file in (path, *path.glob("*")) if file.is_file())

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from text2sql_grpo.checked import AboveZero, Positive, checked
+
 Cell = None | int | float | str | bytes
 Row = tuple[Cell, ...]
 Status = Literal["ok", "error", "timeout", "memory", "denied"]
 
 
+@checked
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one execution.
@@ -20,10 +23,10 @@ class Limits:
         max_sql_bytes: Maximum length of the SQL text, in UTF-8 bytes.
     """
 
-    timeout_s: float = 5.0
-    max_rows: int = 10_000
-    max_bytes: int = 5_000_000
-    max_sql_bytes: int = 100_000
+    timeout_s: AboveZero = 5.0
+    max_rows: Positive = 10_000
+    max_bytes: Positive = 5_000_000
+    max_sql_bytes: Positive = 100_000
 
 
 class ExecutionOutcome(NamedTuple):
