@@ -118,6 +118,7 @@ def merge_adapter(
         expected = _logits(adapted, token_ids)
         with _model_error(f"cannot merge the adapter weights of {adapter}"):
             model = adapted.merge_and_unload(safe_merge=True)
+        del adapted
         merge_difference = _checked_difference(
             expected, _logits(model, token_ids), tolerance, f"merged model of {adapter}"
         )
