@@ -122,6 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.repositories[repo_id] = Repository(private=wanted.get("visibility") == "private")
         return self._send_json({"url": f"{self.hub.endpoint}/{repo_id}"}, status=409 if existed else 200)
 
+    def _settings(self, match: re.Match[str], repository: Repository, body: bytes) -> None:
+        repository.private = json.loads(body)["visibility"] == "private"
+        return self._send_json({})
+
     def _info(self, match: re.Match[str], repository: Repository, body: bytes) -> None:
         files = [{"rfilename": path} for path in sorted(repository.files)]
         about = {"id": match["id"], "sha": repository.sha, "private": repository.private, "siblings": files}
@@ -215,6 +219,7 @@ _ROUTES = (
     (rf"{_API}", _Handler._info, False),
     (rf"{_API}/revision/[\w.-]+", _Handler._info, False),
     (rf"{_API}/tree/[\w.-]+(/(?P<folder>.+))?", _Handler._tree, False),
+    (rf"{_API}/settings", _Handler._settings, True),
     (rf"{_API}/preupload/main", _Handler._preupload, True),
     (rf"{_API}/commit/main", _Handler._commit, True),
     (rf"/{_ID}\.git/info/lfs/objects/batch", _Handler._lfs_batch, True),

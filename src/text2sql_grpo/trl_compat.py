@@ -6,7 +6,6 @@
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
 | `_can_use_grouped_mm` | an estimate of mixtures of experts | an operation with fake tensors of any dtype |
-| `_weight_conversions` (in `publishing.stored_weights`) | merged models stored as their base | an argument |
 | `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
 weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
 

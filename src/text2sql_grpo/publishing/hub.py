@@ -12,12 +12,13 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, is_offline_mode
+from huggingface_hub import HfApi, get_token, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
 from text2sql_grpo.errors import DataError, HubError
 from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
 from text2sql_grpo.publishing.run_card import write_run_card
+from text2sql_grpo.publishing.secrets import check_no_secrets
 from text2sql_grpo.publishing.upload_checks import (
     ADAPTER_WEIGHTS,
     FORBIDDEN,
@@ -26,12 +27,18 @@ from text2sql_grpo.publishing.upload_checks import (
     RUN_FILES,
     check_adapter_folder,
     check_model_folder,
-    check_no_secrets,
 )
 
 logger = logging.getLogger(__name__)
 
-TOKEN_VARIABLES = ("HF_TOKEN", "HF_KEY")  # the second is the older one
+_REMEDIES = {
+    401: "the token is wrong or expired: log in again (hf auth login), or set HF_TOKEN to a valid one",
+    402: "free space or raise the account's quota, then run the same command again",
+    403: "the token needs write access to this repository, and the account space for it: "
+    "see https://huggingface.co/settings/tokens and https://huggingface.co/settings/billing",
+    413: "free space or raise the account's quota, then run the same command again",
+    429: "too many requests: wait some minutes, then run the same command again",
+}
 
 
 def push_to_hub(
@@ -51,14 +58,14 @@ def push_to_hub(
     Args:
         folder: A merged model or an adapter, such as `RUN/merged` or `RUN/adapter`.
         repo_id: `name/model`; a bare `model` goes to the token's account.
-        private: Require a private repository; a public one is refused.
-        token: Hub token; None takes HF_TOKEN (or HF_KEY) from the environment.
+        private: Require a private repository; a public one is refused. False makes a private one public.
+        token: Hub token; None takes HF_TOKEN (or HF_KEY), else the one that `hf auth login` stored.
         audits: See `write_model_card`.
         allow: Findings that are no secrets; see `check_no_secrets`.
 
     Raises:
         HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
-            in a file, or a failure of the Hub; the text states whether anything was sent.
+            in a file, no space left, or a failure of the Hub; states whether anything was sent.
         ModelError: `folder` is no loadable model or adapter.
     """
     token = _token(token, folder)
@@ -134,11 +141,11 @@ def _is_forbidden(name: str) -> bool:
 def _token(token: str | None, folder: Path) -> str:
     if is_offline_mode():
         raise HubError(f"cannot push: HF_HUB_OFFLINE is set; nothing was sent ({folder})")
-    token = token or next(filter(None, (os.environ.get(name, "").strip() for name in TOKEN_VARIABLES)), None)
-    if token is None:
-        names = " or ".join(TOKEN_VARIABLES)
-        raise HubError(f"no Hub token: set {names} (environment or .env); nothing was sent")
-    return token
+    # HF_KEY is an older name of HF_TOKEN.
+    token = token or os.environ.get("HF_TOKEN") or os.environ.get("HF_KEY") or get_token()
+    if not token:
+        raise HubError("no Hub token: log in with `hf auth login`, or set HF_TOKEN; nothing was sent")
+    return token.strip()
 
 
 def _push(
@@ -161,17 +168,19 @@ def _push(
         stale: Patterns of other files to delete in the repository.
     """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    check_no_secrets(folder, names(), allow=allow)
+    searched = set(names()) - {"README.md"}  # written below
+    check_no_secrets(folder, searched, allow=allow)
     sent = "nothing was sent"
     try:
         user = api.whoami()["name"]
         repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
         if not is_written_by_hand(folder / "README.md"):
             write_card(repo_id)
-        check_no_secrets(folder, names(), allow=allow)
+        check_no_secrets(folder, set(names()) - searched, allow=allow)
         existed = api.repo_exists(repo_id, repo_type=kind)
         url = str(api.create_repo(repo_id, repo_type=kind, private=private, exist_ok=True))
-        if private and not api.repo_info(repo_id, repo_type=kind).private:
+        is_private = api.repo_info(repo_id, repo_type=kind).private
+        if private and not is_private:
             raise HubError(f"the repository {repo_id} is public: use another, or --public; {sent}")
         logger.info("%s repository %s, uploading %s", "existing" if existed else "new", url, folder)
         sent = "some files may have been sent, and the same command resumes from there"
@@ -183,14 +192,20 @@ def _push(
             allow_patterns=[escape(name) for name in names()],
             delete_patterns=list(stale) or None,
         )
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise HubError(f"the Hub refused the token ({status}) for {repo_id}; {sent}: {error}") from error
-        raise HubError(f"the Hub answered {status} for {repo_id}; {sent}: {error}") from error
+        if is_private and not private:
+            sent = "all files were sent, but the repository is still private"
+            api.update_repo_settings(repo_id, repo_type=kind, private=False)
+            logger.warning("%s was private and is now public, with its earlier files and history", url)
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        cause = f" {error.__cause__}" if error.__cause__ else ""
-        raise HubError(
-            f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}: {error}{cause}"
-        ) from error
+        # The upload of one large file wraps the Hub's answer.
+        answer = next((e for e in (error, error.__cause__) if isinstance(e, HfHubHTTPError)), None)
+        if answer is None:
+            cause = f" {error.__cause__}" if error.__cause__ else ""
+            raise HubError(
+                f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}; check network, HF_ENDPOINT and "
+                f"--repo_id: {error}{cause}"
+            ) from error
+        status = answer.response.status_code
+        remedy = _REMEDIES.get(status, "see https://status.huggingface.co, and run the same command again")
+        raise HubError(f"the Hub answered ({status}) for {repo_id}; {sent}; {remedy}: {error}") from error
     return url

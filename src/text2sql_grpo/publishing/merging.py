@@ -1,39 +1,30 @@
-"""Merge of a LoRA adapter into its base, with a check of the logits, into a plain model folder.
+"""Merge of a LoRA adapter into its base by PEFT, with a check of the logits, into a plain model folder.
 
-Weights are read, merged in float32, cast and written one after another, so that a model of any size takes the
-memory of its largest layer and one file. (Merging in bfloat16 would move the logits by about 6e-3, merging in
-float32 moves them by less than 1e-6.) An adapter that was trained on 4-bit weights is merged into those,
-dequantised, not into the original weights. Nothing appears at the target path before it was checked.
+The base is merged in float32, which moves the logits by less than 1e-6 (bfloat16: by about 6e-3). An adapter
+that was trained on 4-bit weights is merged into those, dequantised, not into the original weights. Nothing
+appears at the target path before it was checked.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from peft.tuners.lora import LoraLayer
+import yaml
+from peft import PeftConfig, PeftModelForCausalLM, PeftType
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
-from transformers.quantizers.base import get_keys_to_not_convert
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
 
-from text2sql_grpo.errors import DataError, ModelError
+from text2sql_grpo.errors import ModelError
 from text2sql_grpo.files import draft
-from text2sql_grpo.models.loaded_policy import base_of
+from text2sql_grpo.models.hardware import check_fits
+from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle
 from text2sql_grpo.models.sources import model_folder
-from text2sql_grpo.publishing.merge_sources import (
-    Quantization,
-    dtype_before_rounding,
-    dtype_to_write,
-    load_tokenizer,
-    put_adapter_on,
-    read_adapter_config,
-    read_generation_config,
-    read_model_config,
-)
-from text2sql_grpo.publishing.stored_weights import ModelWeights, to_four_bits_and_back, write_weights
-from text2sql_grpo.publishing.streamed_model import Fetch, base_name, filled, hollow_model, streamed_logits
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Quantization = Literal["auto", "none", "4bit"]
 
 _PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
 
@@ -83,8 +74,8 @@ def merge_adapter(
 ) -> MergeReport:
     """Merge an adapter; `out` then holds weights, tokenizer, chat template and generation config.
 
-    A folder with a full model instead of an adapter is handled alike: cast, written, read again.
-    An earlier merged model at `out` is replaced once the new one is complete.
+    A folder with a full model instead of an adapter is cast, written and read again. An earlier merged model
+    at `out` is replaced once the new one is complete. The model must fit into main memory in float32.
 
     Args:
         out: Folder to write; missing parents are made.
@@ -95,8 +86,8 @@ def merge_adapter(
         tolerance: Maximum change of a logit; scaled by the largest logit if that is over 1.
 
     Raises:
-        ModelError: Adapter or base missing, broken, or not made for each other; the merged or the
-            written model answers differently; `out` holds something else or cannot be written.
+        ModelError: Adapter or base missing, broken, larger than the free memory, or not made for each other;
+            the merged or the written model answers differently; `out` holds something else or is read-only.
     """
     is_adapter = (adapter / "adapter_config.json").is_file()
     if not is_adapter and not (adapter / "config.json").is_file():
@@ -105,113 +96,67 @@ def merge_adapter(
         )
     if not is_adapter and base is not None:
         raise ModelError(f"a base ({base}) needs an adapter, got a full model: {adapter}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     _check_out(out, adapter)
-
-    peft_config = read_adapter_config(adapter) if is_adapter else None
-    model_path = base or (base_of(peft_config.to_dict()) if peft_config else str(adapter))
-    if not model_path:
+    lora = _adapter_config(adapter) if is_adapter else None
+    named = base or (base_of(lora.to_dict()) if lora else str(adapter))
+    if not named:
         raise ModelError(f"the adapter does not name its base; give --base: {adapter}")
-    named, model_path = model_path, model_folder(model_path)
-    config = read_model_config(model_path)
-    target_dtype = dtype_to_write(dtype, config)
-    quantized_from = dtype_before_rounding(adapter, quantization, config) if is_adapter else None
-    plain = hollow_model(config)
-    tokenizer = load_tokenizer(adapter, model_path, vocab_size=_vocab_size(plain))
-    token_ids = torch.randint(_vocab_size(plain), (2, 16), generator=torch.Generator().manual_seed(0))
+    model_path = model_folder(named)
+    config = _model_config(model_path)
+    target_dtype = DTYPES[dtype] if dtype != "auto" else (config.dtype or torch.float32)
+    rounded_from = _dtype_before_rounding(adapter, quantization, config) if is_adapter else None
 
-    weights = _read_weights(plain, model_path)
-    fetch = merged = _base_weights(plain, weights, model_path, quantized_from)
-    if peft_config:
-        adapted = put_adapter_on(hollow_model(config), peft_config, adapter, model_path)
-        expected = streamed_logits(adapted, token_ids, fetch)
-        merged = _merged_weights(adapted, fetch, adapter)
-    logits = streamed_logits(plain, token_ids, merged)
-    merge_difference = (
-        _checked_difference(expected, logits, tolerance, f"merged model of {adapter}") if peft_config else 0.0
-    )
+    model = _read_model(model_path, config, rounded_from)
+    vocab_size = model.get_input_embeddings().num_embeddings
+    tokenizer = _load_tokenizer(adapter, model_path, vocab_size)
+    token_ids = torch.randint(vocab_size, (2, 16), generator=torch.Generator().manual_seed(0))
+    merge_difference = 0.0
+    if lora:
+        adapted = _with_adapter(model, lora, adapter, model_path)
+        expected = _logits(adapted, token_ids)
+        with _model_error(f"cannot merge the adapter weights of {adapter}"):
+            model = adapted.merge_and_unload(safe_merge=True)
+        del adapted
+        merge_difference = _checked_difference(
+            expected, _logits(model, token_ids), tolerance, f"merged model of {adapter}"
+        )
+    merged, num_parameters = _logits(model, token_ids), model.num_parameters()
 
-    config.dtype = target_dtype
-    config.architectures = [type(plain).__name__]
-    with _complete_folder(out) as folder:
-        write_weights(folder, weights.outlines(target_dtype), weights.stored_by(merged))
-        config.save_pretrained(folder)
-        read_generation_config(model_path, plain).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        reread = _base_weights(plain, _read_weights(plain, str(folder)), str(folder), None)
-        written = streamed_logits(plain, token_ids, reread)
-        if target_dtype == torch.float32:
-            _checked_difference(logits, written, tolerance, f"model written to {out}")
-        _check_same_tokenizer(tokenizer, folder)
+    with _model_error(f"cannot write the merged model to {out}, no part is left"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with draft(out) as folder:
+            _cast(model, target_dtype)
+            # transformers cannot pack weights again: those of a packed base keep their names in the model.
+            is_packed = getattr(config, "quantization_config", None) is not None
+            model.save_pretrained(folder, max_shard_size="5GB", save_original_format=not is_packed)
+            tokenizer.save_pretrained(folder)
+            _cast(model, torch.float32)
+            cast = _logits(model, token_ids)
+            del model  # frees its memory for the written one
+            written = _logits(_read_model(str(folder), _model_config(str(folder)), None), token_ids)
+            _checked_difference(cast, written, tolerance, f"model written to {out}")
+            _check_same_tokenizer(tokenizer, folder)
     return MergeReport(
         source=adapter,
         base=named if is_adapter else None,
         out=out,
         dtype=str(target_dtype).removeprefix("torch."),
-        num_parameters=plain.num_parameters(),
-        is_four_bit=quantized_from is not None,
+        num_parameters=num_parameters,
+        is_four_bit=rounded_from is not None,
         merge_difference=merge_difference,
-        cast_difference=(logits - written).abs().max().item(),
+        cast_difference=(merged - written).abs().max().item(),
     )
 
 
-def _read_weights(model: Any, model_path: str) -> ModelWeights:
+@contextmanager
+def _model_error(failure: str) -> Iterator[None]:
+    """Turn an error of transformers, PEFT or the disk into a ModelError that begins with `failure`."""
     try:
-        return ModelWeights(model, model_path)
-    except (OSError, DataError, KeyError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model: {error} ({model_path})") from error
-
-
-def _base_weights(
-    model: Any, stored: ModelWeights, model_path: str, quantized_from: torch.dtype | None
-) -> Fetch:
-    """Weights of the base by their names in the model, equal to those in training.
-
-    Those of linear layers are rounded to 4 bits, from the type `quantized_from`, if it is given.
-    """
-    tied = model.all_tied_weights_keys
-    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    kept = get_keys_to_not_convert(model)
-    rounded = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not any(name.endswith(key) for key in kept)
-    }
-
-    def fetch(name: str) -> torch.Tensor:
-        weight = stored[tied.get(name, name)]
-        if weight.shape != shapes[name]:
-            raise ModelError(
-                f"{name} must have shape {tuple(shapes[name])}, got {tuple(weight.shape)}: {model_path}"
-            )
-        if quantized_from is not None and name in rounded:
-            weight = to_four_bits_and_back(weight, quantized_from)
-        return weight.float()
-
-    return fetch
-
-
-def _merged_weights(adapted: Any, fetch: Fetch, adapter: Path) -> Fetch:
-    """Weights with the adapter merged into them, by PEFT."""
-    layers = {
-        base_name(name): module for name, module in adapted.named_modules() if isinstance(module, LoraLayer)
-    }
-
-    def merged(name: str) -> torch.Tensor:
-        module_name, _, own = name.rpartition(".")
-        layer = layers.get(module_name)
-        if layer is None:
-            return fetch(name)
-        base = layer.get_base_layer()
-        with filled(base, module_name, fetch):
-            try:
-                layer.merge(safe_merge=True)
-            except ValueError as error:
-                raise ModelError(f"cannot merge the adapter weights: {error} ({adapter})") from error
-            layer.merged_adapters.clear()
-            weight: torch.Tensor = base.get_parameter(own).detach()
-        return weight
-
-    return merged
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{failure}: {error}") from error
 
 
 def _check_out(out: Path, source: Path) -> None:
@@ -223,8 +168,108 @@ def _check_out(out: Path, source: Path) -> None:
         raise ModelError(f"the folder holds other files than a merged model: {out}; choose a new folder")
 
 
-def _vocab_size(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
+def _adapter_config(adapter: Path) -> Any:
+    with _model_error(f"cannot read adapter_config.json of {adapter}"):
+        config = PeftConfig.from_pretrained(str(adapter))
+    if config.peft_type != PeftType.LORA:
+        raise ModelError(f"the adapter must be LoRA, got {config.peft_type}: {adapter}")
+    return config
+
+
+def _model_config(model_path: str) -> PreTrainedConfig:
+    with _model_error(f"cannot read the base {model_path!r}, name a model folder or Hub id"):
+        config = AutoConfig.from_pretrained(model_path)
+    quantized = getattr(config, "quantization_config", None)
+    if quantized and (quantized.get("quant_method") != "bitsandbytes" or not quantized.get("load_in_4bit")):
+        raise ModelError(
+            f"cannot merge into a base quantized by {quantized.get('quant_method')}, only into 4 bits of "
+            f"bitsandbytes; give the original as --base: {model_path}"
+        )
+    return config
+
+
+def _dtype_before_rounding(
+    adapter: Path, quantization: Quantization, config: PreTrainedConfig
+) -> torch.dtype | None:
+    """Type from which the base was rounded to 4 bits in training; None if it was not."""
+    run = adapter.resolve().parent / "config.yaml"
+    try:
+        tree: Any = yaml.safe_load(run.read_text(encoding="utf-8")) if run.is_file() else None
+    except yaml.YAMLError as error:
+        raise ModelError(f"cannot parse the YAML beside the adapter: {error} ({run})") from error
+    model = (tree.get("model") or {}) if isinstance(tree, dict) else {}
+    if quantization == "auto":
+        quantization = model.get("quantization", "none")
+    return DTYPES.get(str(model.get("dtype")), config.dtype) if quantization == "4bit" else None
+
+
+def _read_model(model_path: str, config: PreTrainedConfig, rounded_from: torch.dtype | None) -> Any:
+    """Model in float32 on the CPU.
+
+    Args:
+        rounded_from: Type from which linear layers are rounded to NF4, as in training; None keeps them.
+    """
+    is_packed = getattr(config, "quantization_config", None) is not None
+    options: dict[str, Any] = {"dtype": rounded_from or torch.float32}
+    if rounded_from is not None and not is_packed:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        )
+    is_four_bit = rounded_from is not None or is_packed
+    if is_four_bit and (reason := four_bit_obstacle("cpu")):
+        raise ModelError(f"cannot read 4-bit weights: {reason} ({model_path})")
+    with _model_error(f"cannot load the model {model_path}"):
+        check_fits(model_path, config, dtype="float32", device="cpu")
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            model_path, output_loading_info=True, device_map="cpu", **options
+        )
+        if is_four_bit:
+            model = model.dequantize(dtype=torch.float32).float()
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(f"weights are missing: {missing[:3]} ({model_path})")
+    return model.eval()
+
+
+def _load_tokenizer(adapter: Path, model_path: str, vocab_size: int) -> Any:
+    """Load the tokenizer beside the adapter, else the base's; refused if the base has too few embeddings."""
+    is_beside = (adapter / "tokenizer_config.json").is_file() or (adapter / "tokenizer.json").is_file()
+    source = str(adapter) if is_beside else model_path
+    with _model_error(f"cannot load a tokenizer from {adapter} or {model_path}"):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    largest_id = max(tokenizer.get_vocab().values())
+    if largest_id >= vocab_size:
+        raise ModelError(
+            f"the base needs at least {largest_id + 1} token embeddings (tokenizer of {source}), "
+            f"got {vocab_size}: {model_path}"
+        )
+    return tokenizer
+
+
+def _with_adapter(model: Any, config: Any, adapter: Path, model_path: str) -> Any:
+    """Put the adapter on the base; every weight of one must have its place in the other."""
+    with _model_error(f"the adapter {adapter} does not fit {model_path}"):
+        adapted = PeftModelForCausalLM(model, config)
+        # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
+        result = adapted.load_adapter(str(adapter), "default")
+    misfits = [*result.missing_keys, *result.unexpected_keys]
+    if misfits:
+        raise ModelError(
+            f"the adapter {adapter} does not fit {model_path}: {len(misfits)} weights of one have no place "
+            f"in the other, such as {misfits[0]}"
+        )
+    return adapted.eval()
+
+
+@torch.no_grad()
+def _logits(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=token_ids, use_cache=False).logits
+    return logits
+
+
+def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights, one after another; `Module.to` would round buffers too, such as those of RoPE."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
 
 
 def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: float, what: str) -> float:
@@ -242,15 +287,3 @@ def _check_same_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise ModelError(
             f"the saved tokenizer encodes the probe text differently from {tokenizer.name_or_path}"
         )
-
-
-@contextmanager
-def _complete_folder(out: Path) -> Iterator[Path]:
-    """Folder beside `out` that replaces it when the block ends, or is removed after an error."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with draft(out) as scratch:
-            scratch.mkdir()
-            yield scratch
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"could not write the merged model; no part is left: {error} ({out})") from error

@@ -3,13 +3,15 @@
 import json
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import PeftModel
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -21,19 +23,11 @@ from transformers import (
 )
 
 from tests.rounding import assert_same, bound
-from tests.tiny_model import (
-    CHAT_TEMPLATE,
-    exact_logits_of,
-    logits_of,
-    write_adapter,
-    write_model,
-    write_tokenizer,
-)
+from tests.tiny_model import exact_logits_of, logits_of, write_adapter, write_model, write_tokenizer
 from tests.unit.test_training_families import FAST, tiny
-from text2sql_grpo.errors import ConfigError, ModelError
+from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.publishing.merging import merge_adapter
-from text2sql_grpo.publishing.stored_weights import to_four_bits_and_back
 
 # PEFT still asks a model of transformers 5 by the attribute's older name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -53,10 +47,20 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def edit_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    weights = load_file(path)
+    edit(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 def test_merged_folder_answers_as_the_adapter_did(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", base)
     plain = AutoModelForCausalLM.from_pretrained(base)
-    before = exact_logits_of(plain)
+    num_parameters, before = plain.num_parameters(), exact_logits_of(plain)
     expected = exact_logits_of(PeftModel.from_pretrained(plain, adapter))
 
     report = merge_adapter(adapter, tmp_path / "merged")
@@ -65,13 +69,9 @@ def test_merged_folder_answers_as_the_adapter_did(base: Path, tmp_path: Path) ->
     assert (expected - before).abs().max() > 0.1  # the adapter does something
     layers = plain.config.num_hidden_layers
     assert_same(merged, expected, layers=layers, dtype=torch.float32)
-    assert report.base == str(base)
     assert 0 < report.merge_difference < bound(torch.float32, layers, expected.abs().max().item())
-    assert report.cast_difference < bound(torch.float32, layers, expected.abs().max().item())
-    assert not report.is_four_bit
-    assert report.num_parameters == sum(weight.numel() for weight in plain.parameters()) - sum(
-        weight.numel() for name, weight in plain.named_parameters() if "lora_" in name
-    )
+    assert (report.base, report.num_parameters) == (str(base), num_parameters)
+    assert (report.cast_difference, report.is_four_bit) == (0.0, False)
 
 
 def test_script_writes_beside_the_adapter_and_fails_with_one_line(
@@ -79,7 +79,6 @@ def test_script_writes_beside_the_adapter_and_fails_with_one_line(
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", llama)
     script = Path(__file__).resolve().parents[2] / "scripts" / "merge.py"
-
     monkeypatch.setenv("PYTHON_DOTENV_DISABLED", "1")
 
     def run_script(*options: str) -> int:
@@ -88,6 +87,7 @@ def test_script_writes_beside_the_adapter_and_fails_with_one_line(
             runpy.run_path(str(script), run_name="__main__")
         return exit_code.value.code
 
+    capsys.readouterr()
     assert run_script("--adapter", str(adapter), "--dtype", "bfloat16") == 0
     assert f"into {tmp_path / 'merged'}" in capsys.readouterr().out
     assert (tmp_path / "merged" / "model.safetensors").is_file()
@@ -96,42 +96,33 @@ def test_script_writes_beside_the_adapter_and_fails_with_one_line(
 
 
 def test_merged_folder_holds_all_that_is_needed_to_chat(llama: Path, tmp_path: Path) -> None:
-    merge_adapter(write_adapter(tmp_path / "adapter", llama), tmp_path / "runs" / "merged")
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(adapter)  # wins over the base's
 
-    folder = tmp_path / "runs" / "merged"
-    assert names_in(folder) == {
+    merge_adapter(adapter, tmp_path / "runs" / "merged")
+
+    assert names_in(tmp_path / "runs") == {"merged"}
+    assert names_in(tmp_path / "runs" / "merged") == {
         *("config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     }
-    assert names_in(tmp_path / "runs") == {"merged"}
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.chat_template == CHAT_TEMPLATE
-    assert tokenizer.decode(tokenizer("SELECT 'é'")["input_ids"]) == "SELECT 'é'"
+    merged = AutoTokenizer.from_pretrained(tmp_path / "runs" / "merged")
+    assert merged.chat_template == tokenizer.chat_template
+    assert merged.decode(merged("SELECT 'é'")["input_ids"]) == "SELECT 'é'"
 
 
 def test_auto_keeps_the_stored_type_and_reports_what_rounding_costs(tmp_path: Path) -> None:
     base = write_model(tmp_path / "base", architecture="qwen2", dtype=torch.bfloat16)
-    adapter = write_adapter(tmp_path / "adapter", base)
 
-    report = merge_adapter(adapter, tmp_path / "merged")
+    report = merge_adapter(write_adapter(tmp_path / "adapter", base), tmp_path / "merged")
 
-    with safe_open(tmp_path / "merged" / "model.safetensors", framework="pt") as weights:
-        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+    written = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {weight.dtype for weight in written.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
-    assert report.dtype == "bfloat16"
     assert 1e-3 < report.cast_difference < 1
-    assert "bfloat16" in str(report)
-
-
-def test_tokenizer_beside_the_adapter_wins(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    tokenizer.save_pretrained(adapter)
-
-    merge_adapter(adapter, tmp_path / "merged")
-
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == tokenizer.chat_template
+    assert report.dtype == "bfloat16" and "bfloat16" in str(report)
 
 
 def test_fully_trained_model_goes_the_same_way(base: Path, tmp_path: Path) -> None:
@@ -162,126 +153,98 @@ def test_another_base_is_refused(llama: Path, tmp_path: Path, change: dict[str, 
     assert names_in(tmp_path) == {"base", "adapter", "other"}
 
 
-def test_missing_target_modules_are_refused(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    config["target_modules"] = ["c_attn"]
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+def put_nan(weights: dict[str, torch.Tensor]) -> None:
+    next(weights[name] for name in weights if "q_proj.lora_B" in name)[0, 0] = torch.nan
 
-    with pytest.raises(ModelError, match="c_attn"):
+
+BROKEN: dict[str, Callable[[Path, Path], Any]] = {
+    "c_attn": lambda _, adapter: edit_json(adapter / "adapter_config.json", target_modules=["c_attn"]),
+    "cannot read the base": lambda base, _: base.rename(base.with_name("moved")),
+    "up_proj": lambda base, _: edit_weights(
+        base / "model.safetensors", lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight")
+    ),
+    "gptq": lambda base, _: edit_json(base / "config.json", quantization_config={"quant_method": "gptq"}),
+    "cannot merge": lambda _, adapter: edit_weights(adapter / "adapter_model.safetensors", put_nan),
+    "must be LoRA": lambda _, adapter: (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA"}'),
+    "nothing to merge": lambda _, adapter: (adapter / "adapter_config.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_what_is_broken_is_named(llama: Path, tmp_path: Path, reason: str) -> None:
+    adapter = write_adapter(tmp_path / "adapter", llama)
+    BROKEN[reason](llama, adapter)
+
+    with pytest.raises(ModelError, match=reason):
         merge_adapter(adapter, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
-def test_base_that_is_not_there_is_named(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-    llama.rename(tmp_path / "moved")
+def test_options_that_cannot_be_met_are_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, run = write_adapter(tmp_path / "adapter", llama), tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("{}\n")
 
-    with pytest.raises(ModelError, match=f"cannot read the base '{llama}'"):
+    for reason, source, out, options in (
+        ("got 'int4'", llama, tmp_path / "merged", {"dtype": "int4"}),
+        ("needs an adapter", llama, tmp_path / "merged", {"base": "me/model"}),
+        ("logits differ", adapter, tmp_path / "merged", {"tolerance": 1e-12}),
+        ("other files", llama, run, {}),
+        ("that is read", llama, llama, {}),
+        ("to a file", llama, run / "metrics.jsonl", {}),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            merge_adapter(source, out, **options)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    with pytest.raises(ModelError, match="too little memory"):
         merge_adapter(adapter, tmp_path / "merged")
-    merge_adapter(adapter, tmp_path / "merged", base=str(tmp_path / "moved"))
-
-
-def test_base_with_missing_weights_is_refused(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-    weights = load_file(llama / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-
-    with pytest.raises(ModelError, match="up_proj"):
-        merge_adapter(adapter, tmp_path / "merged")
-
-
-def test_folder_that_is_neither_adapter_nor_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither adapter_config\.json nor"):
-        merge_adapter(tmp_path, tmp_path / "merged")
-
-
-def test_adapter_with_nan_is_refused(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-    weights = load_file(adapter / "adapter_model.safetensors")
-    name = next(name for name in weights if "q_proj.lora_B" in name)
-    weights[name][0, 0] = torch.nan
-    save_file(weights, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
-
-    with pytest.raises(ModelError, match="cannot merge the adapter weights"):
-        merge_adapter(adapter, tmp_path / "merged")
-
-
-def test_difference_over_the_tolerance_is_refused(llama: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
-
-    with pytest.raises(ModelError, match=r"logits differ by .*, more than"):
-        merge_adapter(adapter, tmp_path / "merged", tolerance=1e-12)
-    assert names_in(tmp_path) == {"base", "adapter"}
-
-
-def test_unknown_dtype_is_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="got 'int4'"):
-        merge_adapter(llama, tmp_path / "merged", dtype="int4")
-
-
-WRITE = "text2sql_grpo.publishing.stored_weights.save_file"
+    assert names_in(run) == {"metrics.jsonl"}
+    assert names_in(tmp_path) == {"base", "adapter", "run"}
 
 
 def test_failed_save_leaves_nothing_and_keeps_the_earlier_model(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = write_adapter(tmp_path / "adapter", llama)
+    adapter, weights = write_adapter(tmp_path / "adapter", llama), tmp_path / "merged" / "model.safetensors"
+    save = PreTrainedModel.save_pretrained
 
-    def fill_the_disk(tensors: dict[str, torch.Tensor], file: Path, **options: Any) -> None:
-        save_file(tensors, file, **options)
+    def fill_the_disk(model: PreTrainedModel, folder: Path, **options: Any) -> None:
+        save(model, folder, **options)
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(WRITE, fill_the_disk)
-        with pytest.raises(ModelError, match="No space left on device"):
+    def merge_on_a_full_disk() -> None:
+        with monkeypatch.context() as broken, pytest.raises(ModelError, match="No space left"):
+            broken.setattr(PreTrainedModel, "save_pretrained", fill_the_disk)
             merge_adapter(adapter, tmp_path / "merged")
-        assert names_in(tmp_path) == {"base", "adapter"}
 
+    merge_on_a_full_disk()
+    assert names_in(tmp_path) == {"base", "adapter"}
     merge_adapter(adapter, tmp_path / "merged")
-    earlier = (tmp_path / "merged" / "model.safetensors").read_bytes()
-    with monkeypatch.context() as broken:
-        broken.setattr(WRITE, fill_the_disk)
-        with pytest.raises(ModelError, match="No space left on device"):
-            merge_adapter(write_adapter(tmp_path / "adapter", llama, seed=7), tmp_path / "merged")
-    assert (tmp_path / "merged" / "model.safetensors").read_bytes() == earlier
-
+    earlier = weights.read_bytes()
+    write_adapter(adapter, llama, seed=7)
+    merge_on_a_full_disk()
+    assert weights.read_bytes() == earlier
     merge_adapter(adapter, tmp_path / "merged")
-    assert (tmp_path / "merged" / "model.safetensors").read_bytes() != earlier
+    assert weights.read_bytes() != earlier
     assert names_in(tmp_path) == {"base", "adapter", "merged"}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_spoiled_on_the_way_to_disk_are_noticed(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    def spoil(tensors: dict[str, torch.Tensor], file: Path, **options: Any) -> None:
-        save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 0.01}, file, **options)
+    save = PreTrainedModel.save_pretrained
 
-    monkeypatch.setattr(WRITE, spoil)
-    with pytest.raises(ModelError, match=r"lm_head\.weight differs when read back"):
-        merge_adapter(llama, tmp_path / "merged")
+    def spoil(model: PreTrainedModel, folder: Path, **options: Any) -> None:
+        save(model, folder, **options)
+        edit_weights(folder / "model.safetensors", lambda weights: weights["lm_head.weight"].add_(0.01))
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", spoil)
+    with pytest.raises(ModelError, match="logits differ"):
+        merge_adapter(llama, tmp_path / "merged", dtype=dtype)
     assert names_in(tmp_path) == {"base"}
-
-
-def test_a_large_model_is_written_in_parts(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("text2sql_grpo.publishing.stored_weights._MAX_FILE_BYTES", 40_000)
-
-    merge_adapter(base, tmp_path / "merged")
-
-    assert sum(name.endswith(".safetensors") for name in names_in(tmp_path / "merged")) > 2
-    merge_adapter(tmp_path / "merged", tmp_path / "again")  # parts are read too
-    expected = AutoModelForCausalLM.from_pretrained(base).state_dict()
-    for folder in ("merged", "again"):
-        written = AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
-        assert all(torch.equal(expected[name], written[name]) for name in expected)
-
-
-def test_4_bit_weights_without_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    with pytest.raises(ConfigError, match=r"4-bit weights needs the package bitsandbytes.*\[bitsandbytes\]"):
-        to_four_bits_and_back(torch.ones(2, 2), torch.float32)
 
 
 @pytest.fixture
@@ -294,7 +257,7 @@ def in_four_bits(tmp_path: Path) -> tuple[Path, PreTrainedModel]:
 
 
 def test_an_adapter_of_a_4_bit_run_is_merged_into_the_weights_it_was_trained_on(
-    in_four_bits: tuple[Path, PreTrainedModel], tmp_path: Path
+    in_four_bits: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, four_bit = in_four_bits
     adapter = write_adapter(tmp_path / "run" / "adapter", base)
@@ -308,11 +271,12 @@ def test_an_adapter_of_a_4_bit_run_is_merged_into_the_weights_it_was_trained_on(
     merged = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     layers = four_bit.config.num_hidden_layers
     assert_same(merged, expected, layers=layers, dtype=torch.float32)
-    assert report.is_four_bit
-    assert report.merge_difference < bound(torch.float32, layers, expected.abs().max().item())
-    assert "in 4 bits, dequantised" in str(report)
+    assert report.is_four_bit and "in 4 bits, dequantised" in str(report)
     otherwise = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "otherwise"))
     assert (otherwise - expected).abs().max() > 0.1
+    monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
+    with pytest.raises(ModelError, match="DISABLE_BITSANDBYTES"):
+        merge_adapter(adapter, tmp_path / "merged")
 
 
 def test_a_base_stored_in_4_bits_is_dequantised(
@@ -329,18 +293,6 @@ def test_a_base_stored_in_4_bits_is_dequantised(
     assert getattr(merged.config, "quantization_config", None) is None
     layers = four_bit.config.num_hidden_layers
     assert_same(logits_of(merged), expected, layers=layers, dtype=torch.float32)
-
-
-def test_folder_with_other_files_is_never_replaced(llama: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("{}\n")
-
-    with pytest.raises(ModelError, match="the folder holds other files than a merged model"):
-        merge_adapter(llama, run)
-    with pytest.raises(ModelError, match="cannot write to the folder that is read"):
-        merge_adapter(llama, llama)
-    assert names_in(run) == {"metrics.jsonl"}
 
 
 # Families whose files hold other weights than the model: experts one by one, or parts under other names.
