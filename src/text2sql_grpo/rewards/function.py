@@ -103,8 +103,7 @@ class RewardFunction:
             read_range(bounds, f"the range of {self.name}")
         if any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__))):
             raise ConfigError(f"rewards: {self.name} must not be asynchronous: write def, not async def")
-        if not self._passed:
-            raise ConfigError(self._wrong_parameters("it takes none of these"))
+        self._passed  # noqa: B018 (refuses wrong parameters)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function as it was written, without checks."""
@@ -174,15 +173,14 @@ class RewardFunction:
                 takes_all = any(one.kind is one.VAR_KEYWORD for one in names.values())
                 passed = tuple(name for name in (*_TRL, *_COLUMNS) if takes_all or name in names)
             signature.bind(**dict.fromkeys(passed))
+            if not passed:
+                raise TypeError("it takes none of these")
         except (TypeError, ValueError) as error:
-            raise ConfigError(self._wrong_parameters(str(error))) from error
+            raise ConfigError(
+                f"rewards: {self.name} must take parameters of {', '.join(_EPISODE)}, or of TRL's "
+                f"{', '.join(_TRL)} and the columns {', '.join(_COLUMNS)}: {error}"
+            ) from error
         return passed
-
-    def _wrong_parameters(self, reason: str) -> str:
-        return (
-            f"rewards: {self.name} must take parameters of {', '.join(_EPISODE)}, or of TRL's "
-            f"{', '.join(_TRL)} and the columns {', '.join(_COLUMNS)}: {reason}"
-        )
 
 
 def reward(
