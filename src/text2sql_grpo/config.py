@@ -100,9 +100,10 @@ class DataConfig:
         databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), one such file, a folder of
             CSV, Parquet, JSON or Excel files, a `postgresql://` URL without password, or a mapping of names
             to these (docs/databases.md).
-        train: Questions for reinforcement learning; every file of questions may be JSONL or CSV, or the
-            JSON of Spider or BIRD. A folder of JSONL files or a pattern (`shards/*.jsonl`) is read from
-            disk as it is used, so that it may hold any number of questions.
+        train: Questions for reinforcement learning. All questions may be in JSONL, CSV or the JSON of Spider
+            or BIRD, or in a dataset of the Hub, `hub:owner/name:split` (docs/databases.md). A folder of JSONL
+            files or a pattern (`shards/*.jsonl`) is read from disk as it is used, so that it may hold any
+            number of questions.
         test: Held-out sets by name; each is reported by itself.
         quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
         dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
@@ -113,9 +114,9 @@ class DataConfig:
     """
 
     databases: str | Path | dict[str, str]
-    train: Path
-    test: dict[str, Path] = field(default_factory=dict)
-    dev: Path | None = None
+    train: str | Path
+    test: dict[str, str | Path] = field(default_factory=dict)
+    dev: str | Path | None = None
     dev_databases: list[str] = field(default_factory=list)
     quarantine: Path | None = None
     train_samples: Positive | None = None
@@ -157,7 +158,7 @@ class SFTSettings:
         adapter: Folder of a LoRA adapter that replaces this training; None to train.
     """
 
-    questions: Path | None = None
+    questions: str | Path | None = None
     chats: Path | None = None
     look_share: Share = 1.0
     check_share: Share = 0.0
@@ -524,11 +525,12 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
 
     try:
         # JSON mode is strict about numbers and text, but still reads text as a path.
-        return adapter(Config).validate_json(json.dumps(tree, default=str), strict=True)
+        config: Config = adapter(Config).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{problems(error, Config, _REMOVED)} ({source})") from error
     except ConfigError as error:
         raise ConfigError(f"{error} ({source})") from error
+    return config
 
 
 def dump_config(config: Config) -> str:

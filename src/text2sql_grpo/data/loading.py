@@ -8,7 +8,8 @@ from pathlib import Path
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.question_files import Question, read_questions
+from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.rows import Question, Source, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult
@@ -22,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def load_examples(
-    path: Path,
+    source: Source,
     databases: Databases,
     executor: SQLExecutor,
     *,
@@ -32,13 +33,13 @@ def load_examples(
     leaves_out_large: bool = False,
     keep: Callable[[Example], bool] = lambda example: True,
 ) -> list[Example]:
-    """Load the questions of a file, in order; see `read_questions` for its formats.
+    """Load questions of a file, a dataset or rows, in order; see `read_questions`.
 
     Args:
-        path: The file.
-        databases: Databases of the questions.
+        source: The file, dataset or rows.
+        databases: Databases of the questions; a row needs no name of a database if there is one only.
         executor: Runs the golds.
-        limit: Only the first n questions, of those not left out; None for all.
+        limit: Only the first n questions, of those that are kept; None for all.
         check_gold: Run each gold, also the other accepted ones, and refuse one that fails, one that is cut
             at a limit and that the database cannot compare with itself either, and one that returns no
             rows without `gold_is_empty` (or rows with it). If the file's format has no such field,
@@ -52,16 +53,19 @@ def load_examples(
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
             place.
     """
-    if not leave_out:
-        questions = read_questions(path, limit=limit)
-    else:
-        every = read_questions(path)
-        kept = [question for question in every if question.example.id not in leave_out]
-        _logger.warning("left out %d questions in quarantine (%s)", len(every) - len(kept), path)
-        questions = list(islice(kept, limit))
-        if not questions:
-            raise DataError(f"every question is in quarantine (at {path})")
-    questions = [question for question in questions if keep(question.example)]
+    left_out, names, where = [], databases.names(), source_name(source)
+
+    def is_wanted(example: Example) -> bool:
+        if example.id in leave_out:
+            left_out.append(example.id)
+        return example.id not in leave_out and keep(example)
+
+    only = names[0] if len(names) == 1 else None
+    questions = read_questions(source, limit=limit, database=only, keep=is_wanted)
+    if leave_out:
+        _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
+    if left_out and not questions:
+        raise DataError(f"every question is in quarantine (at {where})")
     for question in questions:
         database_address(question, databases)
     if not check_gold:
@@ -75,11 +79,11 @@ def load_examples(
             "left out %d of %d questions: a gold returns more rows than environment.limits allows "
             "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
             *(len(large), len(examples), executor.limits.max_rows, executor.limits.max_bytes),
-            *(", ".join(large), path),
+            *(", ".join(large), where),
         )
     small = [example for example in examples if example.id not in large]
     if large and not small:
-        raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({path})")
+        raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({where})")
     return small
 
 

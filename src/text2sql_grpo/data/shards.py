@@ -14,35 +14,46 @@ from typing import NamedTuple, overload
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import checked_golds, database_address
-from text2sql_grpo.data.question_files import Question, read_line
+from text2sql_grpo.data.question_files import read_line
+from text2sql_grpo.data.rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
 
 _logger = logging.getLogger(__name__)
 
 
-def shard_files(path: Path) -> list[Path]:
+def shard_files(source: Path | str) -> list[Path | str]:
     """Files of a path of questions, sorted.
 
-    A folder's `.jsonl` files, those that match a pattern such as `questions/*.jsonl`, or the path alone.
+    A folder's `.jsonl` files, those that match a pattern such as `questions/*.jsonl`, or the source alone.
 
     Raises:
         DataError: The folder or the pattern has no file.
     """
+    path = Path(source)
+    if is_hub_id(source):
+        return [source]
     if path.is_dir():
         found = list(path.glob("*.jsonl"))
     elif not path.exists() and any(sign in str(path) for sign in "*?["):
         found = [Path(name) for name in glob.glob(str(path), recursive=True)]
     else:
-        return [path]
+        return [source]
     files = sorted(file for file in found if file.is_file())
     if not files:
         raise DataError(f"no files of questions (.jsonl) (at {path})")
-    return files
+    return [*files]
+
+
+def content_files(source: Path | str) -> list[Path]:
+    """Files that hold the questions of a source; a Hub dataset's are in the cache of `datasets`."""
+    if is_hub_id(source):
+        return [Path(file["filename"]) for file in hub_dataset(source).cache_files]
+    return [Path(file) for file in shard_files(source)]
 
 
 def load_shards(
-    files: Sequence[Path],
+    files: Sequence[Path | str],
     databases: Databases,
     executor: SQLExecutor,
     *,
@@ -101,9 +112,9 @@ class ExamplesOnDisk(Sequence[Example]):
     """
 
     def __init__(
-        self, files: Sequence[Path], *, limit: int | None = None, leave_out: Collection[str] = ()
+        self, files: Sequence[Path | str], *, limit: int | None = None, leave_out: Collection[str] = ()
     ) -> None:
-        self._files = list(files)
+        self._files = [Path(file) for file in files]
         self._shards, self._numbers, self._offsets = array("H"), array("I"), array("Q")
         self._checksums = array("I")
         digests = array("Q")

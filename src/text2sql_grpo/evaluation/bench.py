@@ -45,7 +45,7 @@ class Workbench:
     test: dict[str, list[Example]]
     dev: Sequence[Example] = ()
 
-    def load(self, path: Path, *, limit: int | None = None) -> Sequence[Example]:
+    def load(self, path: Path | str, *, limit: int | None = None) -> Sequence[Example]:
         """Load training questions with checked golds, but for those in quarantine or on `dev_databases`.
 
         Questions of a file are held in memory; those of a folder or a pattern of files stay on disk.
@@ -132,7 +132,7 @@ def open_workbench(config: Config) -> Workbench:
     executor = SQLExecutor(config.environment.limits)
     left_out = quarantined(config)
 
-    def held_out(path: Path, names: Sequence[str] = ()) -> list[Example]:
+    def held_out(path: Path | str, names: Sequence[str] = ()) -> list[Example]:
         return load_examples(
             path,
             databases,

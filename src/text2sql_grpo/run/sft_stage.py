@@ -18,7 +18,7 @@ from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.shards import shard_files
+from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.evaluation.bench import Workbench, open_workbench
@@ -198,7 +198,7 @@ def stage_folder(bench: Workbench, arguments: SQLGRPOConfig) -> Path:
     }
     files: list[Path] = []
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
-        files += shard_files(path) if path is not None else []
+        files += content_files(path) if path is not None else []
     for folder in (model, settings.adapter):
         if folder is not None and folder.is_dir():
             files += sorted(path for path in folder.iterdir() if path.is_file())
