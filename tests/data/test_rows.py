@@ -114,7 +114,7 @@ def test_examples_are_checked_too(databases: Databases, executor: SQLExecutor) -
         ),
         (
             [{**SPIDER[0], "id": 1}, {**SPIDER[0], "id": "1"}],
-            "id '1' is used twice (at row 1, first at row 0)",
+            "'1' is used twice (at row 1, first at row 0)",
         ),
         (["question"], "got question (at row 0)"),
         ({"train": SPIDER}, "got a mapping of train: choose one"),

@@ -57,12 +57,8 @@ def test_every_config_loads_and_opens_with_its_command(path: Path) -> None:
     assert re.search(r"^# Hardware: ", comment, re.M)
     data = config.data
     assert isinstance(data.databases, str)
-    files = [
-        Path(data.databases),
-        data.train,
-        *data.test.values(),
-        *filter(None, [config.sft and config.sft.questions]),
-    ]
+    paths = [data.databases, data.train, *data.test.values(), config.sft and config.sft.questions]
+    files = [Path(path) for path in paths if path]
     bundled = [file for file in files if file.parts[0] != "spider"]  # Spider's files are the user's
     assert [file for file in bundled if not (ROOT / file).exists()] == []
     assert isinstance(config.grpo["learning_rate"], float)
@@ -300,7 +296,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert (config.run.seed, config.environment.max_turns) == (7, 3)
     assert config.grpo == {"max_steps": 2}
     assert config.model.lora is not None and config.model.lora.r == 4
-    assert config.data.test == {"new": Path("n.jsonl")}
+    assert config.data.test == {"new": "n.jsonl"}
     assert config.evaluation.before_training is False
 
 
@@ -339,8 +335,8 @@ def test_the_packages_own_config_works_in_any_folder(
     options = ["--data.dev", "data/own.jsonl"]
     config = load_config(Path("config/quickstart.yaml"), options)
     assert config.data.databases == str(repo_root / "data/databases")
-    assert config.data.test["test_values"].is_file()
-    assert (config.data.dev, config.run.output_dir) == (Path("data/own.jsonl"), Path("runs/quickstart"))
+    assert Path(config.data.test["test_values"]).is_file()
+    assert (config.data.dev, config.run.output_dir) == ("data/own.jsonl", Path("runs/quickstart"))
 
     (tmp_path / "config").mkdir()
     (tmp_path / "config/quickstart.yaml").write_text(SMALLEST)

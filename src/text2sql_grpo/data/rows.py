@@ -128,10 +128,10 @@ def row_question(
     given["database"] = given["database"] or database
     if origin and given["split"] is None:
         given["split"] = "train" if origin.startswith("train") else origin
-    for name in _REQUIRED:
-        if given[name] is None:
-            columns, found = " or ".join(_COLUMNS[name]), ", ".join(map(str, row)) or "none"
-            raise DataError(f"a question needs a value of {columns}, got the columns {found} (at {place})")
+    missing = [" or ".join(_COLUMNS[name]) for name in _REQUIRED if given[name] is None]
+    if missing:
+        wanted, found = ", and of ".join(missing), ", ".join(map(str, row)) or "none"
+        raise DataError(f"a question needs a value of {wanted}, got the columns {found} (at {place})")
     if "db_name" in row and isinstance(given["gold_sql"], str):
         given["gold_sql"], *others = accepted_queries(given["gold_sql"]) or [""]
         given["other_golds"] = given["other_golds"] or others
