@@ -53,7 +53,9 @@ def test_card_tells_the_whole_run(run: Path) -> None:
 
     card = ModelCard.load(path)
     assert path == run / "merged" / "README.md"
-    assert card.data.to_dict() == {
+    (result,) = card.data.eval_results or ()
+    assert (result.dataset_name, result.metric_type, result.metric_value) == ("test_values", "accuracy", 0.25)
+    assert {key: value for key, value in card.data.to_dict().items() if key != "model-index"} == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["text-to-sql", "grpo", "trl"],

@@ -202,8 +202,8 @@ def _push(
         if answer is None:
             cause = f" {error.__cause__}" if error.__cause__ else ""
             raise HubError(
-                f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}; check network, HF_ENDPOINT "
-                f"and --repo_id: {error}{cause}"
+                f"could not push {folder} to {api.endpoint}/{repo_id}; {sent}; "
+                f"check network, HF_ENDPOINT and --repo_id: {error}{cause}"
             ) from error
         status = answer.response.status_code
         remedy = _REMEDIES.get(status, "see https://status.huggingface.co, and run the same command again")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
@@ -87,19 +87,34 @@ def write_model_card(
     config = _read_config(run / CONFIG)
     is_adapter = (folder / "adapter_config.json").is_file()
     base = _hub_base(run, config)
+    name = repo_id.split("/")[-1] if repo_id else run.resolve().name
+    evaluation = read_evaluation(run)
+    evaluation_text = _evaluation(run, evaluation)
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=name_of_set,
+            dataset_name=name_of_set,
+            metric_type="accuracy",
+            metric_name="strict execution accuracy",
+            metric_value=scores["overall"]["strict"]["accuracy"],
+        )
+        for name_of_set, scores in evaluation.get("sets", {}).items()
+    ]
     data = ModelCardData(
+        model_name=name,
+        eval_results=results or None,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["text-to-sql", "grpo", "trl", *(["lora"] if is_adapter else [])],
         base_model=base,  # no license: the base has its own
     )
-    evaluation = read_evaluation(run)
     text = _CARD.format(
         front_matter=data.to_yaml(),
         mark=MARK,
-        name=repo_id.split("/")[-1] if repo_id else run.resolve().name,
+        name=name,
         about=_ADAPTER.format(of=f" of {base}" if base else "") if is_adapter else _MODEL,
-        evaluation=_evaluation(run, evaluation),
+        evaluation=evaluation_text,
         training=_training(run, config, base, evaluation),
         data=_data(config, [*sorted(run.glob("audit*.json")), *audits]),
         rewards=_rewards(config),
