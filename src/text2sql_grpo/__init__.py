@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from text2sql_grpo.evaluation.statistics import Accuracy as Accuracy
     from text2sql_grpo.grading import Grader as Grader
     from text2sql_grpo.grading import Verdict as Verdict
-    from text2sql_grpo.integrations.verifiers import SQLEnv as SQLEnv
-    from text2sql_grpo.integrations.verifiers import SQLHarness as SQLHarness
-    from text2sql_grpo.integrations.verifiers import SQLTaskset as SQLTaskset
     from text2sql_grpo.rewards import Answer as Answer
     from text2sql_grpo.rewards import RewardMix as RewardMix
     from text2sql_grpo.run.pipeline import RunResult as RunResult
@@ -67,7 +64,6 @@ _NAMES = {
     "evaluation.report": "Report evaluate",
     "evaluation.statistics": "Accuracy",
     "grading": "Grader Verdict",
-    "integrations.verifiers": "SQLEnv SQLHarness SQLTaskset",
     "rewards": "Answer RewardMix",
     "run.pipeline": "RunResult train",
     "sql": "ExecutionOutcome Limits SQLExecutor",
@@ -75,9 +71,7 @@ _NAMES = {
     "training.sql_trainer": "SQLGRPOTrainer",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-# verifiers opens each name in `__all__` to find the package's taskset, harness and environment, in every
-# process of an evaluation. So the names that load torch are not among them.
-__all__ = ["SQLEnv", "SQLHarness", "SQLTaskset"]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

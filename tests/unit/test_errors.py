@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import text2sql_grpo
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.schema import read_schema
@@ -16,7 +15,7 @@ OPENED_IN_THIS_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "duckdb": ("duckdb", lambda: read_schema("duckdb:///sales.duckdb")),
     "psycopg": ("postgresql", lambda: read_schema("postgresql://localhost/sales")),
     "mcp": ("mcp", lambda: import_module("text2sql_grpo.integrations.mcp")),
-    "verifiers": ("verifiers", lambda: text2sql_grpo.SQLTaskset),
+    "verifiers": ("verifiers", lambda: import_module("text2sql_grpo_env")),
 }
 
 
