@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from text2sql_grpo.run.evaluate_job import answer_all
 from transformers import TrainerCallback
 
 from text2sql_grpo.config import Config, SFTSettings, load_config
@@ -34,7 +35,6 @@ from text2sql_grpo.evaluation.bench import Workbench, evenly_spaced, open_workbe
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run.evaluate_job import answer_all
 from text2sql_grpo.run.pipeline import run_arguments, train
 from text2sql_grpo.run.sft_stage import stage_trainer, started_policy
 

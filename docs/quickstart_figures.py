@@ -14,11 +14,13 @@ from typing import Any
 
 from rich.console import Console
 
+from text2sql_grpo.evaluation.answers import read_answers
+from text2sql_grpo.evaluation.comparison import compare
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, write_json, write_text
-from text2sql_grpo.run.run_report import before_and_after
+from text2sql_grpo.reporting.comparison_tables import comparison_table
 from text2sql_grpo.run.start import LOOKUPS, OTHERS, StartFigures
-from text2sql_grpo.run_folder import START, read_evaluation, read_schedule
+from text2sql_grpo.run_folder import START, answers_file, read_evaluation, read_schedule
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "quickstart.json"
@@ -33,7 +35,6 @@ def figures(run: Path) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     for name, after in evaluation["sets"].items():
         before = evaluation["before"]["sets"][name]
-        marks = evaluation["lookup"].get(name, {})
         parts = {"all": (before["overall"], after["overall"])}
         if "look-up" in after["by_need"]:
             parts |= {need: (before["by_need"][need], after["by_need"][need]) for need in after["by_need"]}
@@ -41,9 +42,6 @@ def figures(run: Path) -> dict[str, Any]:
             part: {"before": _quoted(was["strict"]), "after": _quoted(now["strict"])}
             for part, (was, now) in parts.items()
         }
-        if marks:
-            sets[name]["look-up"]["forced"] = _quoted(marks["forced_look_before"])
-            sets[name]["look-up"]["blind_cap"] = _quoted(marks["blind_cap"]["best"])
     return {
         "start": {name: families[name] for name in (LOOKUPS, OTHERS) if name in families},
         "dev": [
@@ -100,9 +98,10 @@ def rows(figures: dict[str, Any]) -> list[str]:
 
 def block(run: Path) -> str:
     """Return the text between the markers."""
-    evaluation, found = read_evaluation(run), figures(run)
-    output = io.StringIO()
-    Console(file=output, width=80).print(before_and_after(evaluation, evaluation["sets"]))
+    found, output = figures(run), io.StringIO()
+    change = compare(read_answers(answers_file(run, "before")), read_answers(answers_file(run)))
+    table = comparison_table(change, sides=("before", "after"), by_kind=False)
+    Console(file=output, width=80).print(table)
     table = "\n".join(line.rstrip() for line in output.getvalue().rstrip().splitlines())
     after = [textwrap.fill(line, 118, break_on_hyphens=False) for line in lines_after(found)]
     return "\n".join([*lines_before(found), table, *after])

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from text2sql_grpo.grading import Grader as Grader
     from text2sql_grpo.grading import Verdict as Verdict
     from text2sql_grpo.rewards import Answer as Answer
+    from text2sql_grpo.rewards import Results as Results
+    from text2sql_grpo.rewards import RewardFunction as RewardFunction
     from text2sql_grpo.rewards import RewardMix as RewardMix
+    from text2sql_grpo.rewards import reward as reward
     from text2sql_grpo.run.pipeline import RunResult as RunResult
     from text2sql_grpo.run.pipeline import train as train
     from text2sql_grpo.sql import ExecutionOutcome as ExecutionOutcome
@@ -64,7 +67,7 @@ _NAMES = {
     "evaluation.report": "Report evaluate",
     "evaluation.statistics": "Accuracy",
     "grading": "Grader Verdict",
-    "rewards": "Answer RewardMix",
+    "rewards": "Answer Results RewardFunction RewardMix reward",
     "run.pipeline": "RunResult train",
     "sql": "ExecutionOutcome Limits SQLExecutor",
     "training.arguments": "SQLGRPOConfig",

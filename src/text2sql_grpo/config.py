@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import re
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from text2sql_grpo.errors import ConfigError
 
 if TYPE_CHECKING:  # slow to import, and help does not read a config
     from pydantic import TypeAdapter
+
+    from text2sql_grpo.rewards import RewardMix
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class ModelConfig:
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
             this package's shared-prefix attention does not support the model.
+        revision: Branch, tag or commit of a Hub id; None for the newest.
     """
 
     path: str
@@ -103,10 +107,16 @@ class ModelConfig:
     quantization: Literal["none", "4bit", "auto"] = "none"
     lora: LoraSettings | None = None
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantization != "none" and self.lora is None:
             raise ValueError(f"quantization {self.quantization} trains an adapter only: set lora")
+
+    @property
+    def source(self) -> str:
+        """Path by which the model is loaded: with `@revision`, if one is set."""
+        return self.path if self.revision is None else f"{self.path}@{self.revision}"
 
 
 @dataclass(frozen=True)
@@ -356,7 +366,8 @@ class EvaluationConfig(_Bounded):
             the merge; answers that differ are counted. 0 for none.
         every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
         schedule_samples: N questions of `data.dev`, evenly spaced.
-        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one.
+        keep: Weights to merge: those of the `last` step, or of the `best` scheduled one, which is step 0,
+            before training, if no later step was as good.
     """
 
     temperature: Temperature = 0.0
@@ -408,8 +419,8 @@ class Config:
     """A whole run.
 
     Attributes:
-        rewards: Weight of each named reward, and `preset`, `clip` and `on_error` (see `RewardMix`);
-            refused if a wrong answer could out-score a right one.
+        rewards: Weight of each named reward, or `module:function`, and `preset`, `clip` and `on_error`
+            (docs/rewards.md); refused if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
         sft: Supervised fine-tuning before GRPO; None for none.
         start: None to train without this measurement.
@@ -446,22 +457,26 @@ class Config:
             raise ValueError(
                 "evaluation.every needs data.dev, a file of held-out questions, or data.dev_databases"
             )
+        if not _imports_rewards(self.rewards):  # else where they are used: publishing needs no own module
+            self.reward_mix()
+
+    def reward_mix(self) -> "RewardMix":
+        """Make the mix of the section `rewards`, which imports the modules of own functions.
+
+        Raises:
+            ConfigError: See `RewardMix`; or the mix does not suit the section `grading`.
+        """
         from text2sql_grpo.rewards import RewardMix  # imports sqlglot, which help can do without
 
         rewards = RewardMix(self.rewards)
-        credit, (highest_wrong, lowest_right) = self.grpo.get("turn_credit"), rewards.bounds()
-        if credit == "gae" and (environment.max_turns > _GAE_MAX_TURNS or highest_wrong >= lowest_right):
-            raise ValueError(
-                f"grpo.turn_credit gae needs environment.max_turns <= {_GAE_MAX_TURNS} and rewards by which "
-                "every right answer earns more than any wrong one"
-            )
         if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
-            raise ValueError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
+            raise ConfigError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
+        return rewards
 
 
-_GAE_MAX_TURNS = (
-    14  # of more turns, a wrong episode could be credited above a right one: see `credit_gae.gae`
-)
+def _imports_rewards(rewards: object) -> bool:
+    """True if a section `rewards` names a function of an own module."""
+    return isinstance(rewards, dict) and any(":" in str(name) for name in rewards)
 
 
 @dataclass(frozen=True)
@@ -553,6 +568,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         tree = with_bundled_paths(tree)
     for key, value in _parse_overrides(overrides):
         _set(tree, key, value)
+    if not is_own and _imports_rewards(tree.get("rewards")):
+        sys.path.append(str(path.parent.absolute()))
     return parse_config(tree, source=str(path))
 
 
@@ -630,7 +647,8 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
+    # A reward's name may hold dots: `--rewards.package.module:function 0.1`.
+    *parents, last = dotted.split(".", 1 if dotted.startswith("rewards.") else -1)
     for part in parents:
         if tree.get(part) is None:
             tree[part] = {}

@@ -21,6 +21,10 @@ class DataError(RunError):
     """A question file, database or gold query is wrong."""
 
 
+class RewardError(RunError):
+    """A reward function raised, or did not return a number in its range."""
+
+
 class OutOfMemoryError(RunError):
     """Training does not fit into memory."""
 

@@ -175,3 +175,8 @@ def logit_tile_size(scored_tokens: int) -> int:
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
     """Load the weights of a checkpoint, without the rest of its state."""
     trainer._load_from_checkpoint(str(checkpoint))
+
+
+def save_checkpoint(trainer: Trainer) -> None:
+    """Save a checkpoint of the current step, on all ranks."""
+    trainer._save_checkpoint(trainer.model, trial=None)

@@ -116,7 +116,10 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "environment: {mcp: {command: x, connections: 0}}",
             "environment.mcp: connections must be >= 1, got 0",
         ),
-        ("rewards: {execution: high}", "rewards: execution must be a finite number, got 'high'"),
+        (
+            "rewards: {execution: high}",
+            "the weight of execution must be a finite number, got 'high'",
+        ),
         (
             "rewards: {exectuion: 1}",
             "rewards: unknown name 'exectuion': did you mean execution?",
@@ -126,9 +129,12 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "rewards: every right answer must earn more than any wrong one, but a wrong one "
             "can earn 3 and a right one as little as ",
         ),
-        ("rewards: {}", "raise execution above 0"),
+        ("rewards: {execution: 0}", "raise execution above 0"),
         ("rewards: {preset: arktic}", "rewards: preset must be one of strict_neighbours, skyrl, arctic, "),
-        ("rewards: {execution: 1, clip: [1, 0]}", "rewards: clip must be two numbers, the lowest first"),
+        (
+            "rewards: {execution: 1, clip: [1, 0]}",
+            "clip must be two finite numbers, the lowest first",
+        ),
         ("rewards: {execution: 1, on_error: ignore}", "rewards: on_error must be one of mask, penalty"),
         ("grading: {neighbours: -1}", "grading: neighbours must be >= 0, got -1"),
         (
@@ -148,14 +154,6 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("sft: {look_share: 2}", "sft: look_share must be in [0, 1], got 2.0"),
         ("sft: {batch_size: 0}", "sft: batch_size must be >= 1, got 0"),
         ("sft: {epochs: 0}", "sft: epochs must be a number > 0, got 0.0"),
-        (
-            "grpo: {turn_credit: gae}\nrewards: {execution: 1}\nenvironment: {max_turns: 15}",
-            "grpo.turn_credit gae needs environment.max_turns <= 14",
-        ),
-        (
-            "grpo: {turn_credit: gae}\nrewards: {preset: arctic}",
-            "every right answer earns more than any wrong one",
-        ),
         ("sft: {question: q}", "unknown key sft.question: did you mean questions?"),
     ],
 )

@@ -24,7 +24,8 @@ def test_what_needs_a_missing_package_prints_how_to_install_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra, use = OPENED_IN_THIS_PROCESS[package]
-    for name in [name for name in sys.modules if name.startswith("text2sql_grpo.integrations.")]:
+    opened = ("text2sql_grpo.integrations.", "text2sql_grpo_env")
+    for name in [name for name in sys.modules if name.startswith(opened)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"needs the package {package} .*: pip install '.*\[{extra}\]'$"):

@@ -60,23 +60,16 @@ FAMILIES = {
     "family/count/share": 0.5,
     "family/count/looks": 0.1,
 }
-MARKS = {
-    "test_values": {
-        "forced_look_before": entry(30, 40)["strict"],
-        "blind_cap": {"best": entry(3, 40)["strict"], "any": entry(5, 40)["strict"]},
-    }
-}
 
 
 def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
-    whole = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}, "lookup": MARKS}
+    whole = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}}
     folder = tmp_path / "quick"
     drawn = picture(write_run(folder, steps(20, **CURVES), whole))
     for less in (
-        {"sets": whole["sets"], "lookup": MARKS},
-        {"sets": whole["sets"], "before": whole["before"]},
-        {"sets": held_out(4, 50), "before": whole["before"], "lookup": MARKS},
-        {"before": whole["before"], "lookup": MARKS},
+        {"sets": whole["sets"]},
+        {"sets": held_out(4, 50), "before": whole["before"]},
+        {"before": whole["before"]},
     ):
         assert picture(write_run(folder, steps(20, **CURVES), less)) != drawn
 

@@ -40,8 +40,9 @@ def make_results(gold: ExecutionOutcome = EMPTY, predicted: ExecutionOutcome | N
 def score(
     name: str, episode: Episode | None = None, verdict: Verdict = WRONG, results: Results | None = None
 ) -> float:
-    function = REWARD_FUNCTIONS[name].function
-    return function(episode or make_episode(), verdict, results or make_results())
+    found = REWARD_FUNCTIONS[name].score(episode or make_episode(), verdict, results or make_results())
+    assert found is not None
+    return found
 
 
 def test_names() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scripted_policy import ask
-from text2sql_grpo.config import _GAE_MAX_TURNS
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.training.credit import (
@@ -18,7 +17,6 @@ from text2sql_grpo.training.credit import (
     token_advantages,
     turn_advantages,
 )
-from text2sql_grpo.training.credit_gae import GAE_LAMBDA, gae, whitened
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
 MIX = {"execution": 1.0, "executes": 0.2, "turn_cost": 0.1}
@@ -103,31 +101,6 @@ def check_right_above_wrong(
             if right and not wrong:
                 for turn, (above, below) in enumerate(zip(high, low, strict=False)):
                     assert above > below, turn
-
-
-def test_gae_by_hand() -> None:
-    first = (0.5 - 0.2) + GAE_LAMBDA * (1.0 - 0.5)
-    assert gae(1.0, [0.2, 0.5]) == pytest.approx([first, 0.5])
-    assert whitened([[1.0, 3.0], []], scale="none") == [[-1.0, 1.0], []]
-
-
-@settings(deadline=None, max_examples=60)
-@given(rollouts(size=6, max_turns=_GAE_MAX_TURNS, chance=st.floats(0, 1)), st.floats(0, 1), SCALES)
-def test_gae_credits_right_above_wrong_from_the_same_value(
-    found: list[tuple[bool, float, list[float]]], start: float, scale: str
-) -> None:
-    low, high = RewardMix(MIX).bounds()
-    values = [[low + (high - low) * share for share in [start, *turns[1:]]] for *_, turns in found]
-    raw = [gae(reward, row) for (_, reward, _), row in zip(found, values, strict=True)]
-    check_right_above_wrong(found, [row[:1] for row in whitened(raw, scale=scale)])
-
-
-def test_gae_of_more_turns_than_allowed_could_credit_wrong_above_right() -> None:
-    def first(turns: int, *, is_right: bool) -> float:
-        return gae(float(is_right), [0.5, *[float(not is_right)] * (turns - 1)])[0]
-
-    assert first(_GAE_MAX_TURNS, is_right=True) > first(_GAE_MAX_TURNS, is_right=False)
-    assert first(_GAE_MAX_TURNS + 1, is_right=True) < first(_GAE_MAX_TURNS + 1, is_right=False)
 
 
 def test_a_score_that_a_rollout_lacks_is_left_out_of_its_sum() -> None:

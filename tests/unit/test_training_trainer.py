@@ -35,7 +35,6 @@ from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.token_tree.scored_tree import trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
-from text2sql_grpo.training.credit_gae import gae, whitened
 from text2sql_grpo.training.parts import Credit, Judged, Play, Record, Row, Select
 from text2sql_grpo.training.record import STAGES
 from text2sql_grpo.training.select import open_gate, open_select
@@ -299,8 +298,6 @@ def test_scores_normalised_one_by_one_have_the_advantages_of_trl(tmp_path: Path)
     expected = (sums - sums.mean()) / (sums.std() + 1e-4)
     torch.testing.assert_close(batch["advantages"][~scores.isnan().any(1)], expected)
     assert batch["advantages"][3] == 0
-    with pytest.raises(ConfigError, match="leave out multi_objective_aggregation"):
-        training_arguments({**fields, "turn_credit": "gae"}, output_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("protocol", ["tags", "native"])
@@ -516,32 +513,6 @@ def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:
         "count/look_advantage": 0.0625,
     }
     assert found == pytest.approx(expected)
-
-
-def test_the_advantage_of_a_rollout_is_the_mean_over_its_sampled_tokens(tmp_path: Path) -> None:
-    """However its turns differ, and however much longer the longest row of the batch is."""
-    bench = Bench(
-        tmp_path, [ask("Lisbon?", family="lookup")], turn_credit="gae", scale_rewards="none", bf16=False
-    )
-    episodes = [[LOOK, RIGHT], [WRONG], ["?", LOOK, WRONG], [RIGHT]]
-    bench.say(*episodes)
-    batch = bench.batch(0)
-    low, high = RewardMix(WEIGHTS).bounds()
-    values = [[(low + high) / 2] * len(turns) for turns in episodes]  # of a head that learned nothing yet
-    by_turn = whitened(list(map(gae, [1.25, 0.25, 0.25, 1.25], values)), scale="none")
-    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
-    means = []
-    for own, mask, turns, advantages in zip(batch["advantages"], trained, episodes, by_turn, strict=True):
-        lengths = [len(bench.trainer.rollouts.chat.turn_ids(turn)) for turn in turns]
-        expected = torch.tensor(advantages).repeat_interleave(torch.tensor(lengths))
-        torch.testing.assert_close(own[mask], expected)
-        means.append(expected.mean().item())
-    assert not batch["advantages"][~trained].any()
-    assert by_turn[0][0] != by_turn[0][1]
-    logged = bench.metrics()
-    assert logged["family/lookup/abs_advantage"] == pytest.approx(sum(map(abs, means)) / 4)
-    assert logged["family/lookup/look_advantage"] == pytest.approx((means[0] + means[2]) / 2)
-    assert bench.gradient(batch).abs().max() > 0
 
 
 LONG = 270  # between the lengths of a padded batch and of its shorter micro-batch

@@ -96,6 +96,18 @@ class Databases:
             self._built[name] = _built(self.source(name))
         return self._built[name]
 
+    def files(self, name: str) -> list[Path]:
+        """Files of a database, with its logs of changes that are not merged yet; none for a server's.
+
+        Raises:
+            DataError: See `address`.
+        """
+        address = parse_address(self.address(name))
+        if address.kind == "postgresql":
+            return []
+        logs = [Path(address.location + suffix) for suffix in ("-wal", "-journal", ".wal")]
+        return [Path(address.location), *(log for log in logs if log.is_file() and log.stat().st_size)]
+
     def dialect(self, name: str) -> str:
         """Name of a database's SQL in sqlglot; builds nothing.
 

@@ -207,28 +207,31 @@ def databases(config: Config) -> Iterator[Finding]:
         return
     limits = Limits(timeout_s=min(0.5, config.environment.limits.timeout_s))
     with SQLExecutor(config.environment.limits, workers=2, cache_entries=0) as executor:
-        files = [opened.address(name) for name in names]
-        read = executor.execute_many([(file, "SELECT 1") for file in files])
-        write = [executor.execute(file, _WRITE) for file in files[:1]]
-        failed = [name for name, outcome in zip(names, read, strict=True) if not outcome.is_ok]
-        if failed or write[0].is_ok:
-            text = f"could not be read: {failed[:3]}" if failed else f"a write was not refused: {files[0]}"
+        errors = {name: _read_error(opened, name, executor) for name in names}
+        failed = [f"{name}: {error}" for name, error in errors.items() if error]
+        if failed:
+            text = f"{len(failed)} of {len(names)} could not be read: {'; '.join(failed[:3])}"
             yield Finding("databases", "problem", text)
+            return
+        first = opened.address(names[0])
+        write = executor.execute(first, _WRITE)
+        if write.is_ok:
+            yield Finding("databases", "problem", f"a write was not refused: {first}")
             return
         yield Finding(
             "databases",
             "ok",
-            f"{len(names)} can be read, and a write was refused: {write[0].error}",
-            {"databases": len(names), "write": write[0].status},
+            f"{len(names)} can be read, and a write was refused: {write.error}",
+            {"databases": len(names), "write": write.status},
         )
         yield sandbox(executor)
         started = time.monotonic()
         rounds = 20
         for number in range(rounds):
-            executor.execute(files[0], f"SELECT {number}")
+            executor.execute(first, f"SELECT {number}")
         call_ms = (time.monotonic() - started) / rounds * 1000
         started = time.monotonic()
-        endless = executor.execute(files[0], _ENDLESS, limits=limits)
+        endless = executor.execute(first, _ENDLESS, limits=limits)
         late_s = time.monotonic() - started - limits.timeout_s
     facts = {"call_ms": round(call_ms, 2), "late_s": round(late_s, 3), "endless": endless.status}
     is_stopped = endless.status == "timeout" and late_s < 2
@@ -240,6 +243,14 @@ def databases(config: Config) -> Iterator[Finding]:
         else f"a query without end was not stopped: {endless.status}, {late_s:.1f} s after its limit",
         facts,
     )
+
+
+def _read_error(databases: Databases, name: str, executor: SQLExecutor) -> str:
+    """Error of opening a database and reading from it; empty if both work."""
+    try:
+        return executor.execute(databases.address(name), "SELECT 1").error
+    except RunError as error:
+        return str(error)
 
 
 def guarded(name: str, found: Iterator[Finding]) -> Iterator[Finding]:

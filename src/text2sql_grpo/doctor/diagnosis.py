@@ -102,7 +102,7 @@ def _with_model(
     sharding: Sharding,
     dry_run: bool,
 ) -> Iterator[Finding]:
-    path = bench.config.model.path
+    path = bench.config.model.source
     try:
         folder = readable_folder(path)
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
@@ -115,7 +115,8 @@ def _with_model(
             f"{path} cannot be read: {reason}; set model.path to a folder, a GGUF file or a Hub id",
         )
         return
-    config = dataclasses.replace(bench.config, model=dataclasses.replace(bench.config.model, path=folder))
+    found = dataclasses.replace(bench.config.model, path=folder, revision=None)
+    config = dataclasses.replace(bench.config, model=found)
     bench = dataclasses.replace(bench, config=config)
     try:
         options = config.grpo.get("chat_template_kwargs")

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from peft.helpers import disable_input_dtype_casting
 
 
 @cache
@@ -36,6 +35,8 @@ def plain_adapter_inputs(model: torch.nn.Module) -> Iterator[None]:
 
     PEFT casts them to the adapter's float32, and autocast casts them back: a quarter of an update on a CPU.
     """
+    from peft.helpers import disable_input_dtype_casting  # slow to import, which few verbs need
+
     device = next(model.parameters()).device.type
     with disable_input_dtype_casting(model, active=torch.is_autocast_enabled(device)):
         yield

@@ -4,10 +4,10 @@ import dataclasses
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -18,15 +18,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import find_adapter_config_file, is_flash_attn_2_available
 
-from text2sql_grpo.config import ModelConfig
+from text2sql_grpo.config import ModelConfig, load_config
 from text2sql_grpo.errors import ModelError, install_command
+from text2sql_grpo.files import read_json
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import check_fits, device_type
-from text2sql_grpo.models.sources import model_folder
+from text2sql_grpo.models.sources import readable_folder, split_revision
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import obstacle
+from text2sql_grpo.run_folder import find_config
+
+if TYPE_CHECKING:  # slow to import, and most verbs load no adapter
+    from peft import LoraConfig, PeftModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +62,20 @@ def load_policy(
     quantization: str = "none",
     attn_implementation: str = "auto",
     copies: int = 1,
+    is_trained: bool = False,
 ) -> LoadedPolicy:
-    """Reads a model and its tokenizer from a folder, a GGUF file or the Hub.
+    """Read a model and its tokenizer from a folder, a GGUF file or the Hub.
+
+    An adapter is put on the base that its config names, in 4 bits if its run trained it on these.
 
     Args:
-        path: See `model_folder`.
+        path: Model, adapter, checkpoint or run folder; see `model_folder`.
         dtype: Type of the weights; `auto` for the stored one.
         quantization: `none`, or `4bit` for NF4 with double quantisation, placed on the device of the run.
         attn_implementation: `auto` takes FlashAttention where it is installed and this project's own
             attention cannot serve the model (see `rollout.policy.obstacle`), else transformers' choice.
         copies: See `check_fits`.
+        is_trained: The weights are going to be trained, for which they must be a whole model.
 
     Raises:
         ModelError: Nothing readable there, too little memory, no chat template, or 4-bit loading is not
@@ -78,7 +87,12 @@ def load_policy(
     if quantization == "4bit":
         options |= _four_bit_options(dtype)
     try:
-        folder = model_folder(path)
+        folder = readable_folder(path)
+        adapter = find_adapter_config_file(folder)
+        if adapter is not None and not is_trained:
+            return _load_adapted(path, Path(adapter).parent, attn_implementation=attn_implementation)
+        if adapter is not None:
+            raise ModelError(f"cannot train on from an adapter: {path}; merge it, or set sft.adapter to it")
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if quantization == "none":
             check_fits(
@@ -102,6 +116,45 @@ def load_policy(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return LoadedPolicy(model, tokenizer, path)
+
+
+def _load_adapted(path: str, adapter: Path, *, attn_implementation: str) -> LoadedPolicy:
+    """Load the base of an adapter, and put the adapter on it.
+
+    Raises:
+        ModelError: The base is not named or cannot be read, or weights of one have no place in the other.
+    """
+    from peft import PeftConfig, PeftModelForCausalLM
+
+    named = base_of(read_json(adapter / "adapter_config.json"))
+    if not named:
+        raise ModelError(f"the adapter does not name its base: {path}; merge it with --base")
+    config = find_config(path)
+    trained = ModelConfig(named) if config is None else load_config(config).model
+    dtype, quantization = ("auto", "none") if trained.quantization != "4bit" else (trained.dtype, "4bit")
+    try:
+        base = load_policy(
+            named, dtype=dtype, quantization=quantization, attn_implementation=attn_implementation
+        )
+    except ModelError as error:
+        raise ModelError(f"cannot load the base of the adapter {path}: {error}") from error
+    model = PeftModelForCausalLM(base.model, PeftConfig.from_pretrained(str(adapter)))
+    # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
+    result = model.load_adapter(str(adapter), "default")
+    if misfits := [*result.missing_keys, *result.unexpected_keys]:
+        raise ModelError(
+            f"the adapter {path} does not fit {named}: {len(misfits)} weights of one have no place in the "
+            f"other, such as {misfits[0]}"
+        )
+    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
+    tokenizer = AutoTokenizer.from_pretrained(adapter) if has_tokenizer else base.tokenizer
+    return LoadedPolicy(model, tokenizer, path)
+
+
+def base_of(adapter_config: dict[str, Any]) -> str | None:
+    """Path of an adapter's base for `model_folder`, with its revision."""
+    path, revision = (adapter_config.get(name) for name in ("base_model_name_or_path", "revision"))
+    return f"{path}@{revision}" if path and revision else path
 
 
 def resolved(settings: ModelConfig, device: str) -> ModelConfig:
@@ -162,7 +215,7 @@ _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _ATTENTION += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
 
 
-def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | None:
+def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> "LoraConfig | None":
     """PEFT's config of the adapter; None trains all weights.
 
     Where the settings are silent: all linear layers but the head, as adapters on attention alone learn less
@@ -172,6 +225,8 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
     """
     if settings.lora is None:
         return None
+    from peft import LoraConfig
+
     text = model.get_text_config()
     has_experts = any(getattr(text, name, None) for name in ("num_experts", "num_local_experts"))
     family = _ATTENTION if has_experts else "all-linear"
@@ -185,12 +240,14 @@ def lora_config(settings: ModelConfig, model: PreTrainedConfig) -> LoraConfig | 
     )
 
 
-def with_adapter(model: PreTrainedModel, adapter: LoraConfig) -> PeftModel:
+def with_adapter(model: PreTrainedModel, adapter: "LoraConfig") -> "PeftModel":
     """Put a new adapter on a model.
 
     Raises:
         ModelError: PEFT refuses this adapter for this model.
     """
+    from peft import get_peft_model
+
     try:
         return get_peft_model(model, adapter)
     except ValueError as error:
@@ -202,4 +259,4 @@ def with_adapter(model: PreTrainedModel, adapter: LoraConfig) -> PeftModel:
 def name_base(model: torch.nn.Module, policy: LoadedPolicy) -> None:
     """Have a model's adapters name their base as the config does, not a folder of this machine's cache."""
     for adapter in getattr(model, "peft_config", {}).values():
-        adapter.base_model_name_or_path = policy.folder
+        adapter.base_model_name_or_path, adapter.revision = split_revision(policy.folder)

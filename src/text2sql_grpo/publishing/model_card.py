@@ -203,6 +203,9 @@ def _data(config: dict[str, Any], audits: Sequence[Path]) -> str:
 def _rewards(config: dict[str, Any]) -> str:
     if not config.get("rewards"):
         return "Not recorded."
+    if any(":" in name for name in config["rewards"]):  # of modules that may not be at hand
+        lines = [f"- `{name}`: {setting}" for name, setting in config["rewards"].items()]
+        return "\n".join(["Settings of the rewards; the reward is a weighted sum of scores.", "", *lines])
     mix = RewardMix(config["rewards"])
     lines = [f"- `{name}`: {weight:g}" for name, weight in mix.weights.items()]
     preset = f", preset `{mix.preset}`" if mix.preset else ""

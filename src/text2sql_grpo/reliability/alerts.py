@@ -1,11 +1,14 @@
 """Alerts when training collapses or stalls: on the terminal, by a webhook, and through W&B."""
 
 import json
+import math
 import os
 import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from queue import SimpleQueue
 from typing import Any
@@ -67,6 +70,15 @@ class Alerts(TrainerCallback):
         """Reset the clock."""
         self._last_step, self._step = time.monotonic(), state.global_step
         self._active.discard("stalled_s")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock until the context ends: an evaluation is not a stalled step."""
+        self._last_step = math.inf
+        try:
+            yield
+        finally:
+            self._last_step = time.monotonic()
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any

@@ -211,7 +211,8 @@ class Checkpoints(TrainerCallback):
         if not values:
             return
         value, sign = sum(values) / len(values), -1 if args.greater_is_better is False else 1
-        if self.best is None or sign * value > sign * self.best.value:
+        # Of equal steps the first one is the best, but a trained one rather than step 0.
+        if self.best is None or (sign * value, self.best.step == 0) > (sign * self.best.value, False):
             self.best = Best(metric, value, state.global_step)
 
     def _remove_old(self, folder: Path, keep: int | None) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.verdict import Verdict
-from text2sql_grpo.rewards.function import Results, RewardFunction
-from text2sql_grpo.rewards.partial import cell_f1, cell_precision, cell_recall, row_f1, tuple_cardinality
+from text2sql_grpo.rewards import partial
+from text2sql_grpo.rewards.function import Results, RewardFunction, reward
 from text2sql_grpo.rewards.query_text import ngram_similarity, schema_similarity
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.outcome import ExecutionOutcome
@@ -16,23 +16,36 @@ LONG_RESPONSE_CHARS = 2_048
 OVERLONG_FROM = 0.8  # of the episode's token limit
 NOISE_S = 0.01  # shorter times count as this
 
+_ANY_RUNNING = "any query that runs"
+_COINCIDENCE = (
+    "results that are equal as sets of rows on one database: hard-coded constants, coincidences, wrong "
+    "order, duplicates, anything empty for an empty gold"
+)
+_PARTS = "results with some of the gold's cells: constants, swapped columns, too many or too few rows"
+_LIKE_GOLD = "wrong queries worded like the gold"
+_READABLE = "any readable turn"
 
-def execution(episode: Episode, verdict: Verdict, results: Results) -> float:
+
+@reward(when_wrong=(0, 0), when_right=(1, 1))
+def execution(verdict: Verdict) -> float:
     """1 if the strict verdict holds, else 0."""
     return float(verdict.strict)
 
 
-def official_execution(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_COINCIDENCE)
+def official_execution(verdict: Verdict) -> float:
     """1 if the official verdict holds (BIRD's execution accuracy), else 0."""
     return float(verdict.official)
 
 
-def executes(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(when_right=(1, 1), pays_wrong=_ANY_RUNNING)
+def executes(verdict: Verdict) -> float:
     """1 if the submitted query runs, else 0 (also if nothing was submitted)."""
     return float(verdict.executes)
 
 
-def format(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_READABLE)
+def format(episode: Episode) -> float:
     """1 if a query was submitted and every turn could be read, 0.5 if some could not, 0 without a submission.
 
     No share of the turns, which idle queries would raise.
@@ -41,7 +54,8 @@ def format(episode: Episode, verdict: Verdict, results: Results) -> float:
     return (0.5 if "malformed" in kinds else 1.0) if "submit_sql" in kinds else 0.0
 
 
-def well_formed(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_READABLE)
+def well_formed(episode: Episode) -> float:
     """1 if every turn could be read and a query was submitted, else 0."""
     return float(_is_well_formed(episode))
 
@@ -50,7 +64,8 @@ def _is_well_formed(episode: Episode) -> bool:
     return episode.final_sql is not None and all(action.kind != "malformed" for action in episode.actions)
 
 
-def schema_linking(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
+def schema_linking(episode: Episode, results: Results) -> float:
     """Jaccard index of the tables and columns named by the submitted query and by the gold, in [0, 1].
 
     0 if nothing was submitted, or if either query cannot be parsed or names nothing.
@@ -62,24 +77,28 @@ def schema_linking(episode: Episode, verdict: Verdict, results: Results) -> floa
     )
 
 
-def ngrams(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
+def ngrams(episode: Episode) -> float:
     """Jaccard index of the pairs of neighbouring words of the submitted query and of the gold, in [0, 1]."""
     if episode.final_sql is None:
         return 0.0
     return ngram_similarity(episode.example.gold_sql, episode.final_sql)
 
 
-def turn_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-1, 0))
+def turn_cost(episode: Episode) -> float:
     """0 for one turn, falling linearly to -1 at the episode's turn limit; 0 if the limit is one turn."""
     return -max(len(episode.actions) - 1, 0) / max(episode.max_turns - 1, 1)
 
 
-def length_cost(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-1, 0))
+def length_cost(episode: Episode) -> float:
     """0 for no tokens, falling linearly to -1 at 2,048 sampled tokens and beyond."""
     return -min(sum(episode.completion_mask) / LONG_EPISODE_TOKENS, 1.0)
 
 
-def overlong(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-1, 0))
+def overlong(episode: Episode) -> float:
     """0 up to 80% of the episode's token limit, falling linearly to -1 at the limit, observations included.
 
     DAPO's soft overlong punishment (Yu et al. 2025, arXiv:2503.14476). Episodes cut at the limit are masked,
@@ -89,7 +108,8 @@ def overlong(episode: Episode, verdict: Verdict, results: Results) -> float:
     return -min(max(used - OVERLONG_FROM, 0.0) / (1 - OVERLONG_FROM), 1.0)
 
 
-def efficiency(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(when_wrong=(0, 0))
+def efficiency(verdict: Verdict, results: Results) -> float:
     """The gold's time over the prediction's, at most 1; 0 for a wrong answer.
 
     One run of each, and times below 10 ms count as 10 ms: a coarse measure.
@@ -100,14 +120,16 @@ def efficiency(episode: Episode, verdict: Verdict, results: Results) -> float:
     return min(max(results.gold.elapsed_s, NOISE_S) / max(predicted.elapsed_s, NOISE_S), 1.0)
 
 
-def rows(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """F1 of the rows returned, in [0, 1]: 1 for a right answer; see `_partial`."""
-    return _partial(row_f1, verdict, results)
+@reward(when_right=(1, 1), pays_wrong="results with some of the gold's rows")
+def rows(verdict: Verdict, results: Results) -> float:
+    """F1 of the rows returned, a mean over the test databases, in [0, 1]; 1 for a right answer."""
+    return _partial(partial.row_f1, verdict, results)
 
 
-def cells(episode: Episode, verdict: Verdict, results: Results) -> float:
-    """F1 of the cells returned, in [0, 1]: 1 for a right answer; see `_partial`."""
-    return _partial(cell_f1, verdict, results)
+@reward(when_right=(1, 1), pays_wrong=_PARTS)
+def cells(verdict: Verdict, results: Results) -> float:
+    """F1 of the cells returned, a mean over the test databases, in [0, 1]; 1 for a right answer."""
+    return _partial(partial.cell_f1, verdict, results)
 
 
 def _partial(
@@ -137,46 +159,54 @@ def _measured(measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], re
     return 0.0 if predicted is None else measure(results.gold, predicted)
 
 
-def qatch_cell_precision(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_PARTS)
+def cell_precision(results: Results) -> float:
     """Share of predicted cells in the gold's result (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(cell_precision, results)
+    return _measured(partial.cell_precision, results)
 
 
-def qatch_cell_recall(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong=_PARTS)
+def cell_recall(results: Results) -> float:
     """Share of the gold's cells in the predicted result (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(cell_recall, results)
+    return _measured(partial.cell_recall, results)
 
 
-def qatch_cardinality(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1), pays_wrong="results with as many rows as the gold")
+def tuple_cardinality(results: Results) -> float:
     """Smaller number of rows over the larger one (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(tuple_cardinality, results)
+    return _measured(partial.tuple_cardinality, results)
 
 
-def skyrl(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-1, 1), pays_wrong=_COINCIDENCE)
+def skyrl(episode: Episode, verdict: Verdict) -> float:
     """-1 for a turn that cannot be read or no submission, else 1 if the official verdict holds, else 0."""
     return float(verdict.official) if _is_well_formed(episode) else -1.0
 
 
-def sql_r1_format(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-1, 1), pays_wrong=_READABLE)
+def sql_r1_format(episode: Episode) -> float:
     """1 if every turn could be read and a query was submitted, else -1."""
     return 1.0 if _is_well_formed(episode) else -1.0
 
 
-def sql_r1_execution(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(when_wrong=(-2, 2), when_right=(0, 2), pays_wrong=_ANY_RUNNING)
+def sql_r1_execution(episode: Episode, verdict: Verdict) -> float:
     """2 if the query runs, -2 if not; 0 after a bad format."""
     if not _is_well_formed(episode):
         return 0.0
     return 2.0 if verdict.executes else -2.0
 
 
-def sql_r1_result(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(-3, 3), pays_wrong=_COINCIDENCE)
+def sql_r1_result(episode: Episode, verdict: Verdict) -> float:
     """3 if the official verdict holds, -3 if not; 0 after a bad format or for a query that does not run."""
     if not (_is_well_formed(episode) and verdict.executes):
         return 0.0
     return 3.0 if verdict.official else -3.0
 
 
-def sql_r1_length(episode: Episode, verdict: Verdict, results: Results) -> float:
+@reward(range=(0, 1.5), pays_wrong=_COINCIDENCE)
+def sql_r1_length(episode: Episode, verdict: Verdict) -> float:
     """Bonus for length in characters if the official verdict holds, else 0.
 
     Share of the query in the turn that submits it (without its thinking), plus half the share of all turns
@@ -190,39 +220,6 @@ def sql_r1_length(episode: Episode, verdict: Verdict, results: Results) -> float
     return share + 0.5 * min(sum(map(len, turns)) / LONG_RESPONSE_CHARS, 1.0)
 
 
-_ANY_RUNNING = "any query that runs"
-_COINCIDENCE = (
-    "results that are equal as sets of rows on one database: hard-coded constants, coincidences, wrong "
-    "order, duplicates, anything empty for an empty gold"
-)
-_PARTS = "results with some of the gold's cells: constants, swapped columns, too many or too few rows"
-_LIKE_GOLD = "wrong queries worded like the gold"
-_AS_MANY = "results with as many rows as the gold"
-_READABLE = "any readable turn"
-
 REWARD_FUNCTIONS = {
-    reward.name: reward
-    for reward in (
-        RewardFunction("execution", execution, (0, 0), (1, 1)),
-        RewardFunction("official_execution", official_execution, (0, 1), (0, 1), _COINCIDENCE),
-        RewardFunction("executes", executes, (0, 1), (1, 1), _ANY_RUNNING),
-        RewardFunction("rows", rows, (0, 1), (1, 1), "results with some of the gold's rows"),
-        RewardFunction("cells", cells, (0, 1), (1, 1), _PARTS),
-        RewardFunction("format", format, (0, 1), (0, 1), _READABLE),
-        RewardFunction("well_formed", well_formed, (0, 1), (0, 1), _READABLE),
-        RewardFunction("schema_linking", schema_linking, (0, 1), (0, 1), _LIKE_GOLD),
-        RewardFunction("ngrams", ngrams, (0, 1), (0, 1), _LIKE_GOLD),
-        RewardFunction("turn_cost", turn_cost, (-1, 0), (-1, 0)),
-        RewardFunction("length_cost", length_cost, (-1, 0), (-1, 0)),
-        RewardFunction("overlong", overlong, (-1, 0), (-1, 0)),
-        RewardFunction("efficiency", efficiency, (0, 0), (0, 1)),
-        RewardFunction("skyrl", skyrl, (-1, 1), (-1, 1), _COINCIDENCE),
-        RewardFunction("sql_r1_format", sql_r1_format, (-1, 1), (-1, 1), _READABLE),
-        RewardFunction("sql_r1_execution", sql_r1_execution, (-2, 2), (0, 2), _ANY_RUNNING),
-        RewardFunction("sql_r1_result", sql_r1_result, (-3, 3), (-3, 3), _COINCIDENCE),
-        RewardFunction("sql_r1_length", sql_r1_length, (0, 1.5), (0, 1.5), _COINCIDENCE),
-        RewardFunction("cell_precision", qatch_cell_precision, (0, 1), (0, 1), _PARTS),
-        RewardFunction("cell_recall", qatch_cell_recall, (0, 1), (0, 1), _PARTS),
-        RewardFunction("tuple_cardinality", qatch_cardinality, (0, 1), (0, 1), _AS_MANY),
-    )
+    function.name: function for function in [*vars().values()] if isinstance(function, RewardFunction)
 }

@@ -87,7 +87,8 @@ class Judge:
         """Judge a finished episode.
 
         Raises:
-            RunError: An internal failure: a missing database, or a score out of its range.
+            RewardError: A reward function raised, or did not return a number in its range.
+            RunError: An internal failure, such as a missing database.
         """
         example, sql = episode.example, episode.final_sql
         verdict = self.grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 import psutil
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
@@ -51,7 +50,7 @@ def layer_obstacle(model: PreTrainedModel) -> str | None:
 
 def row_obstacle(model: PreTrainedModel) -> str | None:
     """Reason why the output of one sequence depends on the batch around it; None if it does not."""
-    if isinstance(model, PeftModel) and (reason := _adapter_obstacle(model)):
+    if reason := _adapter_obstacle(model):
         return reason
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = (part for part in rope.values() if isinstance(part, dict))  # one for each kind of layer
@@ -61,10 +60,9 @@ def row_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _adapter_obstacle(model: PeftModel) -> str | None:
-    """Reason why an adapter needs separate rows of a batch; None for one that changes layers alone."""
-    for name in model.active_adapters:
-        config = model.peft_config[name]
+def _adapter_obstacle(model: PreTrainedModel) -> str | None:
+    """Reason why an adapter of PEFT needs separate rows of a batch; None if all change layers alone."""
+    for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
             return f"its adapter, {config.peft_type.value}, puts tokens before the prompt"
         if getattr(config, "alora_invocation_tokens", None):

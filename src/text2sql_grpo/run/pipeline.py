@@ -18,6 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import (
     ConfigError,
     OutOfMemoryError,
+    RewardError,
     RunError,
     ServerGoneError,
     needs_extra,
@@ -32,7 +33,6 @@ from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run.archive import (
     check_folder,
     find_checkpoint,
@@ -103,6 +103,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
 def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
 
+    config.reward_mix()  # fails before anything is loaded
     arguments = run_arguments(config)  # initialises the process group
     ranks.create_group()
     if not ranks.is_main():
@@ -128,15 +129,17 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         f"Run folder: {run.folder}   questions: {len(questions)}   databases: {n_databases}",
         soft_wrap=True,
     )
+    resumed_run = run.folder if checkpoint is None else checkpoint.parent
     try:
         with run.stage("SFT" if config.sft else "loading"):
-            policy = started_policy(bench, arguments, console)
+            stage = None if config.sft is None else stage_folder(bench, arguments, resumed_run)
+            is_resumed = checkpoint is not None
+            policy = started_policy(bench, arguments, console, folder=stage, is_resumed=is_resumed)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return RunResult(config.run.output_dir)
     prepare_folder(config, checkpoint, console)
-    if config.sft is not None and ranks.is_main():
-        stage = stage_folder(bench, arguments)
+    if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         with bench, tracking(names, arguments) as tracked:
@@ -165,11 +168,19 @@ def _improve(
     trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
     trainer.rollouts.on_episode = progress.show_episodes
     every = run.config.evaluation.every
-    schedule_evaluations(trainer, run.bench.answer, run.bench.dev, every=every, console=run.console)
+    saves_start = run.config.evaluation.keep == "best"
+    schedule_evaluations(
+        trainer,
+        run.bench.answer,
+        run.bench.dev,
+        every=every,
+        saves_start=saves_start,
+        console=run.console,
+    )
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
-    except (OutOfMemoryError, ServerGoneError) as error:
+    except (OutOfMemoryError, RewardError, ServerGoneError) as error:
         step = trainer.save_whole_steps()
         saved = f"checkpoint-{step} holds the steps before: continue with --resume auto"
         raise RunError(f"{error}; {saved if step else 'no checkpoint was saved'}") from error
@@ -294,7 +305,7 @@ def grpo_trainer(
     """
     config = run.config
     is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
-    rewards = RewardMix(config.rewards)
+    rewards = config.reward_mix()
     if rewards.warning:
         run.console.print(Text(f"warning: {rewards.warning}"), soft_wrap=True)
     try:

@@ -99,10 +99,22 @@ def sft(
     return 0
 
 
-def started_policy(bench: Bench, arguments: SQLGRPOConfig, console: Console) -> LoadedPolicy:
+def started_policy(
+    bench: Bench,
+    arguments: SQLGRPOConfig,
+    console: Console,
+    *,
+    folder: Path | None = None,
+    is_resumed: bool = False,
+) -> LoadedPolicy:
     """Make the policy that GRPO starts from: after SFT, if configured, run now or taken from the cache.
 
     With LoRA it is the base with the trained adapter, on which GRPO continues.
+
+    Args:
+        folder: `stage_folder`, if it is known.
+        is_resumed: The run resumes from a checkpoint, so that the stage it started from is taken, also where
+            a database is on a server, whose rows may have changed.
 
     Raises:
         KeyboardInterrupt: SFT was stopped; the same call resumes it.
@@ -110,8 +122,9 @@ def started_policy(bench: Bench, arguments: SQLGRPOConfig, console: Console) -> 
     config = bench.config
     if config.sft is None:
         return base_policy(config)
-    folder = stage_folder(bench, arguments)
-    if not ranks.any_rank(folder.exists()):
+    folder = folder or stage_folder(bench, arguments)
+    is_same_data = is_resumed or not _servers(bench)
+    if not ranks.any_rank(is_same_data and folder.exists()):
         if config.sft.adapter is not None:
             _copy_adapter(config, config.sft.adapter, folder)
         else:
@@ -119,7 +132,8 @@ def started_policy(bench: Bench, arguments: SQLGRPOConfig, console: Console) -> 
         ranks.barrier()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
-        return base_policy(replace(config, model=replace(config.model, path=str(folder / "model"))))
+        trained = replace(config.model, path=str(folder / "model"), revision=None)
+        return base_policy(replace(config, model=trained))
     base = base_policy(config)
     model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
     return LoadedPolicy(model, base.tokenizer, base.folder)
@@ -180,13 +194,24 @@ def stage_trainer(
     return trainer
 
 
-def stage_folder(bench: Bench, arguments: SQLGRPOConfig) -> Path:
-    """Folder of SFT's result in the cache, by a hash of settings, data, databases, model and code."""
+def stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None = None) -> Path:
+    """Folder of SFT's result in the cache, by a hash of settings, code, and contents of data and model.
+
+    The rows on a server cannot be hashed: its stages belong to one run. Call on every rank; one reads.
+
+    Args:
+        run: Folder of the run that is resumed; None for the run folder of the config.
+    """
+    run = run or bench.config.run.output_dir
+    found = [_stage_folder(bench, arguments, run)] if ranks.is_main() else []
+    folder: Path = ranks.gather(found)[0][0]
+    return folder
+
+
+def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
     config, settings = bench.config, bench.config.sft
     assert settings is not None
-    model = Path(config.model.path)
-    databases = bench.environment.databases
-    addresses = [databases.address(name) for name in databases.names()]
+    model, databases, servers = Path(config.model.path), bench.environment.databases, _servers(bench)
     what = {
         "sft": dataclasses.asdict(settings),
         "model": dataclasses.asdict(config.model) | ({"path": None} if model.is_dir() else {}),
@@ -196,29 +221,36 @@ def stage_folder(bench: Bench, arguments: SQLGRPOConfig) -> Path:
         "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
         "template": arguments.chat_template_kwargs,
         "versions": torch.__version__,
-        # A database built of SQL text holds a hash of the text in its name.
-        "databases": [(a.name, a.stat().st_size) if isinstance(a, Path) else a for a in addresses],
+        "databases": databases.names(),
+        "servers": [servers, run.resolve()] if servers else [],
     }
-    files: list[Path] = []
+    files = [file for name in databases.names() for file in databases.files(name)]
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
         files += shard_files(path) if path is not None else []
-    for folder in (model, settings.adapter):
-        if folder is not None and folder.is_dir():
-            files += sorted(path for path in folder.iterdir() if path.is_file())
+    for path in (model, settings.adapter):
+        if path is not None:
+            files += sorted(file for file in (path, *path.glob("*")) if file.is_file())
     for pattern in ("sft/*.py", "token_tree/*.py"):
         files += sorted(Path(__file__).parents[1].glob(pattern))
     return cache_folder("sft") / fingerprint(what, files)
+
+
+def _servers(bench: Bench) -> dict[str, str]:
+    """URLs of the databases that are on a server, by name."""
+    databases = bench.environment.databases
+    return {name: str(databases.address(name)) for name in databases.names() if not databases.files(name)}
 
 
 def base_policy(config: Config) -> LoadedPolicy:
     """Load the base model by the section `model`."""
     model = config.model
     return load_policy(
-        model.path,
+        model.source,
         dtype=model.dtype,
         quantization=model.quantization,
         attn_implementation=model.attn_implementation,
         copies=4 if model.lora is None and "optim" not in config.grpo else 1,
+        is_trained=True,
     )
 
 
@@ -230,7 +262,7 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
         raise ConfigError(f"sft.adapter holds no LoRA adapter: no adapter_config.json in {adapter}")
     with draft(folder) as scratch:
         if config.model.lora is None:
-            merge_adapter(adapter, scratch / "model", base=config.model.path)
+            merge_adapter(adapter, scratch / "model", base=config.model.source)
         else:
             shutil.copytree(adapter, scratch / "adapter")
 
@@ -251,6 +283,7 @@ def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Co
     if ranks.is_main():
         for path in saved_checkpoints(work):
             shutil.rmtree(path)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, on a server's rows of that time
         work.rename(folder)
 
 

@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
@@ -29,9 +29,8 @@ _DECIDED_ELSEWHERE = {
 }
 _REMOVED = {
     "gradient_noise_every": "no figure of it changed a run",
-    "tree_first_turns": "turn_credit tree gained nothing over none",
-    "turn_credit: tree": "it gained nothing over none",
-    "turn_credit: rewards": "rewards of turns gained nothing measurable (docs/losses.md)",
+    "tree_first_turns": "trees of rollouts gained nothing",
+    "turn_credit": "no credit of single turns gained anything over none (docs/losses.md)",
     "correct_sampling": "the engine slots samples with the weights that are trained",
 }
 # Fields of TRL and transformers that would have no effect here, or would break a run, by the reason why.
@@ -69,7 +68,6 @@ _REASONS = {
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # TRL checks these in the first step only, minutes after the config is read.
 _CHOICES = {
-    "turn_credit": ("none", "gae"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
@@ -79,7 +77,7 @@ _CHOICES = {
 
 @dataclass
 class SQLGRPOConfig(GRPOConfig):
-    """TRL's `GRPOConfig` plus the shared prefix and the credit of turns.
+    """TRL's `GRPOConfig` plus the shared prefix.
 
     What changes: no KL to a reference (`beta` 0), dropout off (generation runs in train mode), metrics of
     every step, and no TRL table of completions (`rollouts.jsonl` holds them whole).
@@ -89,13 +87,10 @@ class SQLGRPOConfig(GRPOConfig):
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
-        turn_credit: Advantages of single turns. `none`: each token has the episode's, unless the play gives
-            turns rewards (`training.parts.Judged`). `gae`: by a value head on hidden states.
     """
 
     bf16: bool | None = None
     shared_prefix: bool = True
-    turn_credit: Literal["none", "gae"] = "none"
     beta: float = 0.0
     disable_dropout: bool = True
     remove_unused_columns: bool | None = False
@@ -157,16 +152,6 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
         reasons.append(
             f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
             "it is the number of processes that share one vLLM"
-        )
-    if arguments.turn_credit == "gae" and is_sharded:
-        reasons.append(
-            "turn_credit gae reads hidden states of the whole model, which no rank holds where weights are "
-            "sharded (FSDP, ZeRO-3): train with DDP or ZeRO-2"
-        )
-    if arguments.turn_credit != "none" and arguments.multi_objective_aggregation == "normalize_then_sum":
-        reasons.append(
-            f"turn_credit {arguments.turn_credit} credits the weighted sum of the rewards: leave out "
-            "multi_objective_aggregation: normalize_then_sum"
         )
     if arguments.save_strategy == "best":
         reasons.append("save_strategy must not be best, which evaluates: set evaluation.keep: best")
@@ -235,9 +220,8 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
     for name, value in fields.items():
         if name in _DECIDED_ELSEWHERE:
             raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
-        for gone in (name, f"{name}: {value}"):
-            if gone in _REMOVED:
-                raise ConfigError(f"grpo.{gone} was removed: {_REMOVED[gone]}")
+        if name in _REMOVED:
+            raise ConfigError(f"grpo.{name} was removed: {_REMOVED[name]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"

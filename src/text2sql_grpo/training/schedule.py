@@ -1,7 +1,8 @@
 """Evaluations of `data.dev` during training, and the choice of weights by them."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from text2sql_grpo import trl_compat
@@ -17,6 +19,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.evaluation.summary import accuracy
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, checkpoint_step
 from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
@@ -38,6 +41,7 @@ class EvaluationSchedule(TrainerCallback):
         every: Optimiser steps between two evaluations.
         run_log: Holds the lines, and those of the run that is resumed.
         log: Logs figures as a trainer does, on every rank.
+        save_start: Saves a checkpoint of step 0, once it is evaluated.
         show: Prints a record, as written.
     """
 
@@ -47,6 +51,7 @@ class EvaluationSchedule(TrainerCallback):
     every: int
     run_log: RunLog
     log: Callable[[dict[str, float]], None]
+    save_start: Callable[[], None] = lambda: None
     show: Callable[[Record], None] = lambda record: None
     _done: dict[int, float] = field(default_factory=dict, init=False)
 
@@ -58,6 +63,7 @@ class EvaluationSchedule(TrainerCallback):
         self._done = dict(gather(known)[0])
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
+            self.save_start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluate if this step is due; request a checkpoint of a new best."""
@@ -111,12 +117,14 @@ def schedule_evaluations(
     questions: Sequence[Example],
     *,
     every: int | None,
+    saves_start: bool = False,
     console: Console | None = None,
 ) -> None:
     """Let any trainer evaluate questions every few steps, from before training on; no-op without `every`.
 
     Args:
         answer: `answer` of a `Bench` or an `Environment`.
+        saves_start: Save a checkpoint of step 0 too, so that `keep_best` can select it.
         console: Where each evaluation is printed; None for nowhere.
     """
     if every is None:
@@ -135,6 +143,7 @@ def schedule_evaluations(
             every=every,
             run_log=RunLog(Path(trainer.args.output_dir)),
             log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
+            save_start=partial(trl_compat.save_checkpoint, trainer) if saves_start else lambda: None,
             show=show,
         )
     )
@@ -149,7 +158,11 @@ def _answer_now(
     was_training = model.training
     rank, world_size = ranks.rank(), len(ranks.gather([None]))
     try:
-        with torch.random.fork_rng(devices), trl_compat.unwrapped_model(trainer) as policy:
+        with (
+            _paused_alerts(trainer),
+            torch.random.fork_rng(devices),
+            trl_compat.unwrapped_model(trainer) as policy,
+        ):
             own = answer(questions[rank::world_size], LoadedPolicy(policy, trainer.processing_class, ""))
             shares = ranks.gather(own)
     finally:
@@ -157,17 +170,34 @@ def _answer_now(
     return [shares[i % world_size][i // world_size] for i in range(len(questions))]
 
 
+@contextmanager
+def _paused_alerts(trainer: Trainer) -> Iterator[None]:
+    with ExitStack() as stack:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, Alerts):
+                stack.enter_context(callback.paused())
+        yield
+
+
 def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> int:
-    """Load the weights that `evaluation.keep` selects; return their step."""
+    """Load the weights that `evaluation.keep` selects; return their step.
+
+    Step 0, the weights before training, is selected if no later step was as good. A warning says so, also
+    where the last step is kept though it is worse.
+    """
     # The state counts 0 if the run resumed from a checkpoint that had done all steps.
     last = int(trainer.state.global_step or trainer.args.max_steps)
     best = best_checkpoint(folder) if keep == "best" else None
-    if best is None:
-        return last
-    step = checkpoint_step(best)
+    step = last if best is None else checkpoint_step(best)
     known = {record["step"]: record["accuracy"]["accuracy"] for record in read_schedule(folder)}
-    facts = [f"step {one} {known[one]:.1%}" for one in sorted({0, step, last}) if one in known]
-    console.print(f"Kept the weights of step {step} of {last} (dev: {', '.join(facts)})", soft_wrap=True)
-    if step != last:
-        trl_compat.load_weights(trainer, best)
+    if best is not None:
+        facts = [f"step {one} {known[one]:.1%}" for one in sorted({0, step, last}) if one in known]
+        console.print(f"Kept the weights of step {step} of {last} (dev: {', '.join(facts)})", soft_wrap=True)
+        if step != last:
+            trl_compat.load_weights(trainer, best)
+    trained = [known[one] for one in known if one > 0 and (keep == "best" or one == last)]
+    if trained and max(trained) < known.get(0, 0.0):
+        remedy = "merging the weights from before it" if step == 0 else "set evaluation.keep: best"
+        warning = f"{known[0]:.1%} of data.dev were right at step 0, {max(trained):.1%} after training"
+        console.print(Text(f"warning: training made the model worse: {warning}: {remedy}"), soft_wrap=True)
     return step

@@ -15,11 +15,10 @@ from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.rewards import RewardMix, reward_mix
+from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
-from text2sql_grpo.training.credit_gae import GAECredit
 from text2sql_grpo.training.parts import Gate, Record, Select
 from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
@@ -72,7 +71,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         gate: Gate | None = None,
     ) -> None:
         args = args or SQLGRPOConfig()
-        rewards = reward_funcs if isinstance(reward_funcs, RewardMix) else reward_mix(reward_funcs)
+        rewards = reward_mix(reward_funcs)
         if args.eval_steps is not None and eval_dataset is None:
             raise ConfigError("eval_steps needs eval_dataset")
         examples = environment.examples(train_dataset)
@@ -82,7 +81,9 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         if isinstance(model, str | Path):
             if quantization_config is None and not args.model_init_kwargs:
                 settings = ModelConfig(str(model), lora=LoraSettings() if peft_config else None)
-                loaded = load_policy(str(model), dtype=resolved(settings, device_type()).dtype)
+                loaded = load_policy(
+                    str(model), dtype=resolved(settings, device_type()).dtype, is_trained=True
+                )
                 model, processing_class = loaded.model, processing_class or loaded.tokenizer
             else:
                 model = model_folder(str(model))
@@ -110,9 +111,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         )
         if loaded is not None:
             name_base(self.model, loaded)
-        if args.turn_credit == "gae":
-            width = self.model.config.get_text_config().hidden_size
-            self.credit = GAECredit(width, *rewards.bounds(), scale=args.scale_rewards)
         self.environment = environment
         environment.sessions.count_tokens_by(self.rollouts.chat.count_tokens)
         if held_out:

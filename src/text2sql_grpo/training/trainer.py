@@ -298,7 +298,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         if is_distributed():
             return 0
         self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
-        self._save_checkpoint(self.model, trial=None)
+        trl_compat.save_checkpoint(self)
         return step
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

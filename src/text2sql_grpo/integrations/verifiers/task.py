@@ -124,7 +124,8 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         scores = (await asyncio.to_thread(self._judged, trace)).scores
         assert scores is not None  # neither is the episode masked nor did the gold fail
         _, judge = self.config.opened
-        return {name: weight * scores[name] for name, weight in judge.rewards.weights.items()}
+        weights = judge.rewards.weights
+        return {name: weights[name] * score for name, score in scores.items()}
 
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:

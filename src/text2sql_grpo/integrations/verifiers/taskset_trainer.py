@@ -15,7 +15,7 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from text2sql_grpo.config import RolloutConfig
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset, load_taskset
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
 from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
@@ -129,7 +129,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         rollout: Engine of the rollouts.
 
     Raises:
-        ConfigError: See `load_taskset`; or `turn_credit` is set.
+        ConfigError: See `load_taskset`.
     """
 
     def __init__(
@@ -147,8 +147,6 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
-        if args.turn_credit != "none":
-            raise ConfigError("turn_credit must be none: tasks reward turns by trace.info['turn_rewards']")
         loaded = load_taskset(taskset, taskset_config, num_tasks=num_tasks)
         thread = ExitStack()
         portal = thread.enter_context(start_blocking_portal(name="verifiers"))

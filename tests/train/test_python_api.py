@@ -1,0 +1,160 @@
+"""The program of docs/api.md, the notebook, and mistakes of a caller in Python."""
+
+import inspect
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from peft import LoraConfig
+
+import text2sql_grpo as t2s
+from tests.scripted_policy import SHOP
+from tests.tiny_model import write_model
+from tests.tiny_run import QUESTIONS, write_config
+
+ROWS = [{"question": row["question"], "query": row["gold_sql"]} for row in QUESTIONS]
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A random model beside `shop.sqlite` and `my.yaml`, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("shop.sqlite")) as connection:
+        connection.executescript(SHOP)
+    return str(write_model(tmp_path / "small", max_positions=2048))
+
+
+def run_blocks(blocks: list[str], model: str) -> dict[str, Any]:
+    """The names after the blocks of a page have run, with the small model in place of the page's."""
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(re.sub(r'(?m)^MODEL = ".*?"', f"MODEL = {model!r}", block), names)
+    return names
+
+
+def arguments(**fields: Any) -> t2s.SQLGRPOConfig:
+    batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1, "report_to": "none"}
+    return t2s.SQLGRPOConfig("run", **batch | fields)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_program_of_the_docs_runs(model: str, repo_root: Path, own_cache: Path, tmp_path: Path) -> None:
+    settings = yaml.safe_load(write_config(tmp_path).read_text(encoding="utf-8"))
+    Path("my.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    page = (repo_root / "docs" / "api.md").read_text(encoding="utf-8")
+    names = run_blocks(re.findall(r"```python\n(.*?)```", page, re.DOTALL), model)
+    assert names["result"].global_step == 2
+    assert len(names["report"].answers) == 8 and names["report"].samples == 4
+    assert names["run"].merged.is_dir() and names["run"].after["test_values"].total == 4
+    assert names["trainer"].state.global_step == 1
+    assert {"adapter", "merged", "rollouts.jsonl"} <= {path.name for path in Path("runs/mine").iterdir()}
+
+
+def test_the_page_lists_every_public_name_with_its_parameters(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", page, re.MULTILINE))
+    values = re.findall(r"`(\w+)`", page.partition("take and return:")[2].partition("\n\n")[0])
+    assert {*documented, *values} == {*t2s.__all__}
+    for name, text in documented.items():
+        given = [word.partition("=")[0].strip("*") for word in text.split(", ") if word not in ("*", "..")]
+        found = list(inspect.signature(getattr(t2s, name)).parameters)
+        assert given == (found[: len(given)] if ".." in text else found), name
+
+
+def test_the_notebook_runs(model: str, repo_root: Path) -> None:
+    book = json.loads((repo_root / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    names = run_blocks(cells, model)
+    assert names["trainer"].state.global_step > 0
+    assert names["merged"].is_dir()
+
+
+def test_the_same_questions_as_rows_a_dataset_a_file_and_examples(model: str) -> None:
+    from datasets import Dataset
+
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    Path("rows.jsonl").write_text(lines, encoding="utf-8")
+    with t2s.Environment("shop.sqlite", neighbours=0) as env:
+        expected = env.examples(ROWS)
+        for source in (Dataset.from_list(ROWS), "rows.jsonl", Path("rows.jsonl"), expected):
+            found = env.examples(source)
+            assert [(one.question, one.gold_sql) for one in found] == [
+                (one.question, one.gold_sql) for one in expected
+            ]
+
+
+def test_evaluation_on_a_schedule_is_written_and_logged(model: str) -> None:
+    with t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60) as env:
+        trainer = t2s.SQLGRPOTrainer(
+            model, env, train_dataset=ROWS, eval_dataset=ROWS[:2], args=arguments(max_steps=2, eval_steps=1)
+        )
+        trainer.train()
+    lines = Path("run/evaluation_schedule.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+
+
+def test_an_optimizer_and_a_callback_of_the_caller_are_used(model: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, TrainerCallback
+
+    steps: list[int] = []
+
+    class Seen(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            steps.append(state.global_step)
+
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60) as env:
+        trainer = t2s.SQLGRPOTrainer(
+            policy,
+            env,
+            train_dataset=ROWS,
+            args=arguments(),
+            callbacks=[Seen()],
+            optimizers=(optimizer, None),
+        )
+        trainer.train()
+    assert steps == [1] and trainer.optimizer.optimizer is optimizer
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "no database": ({"databases": "nowhere.sqlite"}, "nowhere.sqlite"),
+    "a field that is unknown": ({"max_turn": 3}, "max_turns"),
+    "a field out of range": ({"max_turns": 0}, "max_turns must be >= 1, got 0"),
+    "columns that are unknown": ({"train_dataset": [{"frage": "?", "sql": "SELECT 1"}]}, "frage"),
+    "a gold that fails": (
+        {"train_dataset": [{"question": "?", "sql": "SELECT x FROM branch"}]},
+        "no such column",
+    ),
+    "no questions": ({"train_dataset": []}, "question"),
+    "no model": ({"model": "nowhere/at/all"}, "nowhere/at/all"),
+    "an unknown reward": ({"reward_funcs": ["exection"]}, "did you mean execution"),
+    "a reward that pays wrong answers more": ({"reward_funcs": [(len, 2.0)]}, "rewards"),
+    "steps of evaluation without questions": ({"args": {"eval_steps": 1}}, "eval_dataset"),
+    "too few questions": ({"train_dataset": ROWS[:1], "args": {"num_generations": 2}}, "questions"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_of_the_caller_is_one_clear_error(case: str, model: str) -> None:
+    given, reason = MISTAKES[case]
+    given = {"databases": "shop.sqlite", "model": model, "train_dataset": ROWS, "args": {}} | given
+    fields = {name: value for name, value in given.items() if name in ("max_turn", "max_turns")}
+    with (
+        pytest.raises(t2s.RunError, match=re.escape(reason)),
+        t2s.Environment(given["databases"], neighbours=0, **fields) as env,
+    ):
+        t2s.SQLGRPOTrainer(
+            given["model"],
+            env,
+            train_dataset=given["train_dataset"],
+            reward_funcs=given.get("reward_funcs"),
+            args=arguments(**given["args"]),
+            peft_config=LoraConfig(r=2, target_modules="all-linear"),
+        )
