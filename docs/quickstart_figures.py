@@ -1,31 +1,25 @@
 """The figures of the quickstart in the README, out of a run folder.
 
-    python docs/quickstart_figures.py runs/quickstart
+    python docs/quickstart_figures.py [runs/quickstart]
 
-Writes what the end of `make train` shows between two markers of README.md, and its figures to
-docs/quickstart.json. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
+Writes the figures of a run folder to docs/quickstart.json, and those of this file between two markers of
+README.md. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
 """
 
-import io
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from text2sql_grpo.evaluation.answers import read_answers
-from text2sql_grpo.evaluation.comparison import compare
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, write_json, write_text
-from text2sql_grpo.reporting.comparison_tables import comparison_table
 from text2sql_grpo.run.start import LOOKUPS, OTHERS, StartFigures
-from text2sql_grpo.run_folder import START, answers_file, read_evaluation, read_schedule
+from text2sql_grpo.run_folder import START, read_evaluation, read_schedule
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "quickstart.json"
-BEGIN = "<!-- begin: python docs/quickstart_figures.py RUN -->\n```text\n"
-END = "\n```\n<!-- end -->"
+BEGIN = "<!-- begin: python docs/quickstart_figures.py RUN -->\n"
+END = "\n<!-- end -->"
 
 
 def figures(run: Path) -> dict[str, Any]:
@@ -80,31 +74,22 @@ def lines_after(figures: dict[str, Any]) -> list[str]:
 
 
 def rows(figures: dict[str, Any]) -> list[str]:
-    """Rows of the table, each as its words in order: cells with one interval, then the second intervals."""
-    found = []
+    """Rows of the table, in Markdown."""
+    found = ["| held-out set (questions) | right before | right after |", "| --- | ---: | ---: |"]
     for name, parts in figures["sets"].items():
         for part, cells in parts.items():
-            asked = [cells.get(column) for column in ("before", "after", "forced", "blind_cap")]
-            bounds = [cell["intervals"].split("; ") if cell else [] for cell in asked]
-            first = [
-                f"{cell['accuracy']:.0%} ({both[0]})" if cell else "-"
-                for cell, both in zip(asked, bounds, strict=True)
-            ]
-            second = [f"({both[1]})" for both in bounds if len(both) > 1]
-            title = f"{name if part == 'all' else part} ({cells['after']['total']})"
-            found.append(" ".join([title, *first, *second]))
+            title = f"`{name}`" if part == "all" else part
+            asked = [cells["before"], cells["after"]]
+            shares = [f"{cell['accuracy']:.0%} ({cell['intervals'].split('; ')[0]})" for cell in asked]
+            found.append(f"| {title} ({cells['after']['total']}) | {' | '.join(shares)} |")
     return found
 
 
-def block(run: Path) -> str:
+def block(figures: dict[str, Any]) -> str:
     """Return the text between the markers."""
-    found, output = figures(run), io.StringIO()
-    change = compare(read_answers(answers_file(run, "before")), read_answers(answers_file(run)))
-    table = comparison_table(change, sides=("before", "after"), by_kind=False)
-    Console(file=output, width=80).print(table)
-    table = "\n".join(line.rstrip() for line in output.getvalue().rstrip().splitlines())
-    after = [textwrap.fill(line, 118, break_on_hyphens=False) for line in lines_after(found)]
-    return "\n".join([*lines_before(found), table, *after])
+    after = [textwrap.fill(line, 118, break_on_hyphens=False) for line in lines_after(figures)]
+    text = "\n".join(["```text", *lines_before(figures), "...", *after, "```"])
+    return "\n".join([text, "", "Accuracy in % with 95% intervals by database:", "", *rows(figures)])
 
 
 def between_markers(readme: str) -> str:
@@ -113,7 +98,9 @@ def between_markers(readme: str) -> str:
 
 
 if __name__ == "__main__":
-    run, path = Path(sys.argv[1]), HERE.parent / "README.md"
+    if sys.argv[1:]:
+        write_json(FIGURES, figures(Path(sys.argv[1])))
+    path = HERE.parent / "README.md"
     text = path.read_text(encoding="utf-8")
-    write_text(path, text.replace(BEGIN + between_markers(text) + END, BEGIN + block(run) + END))
-    write_json(FIGURES, figures(run))
+    shown = BEGIN + block(read_json(FIGURES)) + END
+    write_text(path, text.replace(BEGIN + between_markers(text) + END, shown))

@@ -93,7 +93,7 @@ def rewards_with_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare each run its learning curve, which takes half a second."""
-    monkeypatch.setattr("text2sql_grpo.run.run_report.plot_learning_curve", lambda folder: folder)
+    monkeypatch.setattr("text2sql_grpo.reporting.learning_curve.plot_learning_curve", lambda folder: folder)
 
 
 @pytest.fixture(scope="session")

