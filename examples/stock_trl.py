@@ -28,8 +28,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     config = load_config(options.config)  # data, environment, rewards and grading; not its model and grpo
     bench = Bench.open(config)
     examples = bench.load(config.data.train, limit=config.data.train_samples)
-    environment = bench.environment
-    spec = stock_trl(examples, environment.sessions, RewardMix(config.rewards), environment.grader)
+    spec = stock_trl(examples, bench.environment, RewardMix(config.rewards))
     args = GRPOConfig(
         output_dir=options.output_dir,
         max_steps=options.max_steps,

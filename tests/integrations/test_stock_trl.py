@@ -12,14 +12,14 @@ from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.scripted_policy import ask, shop_environment
+from tests.scripted_policy import SHOP, ask
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.environment.tool_calls import call_text
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.grading import Grader
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.integrations.stock_trl import SQLTools, StockTRL, log_scores, stock_trl
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
@@ -32,10 +32,9 @@ WEIGHTS = {"execution": 1.0, "turn_cost": 0.1}
 
 def spec(folder: Path, settings: EnvironmentSettings = NATIVE, **weights: float) -> StockTRL:
     """The spec of two questions, the second with a broken gold."""
-    environment = shop_environment(folder, settings)
-    return stock_trl(
-        [LISBON, BROKEN], environment, RewardMix(WEIGHTS | weights), Grader(environment.executor)
-    )
+    (folder / "shop.sql").write_text(SHOP, "utf-8")
+    environment = Environment(folder / "shop.sql", neighbours=0, **vars(settings))
+    return stock_trl([LISBON, BROKEN], environment, RewardMix(WEIGHTS | weights))
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_validation_names_what_is_wrong_with_a_gold_which_neither_pays_nor_punis
     [
         ({"environment": {"max_turn": 3}}, "max_turn"),
         ({"environment": {"max_turns": 0}}, "max_turns"),
-        ({"reward_mix": {"executes": 2.0}}, "every right answer must earn more"),
+        ({"reward_mix": {"execution": 0.0, "executes": 1.0}}, "every right answer must earn more"),
         ({"reward_mix": {"execution": 1.0, "turn_cst": 0.1}}, "did you mean turn_cost"),
     ],
 )

@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
 
-import duckdb
 import httpx2
 import psycopg
 from mcp import Client, StdioServerParameters, stdio_client
@@ -141,16 +140,6 @@ def test_a_cancelled_call_stops_its_query(database: Path, audit_log: AuditLog) -
     assert [line["status"] for line in json_lines(audit_log.path)] == ["cancelled", "ok"]
 
 
-def test_duckdb(tmp_path: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
-    path = tmp_path / "shop.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("CREATE TABLE branch AS SELECT 'LIS-02' AS code")
-    calls = ("list_tables", {}), query("SELECT code FROM branch")
-    assert texts(f"duckdb:///{path}", executor, audit_log, *calls) == [
-        *((False, "branch"), (False, "code\nLIS-02")),
-    ]
-
-
 def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audit_log: AuditLog) -> None:
     with psycopg.connect(postgres_server.admin_url(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE mcp_shop")
@@ -159,6 +148,8 @@ def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audi
         connection.execute(restricted_role_sql("mcp_reader", "secret", "mcp_shop"))
     url = postgres_server.url("mcp_reader", "secret", "mcp_shop")
     assert texts(url, executor, audit_log, query("SELECT 1 AS n")) == [(False, "n\n1")]
+    with pytest.raises(DataError, match="superuser"):
+        texts(postgres_server.admin_url("mcp_shop"), executor, audit_log)
 
 
 def test_a_missing_database_is_named_at_the_start_and_later(

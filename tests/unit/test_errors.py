@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import text2sql_grpo
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.sql import SQLExecutor
@@ -17,7 +16,7 @@ OPENED_IN_THIS_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "duckdb": ("duckdb", lambda: read_schema("duckdb:///sales.duckdb")),
     "psycopg": ("postgresql", lambda: read_schema("postgresql://localhost/sales")),
     "mcp": ("mcp", lambda: import_module("text2sql_grpo.integrations.mcp")),
-    "verifiers": ("verifiers", lambda: text2sql_grpo.SQLTaskset),
+    "verifiers": ("verifiers", lambda: import_module("text2sql_grpo_env")),
 }
 
 
@@ -26,7 +25,8 @@ def test_what_needs_a_missing_package_prints_how_to_install_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra, use = OPENED_IN_THIS_PROCESS[package]
-    for name in [name for name in sys.modules if name.startswith("text2sql_grpo.integrations.")]:
+    opened = ("text2sql_grpo.integrations.", "text2sql_grpo_env")
+    for name in [name for name in sys.modules if name.startswith(opened)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"needs the package {package} .*: pip install '.*\[{extra}\]'$"):

@@ -4,7 +4,6 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,12 @@ import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unus
 from pydantic import ConfigDict, Field, model_validator
 
 from text2sql_grpo.config import Config, EnvironmentConfig, GradingConfig, parse_config
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.integrations.verifiers.traces import rebuilt_episode
-from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
-from text2sql_grpo.sql import SQLExecutor
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Environment and judge of one config."""
-
-    environment: SQLEnvironment
-    judge: Judge
+from text2sql_grpo.rewards import Answer, Judge, RewardMix
 
 
 def read_settings(settings: str) -> Config:
@@ -44,19 +34,11 @@ def read_settings(settings: str) -> Config:
 
 
 @lru_cache(maxsize=8)
-def open_bench(settings: str) -> Bench:
-    """Open the bench of these settings; see `read_settings`."""
+def open_environment(settings: str) -> tuple[Environment, Judge]:
+    """Open the environment of these settings and the judge of its episodes; see `read_settings`."""
     config = read_settings(settings)
-    databases, executor = Databases(config.data.databases), SQLExecutor(config.environment.limits)
-    environment = SQLEnvironment(databases, executor, config.environment.settings())
-    if config.environment.mcp is not None:
-        from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
-
-        server = config.environment.mcp
-        environment = MCPEnvironment(databases, executor, environment.settings, server=server)
-    url = config.grading.neighbour_url
-    grader = open_grader(executor, neighbours=config.grading.neighbours, neighbour_url=url)
-    return Bench(environment, Judge(grader, executor, RewardMix(config.rewards)))
+    environment = Environment.of(config)
+    return environment, environment.judge(RewardMix(config.rewards))
 
 
 class SQLTaskConfig(vf.TaskConfig):
@@ -82,9 +64,10 @@ class SQLTaskConfig(vf.TaskConfig):
             raise ValueError(str(error)) from error
         return self
 
-    def bench(self) -> Bench:
-        """Environment and judge of its tasks."""
-        return open_bench(self._settings())
+    @property
+    def opened(self) -> tuple[Environment, Judge]:
+        """Environment of its tasks, and the judge of their episodes."""
+        return open_environment(self._settings())
 
     def _settings(self) -> str:
         sections = self.model_dump(mode="json", include={"databases", "environment", "grading"})
@@ -122,9 +105,9 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Open the session for the harness."""
-        environment = self.config.bench().environment
-        trace.state.environment = environment
-        trace.state.session = environment.session(self.data.example)
+        environment, _ = self.config.opened
+        trace.state.environment = environment.sessions
+        trace.state.session = environment.sessions.session(self.data.example)
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Run every accepted gold.
@@ -140,7 +123,8 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         """Weighted rewards of `reward_mix` by name; their sum is the reward of training."""
         scores = (await asyncio.to_thread(self._judged, trace)).scores
         assert scores is not None  # neither is the episode masked nor did the gold fail
-        weights = self.config.bench().judge.rewards.weights
+        _, judge = self.config.opened
+        weights = judge.rewards.weights
         return {name: weights[name] * score for name, score in scores.items()}
 
     @vf.metric
@@ -151,10 +135,10 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         return own | {"looks": answer.episode.looks} | vars(answer.official)
 
     def _check_golds(self) -> None:
-        example, bench = self.data.example, self.config.bench()
-        database = bench.environment.databases.address(example.database)
+        example, (environment, _) = self.data.example, self.config.opened
+        database = environment.databases.address(example.database)
         for sql in (example.gold_sql, *example.other_golds):
-            gold = bench.judge.grader.gold_result(database, sql)
+            gold = environment.grader.gold_result(database, sql)
             outcome = gold.outcome
             fault = outcome.error if not outcome.is_ok else "" if gold.is_usable else "cut at a limit"
             if not fault and not outcome.rows and not self.data.gold_may_be_empty:
@@ -163,10 +147,10 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
                 raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
 
     def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
-        example, bench = self.data.example, self.config.bench()
-        episode = rebuilt_episode(trace, example, bench.environment)
-        database = bench.environment.databases.address(example.database)
-        answer: Answer = bench.judge.judge(episode, database, runs_published=runs_published)
+        example, (environment, judge) = self.data.example, self.config.opened
+        episode = rebuilt_episode(trace, example, environment.sessions)
+        database = environment.databases.address(example.database)
+        answer: Answer = judge.judge(episode, database, runs_published=runs_published)
         # verifiers marks the trace of an error as not ok: neither paid nor punished
         if answer.verdict.reason == "gold_failed":
             raise DataError(f"the gold fails (question {example.id})")

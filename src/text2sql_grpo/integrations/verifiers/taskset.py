@@ -30,9 +30,9 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
         Raises:
             DataError: The file, a question or a database is wrong.
         """
-        environment = self.config.task.bench().environment
+        environment, _ = self.config.task.opened
         for example, _, has_gold_is_empty in read_questions(self.config.questions):
-            *system, user = environment.session(example).start()
+            *system, user = environment.sessions.session(example).start()
             yield SQLTask(
                 SQLTaskData(
                     id=example.id,
