@@ -18,6 +18,7 @@ from text2sql_grpo.data.rows import (
     iterable_questions,
     row_question,
     source_name,
+    with_field_names,
 )
 from text2sql_grpo.errors import DataError
 
@@ -33,8 +34,9 @@ def read_questions(
 
     A source is a list of dicts, a `datasets.Dataset` or a Hub id such as `hub:xlangai/spider:train`, whose
     columns are mapped by `row_question`; a list of examples; or a file in UTF-8. The file's suffix decides:
-    `.jsonl` (any suffix but the next two), one object a line with the fields of `Example`; `.csv` with those
-    fields as its header, where an empty cell is an absent field and `other_golds` a JSON list; `.json`, a
+    `.jsonl` (any suffix but the next two), one object a line with the fields of `Example`, or the names of
+    columns that `row_question` maps to them; `.csv` with these as its header, where an empty cell is an
+    absent field and `other_golds` a JSON list; `.json`, a
     list of objects, and sql-eval's CSV (with a column `db_name`), which are mapped as rows are.
 
     Args:
@@ -80,17 +82,22 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
         raise DataError(f"cannot read the questions as UTF-8: {error} (at {path})") from error
     if path.suffix.lower() == ".json":
         return _json_list(text, path, database)
-    return _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_lines(text, path)
+    read = _csv_rows if path.suffix.lower() == ".csv" else _json_lines
+    return read(text, path, database)
 
 
-def _json_lines(text: str, path: Path) -> Iterator[Question]:
+def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield read_line(line, f"{path}:{number}")
+            yield read_line(line, f"{path}:{number}", number, database=database)
 
 
-def read_line(line: str, place: str) -> Question:
+def read_line(line: str, place: str, number: int | str, *, database: str | None = None) -> Question:
     """Parse one line of a JSONL file.
+
+    Args:
+        number: Its id if the line has none.
+        database: Name of its database if the line has none.
 
     Raises:
         DataError: It is no question; names the place.
@@ -99,10 +106,13 @@ def read_line(line: str, place: str) -> Question:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
-    return Question(example_of(row, place), place, has_gold_is_empty=True)
+    named = with_field_names(row, number, database)
+    return Question(
+        example_of(named, place), place, has_gold_is_empty="gold_sql" in row or "gold_is_empty" in row
+    )
 
 
-def _csv_rows(text: str, path: Path) -> Iterator[Question]:
+def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]:
     reader = csv.DictReader(StringIO(text, newline=""), strict=True)
     while True:
         try:
@@ -119,7 +129,10 @@ def _csv_rows(text: str, path: Path) -> Iterator[Question]:
             yield row_question(row, reader.line_num, place, origin=path.stem)
             continue
         cells = {name: _csv_value(name, cell, place) for name, cell in row.items() if cell != ""}
-        yield Question(example_of(cells, place), place, has_gold_is_empty=True)
+        named = with_field_names(cells, reader.line_num, database)
+        yield Question(
+            example_of(named, place), place, has_gold_is_empty="gold_sql" in row or "gold_is_empty" in row
+        )
 
 
 def _csv_value(name: str, cell: str, place: str) -> Any:

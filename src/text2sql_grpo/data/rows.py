@@ -142,6 +142,25 @@ def row_question(
     return Question(example_of(known, place), place, has_gold_is_empty="gold_is_empty" in known)
 
 
+def with_field_names(row: Any, number: int | str, database: str | None) -> Any:
+    """Row with its columns named as the fields of `Example`, an id of its number and a default database.
+
+    Other columns stay as they are, so that a misspelt field can be refused.
+    """
+    if not isinstance(row, dict):
+        return row
+    row = dict(row)
+    for name, columns in (_COLUMNS | {"id": ("id", "question_id")}).items():
+        column = next((column for column in columns if column in row), None)
+        if column is not None:
+            row[name] = row.pop(column)
+    key = row.get("id", number)
+    row["id"] = str(key) if type(key) is int else key  # no bool
+    if database is not None:
+        row.setdefault("database", database)
+    return row
+
+
 def accepted_queries(query: str) -> list[str]:
     """Queries that a `query` of sql-eval accepts, by its own rule (`eval/eval.py`).
 

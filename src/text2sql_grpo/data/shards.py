@@ -173,7 +173,7 @@ class ExamplesOnDisk(Sequence[Example]):
             text = content.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"cannot read the questions as UTF-8: {error} (at {place})") from error
-        return read_line(text.rstrip("\r\n"), place).example
+        return read_line(text.rstrip("\r\n"), place, f"{self._files[shard].stem}-{number}").example
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)
