@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
-from anyio.from_thread import BlockingPortal
 
 from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError
@@ -20,7 +19,7 @@ class TaskSession:
     """Session of one task: `start` and `step` for the engine, `finish` returns the trace.
 
     Args:
-        portal: Event loop of another thread, for the taskset's code.
+        loop: Running event loop of another thread, for the taskset's code.
         toolsets: Toolsets shared by all tasks, set up.
         model: Name of the policy, for the trace.
     """
@@ -30,13 +29,13 @@ class TaskSession:
         taskset: LoadedTaskset,
         task: vf.Task,
         chat: ChatFormat,
-        portal: BlockingPortal,
+        loop: asyncio.AbstractEventLoop,
         *,
         toolsets: Sequence[vf.Toolset] = (),
         model: str = "policy",
     ) -> None:
         self.episode = Rollout()
-        self._taskset, self._task, self._chat, self._portal = taskset, task, chat, portal
+        self._taskset, self._task, self._chat, self._loop = taskset, task, chat, loop
         config = taskset.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
         self._agent = PolicyAgent(config, self._sample, lambda task: open_toolbox(toolsets, task))
         # Messages that a turn must follow, and the turns; None ends the rollout, from either side.
@@ -47,7 +46,7 @@ class TaskSession:
 
     def start(self) -> list[Message]:
         """Start the rollout and return its prompt."""
-        self._rollout = self._portal.start_task_soon(self._roll_out)
+        self._rollout = asyncio.run_coroutine_threadsafe(self._roll_out(), self._loop)
         messages = self._next_request()
         if messages is None:
             return [{"role": "user", "content": ""}]  # for the engine; the episode is over
@@ -60,8 +59,7 @@ class TaskSession:
         Raises:
             RunError: The reply has several messages, or is a user's although there are tools.
         """
-        self._pass(self._turn(assistant_text))
-        messages = self._next_request()
+        messages = self._next_request(self._turn(assistant_text))
         if messages is None:
             return None
         if len(messages) != 1:
@@ -78,9 +76,11 @@ class TaskSession:
             RunError: It has several branches, or none: its tokens are not those of the engine.
         """
         if not self._rollout.done():
+            turns: list[Turn | None] = [None]
             if 1 in self.episode.completion_mask[self._num_passed :]:
-                self._pass(self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
-            self._pass(None)
+                turns.insert(0, self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
+            for turn in turns:
+                self._loop.call_soon_threadsafe(self._turns.put_nowait, turn)
         self._rollout.result()
         trace = self._agent.trace
         if trace is None:
@@ -116,18 +116,23 @@ class TaskSession:
         self._requests.put_nowait(messages)
         return await self._turns.get()
 
-    def _next_request(self) -> list[vf.Message] | None:
-        """Wait for messages that a turn must follow; None if the rollout is over, its stop reason set."""
-        messages: list[vf.Message] | None = self._portal.call(self._requests.get)
+    async def _exchange(self, turn: Turn | None) -> list[vf.Message] | None:
+        if turn is not None:
+            self._turns.put_nowait(turn)
+        return await self._requests.get()
+
+    def _next_request(self, turn: Turn | None = None) -> list[vf.Message] | None:
+        """Pass a turn on, and wait for the messages that the next turn must follow.
+
+        Returns None if the rollout is over, its stop reason set.
+        """
+        messages = asyncio.run_coroutine_threadsafe(self._exchange(turn), self._loop).result()
         if messages is None:
             self._rollout.result()
             has_failed = self._agent.trace is None or not self._agent.trace.ok
             self.episode.stop_reason = "error" if has_failed else "submitted"
             self.episode.is_masked = has_failed
         return messages
-
-    def _pass(self, turn: Turn | None) -> None:
-        self._portal.call(self._turns.put_nowait, turn)
 
     def _unseen(self) -> tuple[list[int], list[int]]:
         """Tokens since the last turn: the environment's, the prompt included, and the sampled ones."""

@@ -1,5 +1,6 @@
 """`VerifiersGRPOTrainer`: this package's trainer on any verifiers taskset."""
 
+import asyncio
 import json
 import logging
 import weakref
@@ -48,7 +49,8 @@ class TaskPlay(Play):
         model: str,
         leaves_out_truncated: bool,
     ) -> None:
-        self._taskset, self._portal, self._model = taskset, portal, model
+        self._taskset, self._model = taskset, model
+        self._loop = portal.call(asyncio.get_running_loop)
         self._run_log, self._leaves_out_truncated = run_log, leaves_out_truncated
         self._toolsets, tools = portal.call(self._open_tools)
         self.tools = tools or None
@@ -66,7 +68,7 @@ class TaskPlay(Play):
                 self._taskset,
                 self._taskset.tasks[number],
                 rollouts.chat,
-                self._portal,
+                self._loop,
                 toolsets=self._toolsets,
                 model=self._model,
             )
@@ -150,8 +152,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         loaded = load_taskset(taskset, taskset_config, num_tasks=num_tasks)
         thread = ExitStack()
         portal = thread.enter_context(start_blocking_portal(name="verifiers"))
-        thread.callback(portal.call, portal.stop, True)  # cancels rollouts that still wait for a turn
-        weakref.finalize(self, thread.close)
+        weakref.finalize(self, thread.close)  # cancels rollouts that still wait for a turn
         self._run_log = RunLog(Path(args.output_dir))
         play = TaskPlay(
             loaded,
