@@ -9,8 +9,8 @@ turn).
 
 The last line is JSON: `ratio` is TRL's time over ours (`cpu_ratio` of processor time), `token_ratio` the
 tokens that TRL forwards over ours, `memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8
-completions a prompt. Without `--quick`, `ratio_shared_database` and `cpu_ratio_shared_database` are the ratios
-for 4 such prompts that share a schema of 970 tokens.
+completions a prompt. Without `--quick`, the last line also has the ratios for 4 such prompts that share a
+schema of 970 tokens, as `ratio_shared_database` and `cpu_ratio_shared_database`.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/update.py --quick      (one prompt, one round; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/update.py              (one prompt and four; minutes)
