@@ -28,6 +28,7 @@ recorded as {"error": ...} and the next one starts. The last line is JSON, also 
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import json
@@ -201,7 +202,7 @@ def steps(folder: str, size: Size) -> Result:
     import step
 
     case = step.Case(size=folder, **size.step)
-    small = step.dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
+    small = dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
     if small != case:
         for name in ("trl", "ours"):
             step.take_steps(name, small, step.make_script(small), 1)
@@ -564,7 +565,8 @@ def summary(found: Result) -> str:
     for name in ("error", "skipped"):
         if name in found:
             return f"{name}: {found[name]}"
-    shown = {name: found[name] for name in ("name", "selected", "passed", "failed", "note") if name in found}
+    facts = ("name", "selected", "passed", "failed", "note")
+    shown: Result = {name: found[name] for name in facts if name in found}
     shown |= {name: value for name, value in found.items() if name.endswith("ratio") and "cpu" not in name}
     shown |= {name: found[name] for name in ("disagreement", "worst") if found.get(name) is not None}
     for name in ("lora", "full"):
@@ -626,7 +628,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if missing := [model for model in options.model if not Path(model).is_dir()]:
         parser.error(f"--model must be a folder, got {missing[0]}")
-    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    paths = [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
     started = time.monotonic()
@@ -659,10 +661,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tiny_model(folder: Path) -> str:
     """Write a random model that knows all token ids of the benchmarks' tokenizers."""
-    sys.path.insert(0, str(REPOSITORY))
-    from tests.tiny_model import write_model
+    from llama_shapes import make_model
+    from rollout import make_tokenizer
 
-    return str(write_model(folder / "tiny", vocab_size=4_200, max_positions=8_192))
+    make_model("tiny", 4_200).save_pretrained(folder / "tiny")
+    make_tokenizer().save_pretrained(folder / "tiny")
+    return str(folder / "tiny")
 
 
 if __name__ == "__main__":

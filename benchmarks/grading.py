@@ -5,9 +5,7 @@ hang on the order of visits and the mutant's differs. Those databases are the be
 `grading_judge.py`. Two kinds of mutants are counted apart: by the operators with which the grader chooses
 its neighbours, and by operators held out from it. BIRD's execution accuracy (EX) stands beside.
 
-With `--engine`, verdicts on another engine instead, beside those on SQLite: see `grading_engines.py`.
-
-Run: OMP_NUM_THREADS=1 python benchmarks/grading.py [--quick] [--golds 300] [--seed 0] [--engine duckdb]
+Run: OMP_NUM_THREADS=1 python benchmarks/grading.py [--quick] [--golds 300] [--seed 0]
 The last line is JSON.
 """
 
@@ -42,6 +40,7 @@ from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import read_schema
 
 PER_KIND = 12  # mutants of one gold and kind, at most
@@ -135,7 +134,7 @@ class Benchmark:
         read = read_gold(gold, schema)
         assert read is not None, gold
 
-        def rows(sql: str) -> tuple[tuple[object, ...], ...] | None:
+        def rows(sql: str) -> tuple[Row, ...] | None:
             outcome = execute(base, sql)
             return outcome.rows if outcome.is_ok else None
 
@@ -224,7 +223,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 golds, under a minute")
     parser.add_argument("--cache", type=Path, help="folder of neighbours to use again; default: a new one")
-    parser.add_argument("--engine", choices=["sqlite", "duckdb", "postgres"], default="sqlite")
     options = parser.parse_args()
     if options.quick:
         options.golds, options.tries = 20, 10
@@ -233,14 +231,6 @@ def main() -> None:
     questions = json.loads((options.data / "dev.json").read_text(encoding="utf-8"))
     golds = list({" ".join(q["query"].split()).lower(): (q["db_id"], q["query"]) for q in questions}.values())
     random.Random(options.seed).shuffle(golds)
-    if options.engine != "sqlite":
-        from grading_engines import compare_engines
-
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = golds[: options.golds]
-            found = compare_engines(options.data, chosen, options.engine, Path(folder), options.seed)
-        print(json.dumps(found))
-        return
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(options.data, options.cache or Path(folder), options.seed, options.tries)
         for name, gold in golds[: options.golds]:

@@ -43,6 +43,7 @@ def stable_result(connection: sqlite3.Connection, gold: str) -> ExecutionOutcome
     if not result.is_ok or result.is_truncated:
         return None
     tree = parse_one(gold, dialect="sqlite")
+    assert isinstance(tree, exp.Query), gold
     for sql in with_ties_decided(tree):
         again = execute(connection, sql)
         if not again.is_ok or compare_strict(result, again, ordered=has_top_level_order(gold)) != "equal":
@@ -204,8 +205,8 @@ def proved_wrong(
     for _ in range(tries):
         judge = original.judge(rng, literals)
         result = judge.stable_result(gold)
-        for suspect in suspects if result is not None else ():
-            if suspect not in wrong:
+        if result is not None:
+            for suspect in set(suspects) - wrong:
                 outcome = execute(judge.connection, suspect)
                 if not outcome.is_ok or compare_strict(result, outcome, ordered=ordered) != "equal":
                     wrong.add(suspect)
@@ -213,7 +214,7 @@ def proved_wrong(
     return wrong
 
 
-Edit = Callable[[exp.Expr], Sequence[exp.Expr]]
+Edit = Callable[[Any], Sequence[exp.Expr]]  # of a node of one of the kinds that stand beside it
 
 
 def held_out_mutants(
@@ -321,7 +322,7 @@ def _set(node: exp.Expr, **args: Any) -> exp.Expr:
     return copy
 
 
-def _by_intuition(node: exp.Expr) -> list[exp.Expr]:
+def _by_intuition(node: exp.SetOperation) -> list[exp.Expr]:
     """INTERSECT as AND, EXCEPT as AND NOT, in one WHERE: how people get them wrong."""
     left, right = node.this.copy(), node.expression
     if (
@@ -348,7 +349,7 @@ def _loosened(node: exp.Expr) -> list[exp.Expr]:
     return [exp.Like(this=node.this.copy(), expression=exp.Literal.string(p)) for p in patterns]
 
 
-def _top_for_extreme(node: exp.Expr) -> list[exp.Expr]:
+def _top_for_extreme(node: exp.Select) -> list[exp.Expr]:
     """`x = (SELECT max(x) ..)` as ORDER BY x DESC LIMIT 1, which keeps one of several."""
     where = node.args.get("where")
     condition = where.this if where is not None else None
@@ -358,7 +359,8 @@ def _top_for_extreme(node: exp.Expr) -> list[exp.Expr]:
     extreme = inner.selects[0] if isinstance(inner, exp.Select) else None
     if not isinstance(extreme, exp.Max | exp.Min):
         return []
-    copy = _set(node, where=None)
+    copy = node.copy()
+    copy.set("where", None)
     ordered = exp.Ordered(this=condition.this.copy(), desc=isinstance(extreme, exp.Max))
     return [copy.order_by(ordered).limit(1)]
 
@@ -383,7 +385,7 @@ def _distinct_inside(node: exp.Expr) -> list[exp.Expr]:
     return [_set(node, this=exp.Distinct(expressions=[node.this.copy()]))]
 
 
-EDITS: list[tuple[str, tuple[type, ...], Edit]] = [
+EDITS: list[tuple[str, tuple[type[exp.Expr], ...], Edit]] = [
     ("rounded", (exp.Avg,), _function("round")),
     ("whole", (exp.Avg, exp.Sum), lambda node: [exp.cast(node.copy(), "INTEGER")]),
     ("null_as_zero", (exp.Avg, exp.Min, exp.Sum), _null_as_zero),
@@ -450,14 +452,14 @@ def right_rewrites(gold: str) -> Iterator[tuple[str, str]]:
         yield "aliases", copy.sql("sqlite")
 
 
-def _mirrored(node: exp.Expr) -> list[exp.Expr]:
+def _mirrored(node: exp.Binary) -> list[exp.Expr]:
     mirror = {exp.EQ: exp.EQ, exp.GT: exp.LT, exp.LT: exp.GT, exp.GTE: exp.LTE, exp.LTE: exp.GTE}
     if any(isinstance(side, exp.Literal | exp.Subquery) for side in (node.this, node.expression)):
         return [mirror[type(node)](this=node.expression.copy(), expression=node.this.copy())]
     return []
 
 
-def _negated(node: exp.Expr) -> list[exp.Expr]:
+def _negated(node: exp.Binary) -> list[exp.Expr]:
     opposite = {exp.GT: exp.LTE, exp.LT: exp.GTE, exp.GTE: exp.LT, exp.LTE: exp.GT, exp.NEQ: exp.EQ}
     inner = opposite[type(node)](this=node.this.copy(), expression=node.expression.copy())
     return [exp.paren(exp.Not(this=exp.paren(inner)))]
@@ -481,10 +483,11 @@ def _exists(node: exp.Expr) -> list[exp.Expr]:
     if not (isinstance(outer, exp.Column) and isinstance(inner, exp.Column)):
         return []
     for column, select in ((outer, node.find_ancestor(exp.Select)), (inner, query)):
-        if not column.table and (select is None or select.args.get("joins")):
+        if column.table:
+            continue
+        if select is None or select.args.get("joins"):
             return []
-        if not column.table:
-            column.set("table", exp.to_identifier(select.args["from_"].this.alias_or_name))
+        column.set("table", exp.to_identifier(select.args["from_"].this.alias_or_name))
     inside = {t.alias_or_name.lower() for t in query.find_all(exp.Table)}
     if outer.table.lower() in inside:
         return []
@@ -505,7 +508,7 @@ def _count(node: exp.Expr) -> list[exp.Expr]:
     return [exp.Count(this=exp.Literal.number(1))] if isinstance(node.this, exp.Star) else []
 
 
-def _join_order(node: exp.Expr) -> list[exp.Expr]:
+def _join_order(node: exp.Select) -> list[exp.Expr]:
     joins = node.args.get("joins") or []
     source = node.args.get("from_")
     if len(joins) != 1 or joins[0].args.get("side") or source is None or any(s.is_star for s in node.selects):
@@ -517,7 +520,7 @@ def _join_order(node: exp.Expr) -> list[exp.Expr]:
     return [copy]
 
 
-def _comma_join(node: exp.Expr) -> list[exp.Expr]:
+def _comma_join(node: exp.Select) -> list[exp.Expr]:
     joins = node.args.get("joins") or []
     if not joins or any(join.args.get("side") or join.args.get("on") is None for join in joins):
         return []
@@ -529,7 +532,7 @@ def _comma_join(node: exp.Expr) -> list[exp.Expr]:
     return [copy.where(*conditions)]
 
 
-def _group_for_distinct(node: exp.Expr) -> list[exp.Expr]:
+def _group_for_distinct(node: exp.Select) -> list[exp.Expr]:
     columns = [part.unalias() for part in node.selects]
     if node.args.get("distinct") is None or node.args.get("group") or node.args.get("order"):
         return []
@@ -538,7 +541,7 @@ def _group_for_distinct(node: exp.Expr) -> list[exp.Expr]:
     return [_set(node, distinct=None, group=exp.Group(expressions=[c.copy() for c in columns]))]
 
 
-def _set_as_in(node: exp.Expr) -> list[exp.Expr]:
+def _set_as_in(node: exp.SetOperation) -> list[exp.Expr]:
     """INTERSECT as IN, EXCEPT as NOT IN, for one column; disproved where that may be NULL."""
     left, right = node.this, node.expression
     if not (isinstance(left, exp.Select) and isinstance(right, exp.Select)) or node.args.get("order"):
@@ -549,7 +552,7 @@ def _set_as_in(node: exp.Expr) -> list[exp.Expr]:
     return [left.where(exp.Not(this=found) if isinstance(node, exp.Except) else found).distinct()]
 
 
-RIGHT_EDITS: list[tuple[str, tuple[type, ...], Edit]] = [
+RIGHT_EDITS: list[tuple[str, tuple[type[exp.Expr], ...], Edit]] = [
     ("mirrored", (exp.EQ, exp.GT, exp.LT, exp.GTE, exp.LTE), _mirrored),
     ("negated", (exp.GT, exp.LT, exp.GTE, exp.LTE, exp.NEQ), _negated),
     ("between", (exp.Between,), _between),

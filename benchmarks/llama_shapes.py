@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 SIZES = {  # layers, width, heads, key-value heads
+    "tiny": (2, 32, 4, 2),
     "2M": (4, 192, 6, 6),
     "25M": (8, 512, 8, 8),
     "0.5B": (24, 896, 14, 2),  # Qwen2.5's shapes

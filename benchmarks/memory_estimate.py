@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' tokenizer
-GOAL = 0.20
+MOST = 0.20  # an estimate that is off by more fails
 QUICK = ("full", "LoRA")
 
 
@@ -70,7 +69,7 @@ CASES = (
 
 
 def main() -> int:
-    """0 if every estimate is within the goal."""
+    """0 if every estimate is off by at most `MOST`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", help="run one case in this process and print JSON")
     parser.add_argument("--quick", action="store_true", help=f"the cases {' and '.join(QUICK)} only")
@@ -91,9 +90,8 @@ def main() -> int:
         megabytes = f"{measured / 1e6:,.0f} | {estimated / 1e6:,.0f}"
         print(f"| {case.name} | {megabytes} | {off_by[case.name]:+.0%} |", flush=True)
     worst = max(map(abs, off_by.values()))
-    print(f"\nworst {worst:.0%}, goal {GOAL:.0%}: {'met' if worst <= GOAL else 'not met'}")
-    print(json.dumps({"benchmark": "memory_estimate", "worst": worst, "goal": GOAL, "off_by": off_by}))
-    return int(worst > GOAL)
+    print(json.dumps({"benchmark": "memory_estimate", "worst": worst, "off_by": off_by}))
+    return int(worst > MOST)
 
 
 def run_case(case: Case) -> tuple[int, int]:
@@ -184,7 +182,8 @@ def allocator_bytes() -> dict[str, int]:
 def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     """Two optimiser steps."""
 
-    from tests.tiny_model import write_tokenizer
+    from rollout import make_tokenizer
+
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.example import Example
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -196,7 +195,7 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
     from text2sql_grpo.training.arguments import training_arguments
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
-    tokenizer = write_tokenizer(folder / "tokenizer")
+    tokenizer = make_tokenizer()
     (folder / "shop.sql").write_text("CREATE TABLE branch (city TEXT);", encoding="utf-8")
     executor = SQLExecutor()
     environment = SQLEnvironment(Databases(folder), executor, EnvironmentSettings())
@@ -254,9 +253,9 @@ def _model(config: Any, settings: Any, folder: Path) -> Any:
     )
     config.save_pretrained(folder)
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
-    from tests.tiny_model import write_tokenizer
+    from rollout import make_tokenizer
 
-    write_tokenizer(folder)
+    make_tokenizer().save_pretrained(folder)
     model = load_policy(str(folder), dtype=settings.dtype, quantization=settings.quantization).model
     for parameter in model.parameters():
         if parameter.dtype.is_floating_point:  # else its file stays mapped whole, and counts
@@ -274,6 +273,7 @@ def _inputs(case: Case) -> dict[str, Any]:
         "prompt_mask": torch.ones_like(prompt),
         "completion_ids": completion,
         "completion_mask": torch.ones_like(completion),
+        "tool_mask": torch.ones_like(completion),
         "advantages": torch.randn(case.rows),
         "num_items_in_batch": torch.tensor(completion.numel()),
     }

@@ -10,7 +10,7 @@ Timed is what lies between messages and finished episodes: on TRL's side `GRPOTr
 over ours at prompt 1,000, 8 episodes a prompt, 3 turns, tools of 20 ms; `cpu_ratio` is the same of processor
 time, which other work on the machine changes less, and in which a tool that sleeps costs nothing.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/rollout.py --quick      (the goal's point; under a minute)
+Run: OMP_NUM_THREADS=1 python benchmarks/rollout.py --quick      (the first point; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/rollout.py --table      (one dimension at a time; many minutes)
      OMP_NUM_THREADS=1 python benchmarks/rollout.py --turns 6    (a point of one's own)
 """
@@ -128,7 +128,7 @@ class Script:
         rng = random.Random(0)
         self.tokenizer = tokenizer
         self.size = case.prompts * case.generations
-        (word,) = self._ids(" a")
+        (word,) = self.ids(" a")
         self.turns: list[list[list[int]]] = []
         self.last_as_text: list[list[int]] = []  # of the same length, for TRL
         for episode in range(self.size):
@@ -136,20 +136,20 @@ class Script:
             for turn in range(case.turns):
                 frame = SUBMIT if turn == case.turns - 1 else RUN
                 start, end = (
-                    self._ids(f"{frame}SELECT {episode:04d}"),
-                    [*self._ids(END), tokenizer.eos_token_id],
+                    self.ids(f"{frame}SELECT {episode:04d}"),
+                    [*self.ids(END), tokenizer.eos_token_id],
                 )
                 filler = max(1, rng.randint(20, 60) - len(start) - len(end))
                 said.append([*start, *[word] * filler, *end])
             self.turns.append(said)
-            last = [*self._ids(f"{episode:04d}"), *[word] * len(said[-1])]
+            last = [*self.ids(f"{episode:04d}"), *[word] * len(said[-1])]
             self.last_as_text.append([*last[: len(said[-1]) - 1], tokenizer.eos_token_id])
 
     @property
     def tokens(self) -> int:
         return sum(len(turn) for turns in self.turns for turn in turns)
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -273,7 +273,7 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
         rendered = tokenizer.apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, tokenize=False
         )
-        return len(script._ids(rendered))
+        return len(script.ids(rendered))
 
     texts = [text for text in prompt_texts(case, tokens_of) for _ in range(case.generations)]
     inputs = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
@@ -295,11 +295,11 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
     trainer._generate = timed
 
     def play() -> Played:
-        model.generate = forced_generate  # type: ignore[method-assign]
+        model.generate = forced_generate
         try:
             trainer._generate_and_score_completions(inputs)
         finally:
-            model.generate = generate  # type: ignore[method-assign]
+            model.generate = generate
         return played[-1]
 
     return play
@@ -381,7 +381,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
 
 
 def table_cases() -> list[Case]:
-    goal = Case()
+    first = Case()
     others = [
         *[{"prompt": prompt} for prompt in (300, 3_000)],
         *[{"generations": generations} for generations in (4, 16)],
@@ -389,19 +389,19 @@ def table_cases() -> list[Case]:
         *[{"tool_ms": tool_ms} for tool_ms in (0.0, 200.0)],
         {"size": "25M"},
     ]
-    return [goal, *[dataclasses.replace(goal, **other) for other in others]]  # type: ignore[arg-type]
+    return [first, *[dataclasses.replace(first, **other) for other in others]]  # type: ignore[arg-type]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="the goal's point only")
-    parser.add_argument("--table", action="store_true", help="each dimension around the goal's point")
+    parser.add_argument("--quick", action="store_true", help="the first point only")
+    parser.add_argument("--table", action="store_true", help="each dimension around the first point")
     parser.add_argument("--repeats", type=int, default=1)
     for field in dataclasses.fields(Case):
         action = {"action": "store_true"} if field.type is bool else {"type": type(field.default)}
-        parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
+        parser.add_argument(f"--{field.name}", default=field.default, **action)
     options = parser.parse_args(arguments)
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
     cases = [Case()] if options.quick else table_cases() if options.table else [own]

@@ -16,8 +16,6 @@ time (without the processes that run SQL), which other work on the machine chang
 
 Run: OMP_NUM_THREADS=1 python benchmarks/step.py --quick       (2 prompts x 4, two turns; under a minute)
      OMP_NUM_THREADS=1 python benchmarks/step.py --steps 2     (4 prompts x 8, the best of two steps)
-     OMP_NUM_THREADS=1 python benchmarks/step.py --learning    (the quickstart until 30%; many minutes;
-                                                                see step_learning.py)
 
 Without Spider (in $TEXT2SQL_GRPO_SHARED_DATA) the project's own questions are asked, with shorter schemas.
 """
@@ -41,7 +39,6 @@ from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
 from rollout import ForcedSampling, forced, make_tokenizer
-from step_learning import compare, report
 from stopwatch import Stopwatch
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
@@ -207,7 +204,7 @@ def stock(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GR
         turns.begin(input_ids)
         return generate(input_ids, **arguments, logits_processor=[turns])
 
-    model.generate = forced_generate  # type: ignore[method-assign]
+    model.generate = forced_generate
     return trainer
 
 
@@ -226,7 +223,8 @@ def ours(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GRP
     )
     assert trainer.rollouts.plays_by_slots and trainer.update.is_on
     said = tuple(tuple(token for turn in turns for token in turn) for turns in script.turns)
-    trainer.rollouts.policy = lambda model: SlotPolicy(model, ForcedSampling(script=said))
+    sampling = ForcedSampling(script=said)
+    trainer.rollouts.policy = lambda model: SlotPolicy(model, sampling)  # type: ignore[method-assign]
     return trainer
 
 
@@ -374,43 +372,17 @@ def table_of(result: dict[str, Any]) -> Table:
     return table
 
 
-def learning(options: argparse.Namespace) -> None:
-    results = []
-    for seed in options.seeds:
-        results.append(
-            compare(
-                options.config,
-                seed,
-                steps=options.steps,
-                every=options.every,
-                target=options.target,
-                logit_tile=LOGIT_TILE,
-            )
-        )
-        report(results[-1], Console(width=110))
-    first = {name: results[0][name] for name in ("ratio", "cpu_ratio")}
-    print(json.dumps({"benchmark": "step_learning", "config": str(options.config), **first, "runs": results}))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="two prompts x 4, two turns, one step")
-    parser.add_argument("--learning", action="store_true", help="the quickstart until --target instead")
-    parser.add_argument("--steps", type=int, help="timed (default 1); with --learning of GRPO (the config's)")
-    parser.add_argument("--config", type=Path, default=REPOSITORY / "config" / "quickstart.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --learning")
-    parser.add_argument("--every", type=int, default=2, help="steps between two evaluations of --learning")
-    parser.add_argument("--target", type=float, default=0.3, help="share right that ends the clock")
+    parser.add_argument("--steps", type=int, default=1, help="timed, of which the best counts")
     for field in dataclasses.fields(Case):
         action = {"action": "store_true"} if field.type is bool else {"type": type(field.default)}
-        parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
+        parser.add_argument(f"--{field.name}", default=field.default, **action)
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    if options.learning:
-        learning(options)
-        return
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
     case = Case(prompts=2, databases=2, generations=4, turns=2) if options.quick else own
     small = dataclasses.replace(case, prompts=1, databases=1, generations=2, turns=2)
@@ -418,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         take_steps(name, small, make_script(small), 1)
     results = []
     for one in (case, dataclasses.replace(case, databases=1)):
-        results.append(measure(one, 1 if options.quick else options.steps or 1))
+        results.append(measure(one, 1 if options.quick else options.steps))
         assert disagreement(results[-1]) is None, disagreement(results[-1])
         Console(width=110).print(table_of(results[-1]))
     ratios = {f"{name}_shared_database": results[1][name] for name in ("ratio", "cpu_ratio")}

@@ -9,10 +9,11 @@ turn).
 
 The last line is JSON: `ratio` is TRL's time over ours (`cpu_ratio` of processor time), `token_ratio` the
 tokens that TRL forwards over ours, `memory_ratio` TRL's memory over ours, at prompt 1,000, completion 100, 8
-completions a prompt. `ratio_shared_database` and `cpu_ratio_shared_database` are those of 4 such prompts that
-share a schema of 970 tokens.
+completions a prompt. Without `--quick`, the last line also has the ratios for 4 such prompts that share a
+schema of 970 tokens, as `ratio_shared_database` and `cpu_ratio_shared_database`.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/update.py --quick      (the goal's point; under a minute)
+Run: OMP_NUM_THREADS=1 python benchmarks/update.py --quick      (one prompt, one round; under a minute)
+     OMP_NUM_THREADS=1 python benchmarks/update.py              (one prompt and four; minutes)
      OMP_NUM_THREADS=1 python benchmarks/update.py --table      (one dimension at a time; minutes)
 """
 
@@ -45,7 +46,7 @@ from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 VOCAB = 4_000
-SHARED_DATABASE = {"prompts": 4, "schema": 970}
+SHARED_DATABASE: dict[str, Any] = {"prompts": 4, "schema": 970}
 MOST_FLOAT32 = {"loss_error": 1e-5, "gradient_error": 1e-4}
 LOGIT_TILE = chunked_logprob.TOKEN_CHUNK_SIZE  # TRL's, before ours sets its own
 
@@ -252,21 +253,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="the goal's point only")
+    parser.add_argument("--quick", action="store_true", help="one prompt, one round")
     parser.add_argument("--table", action="store_true", help="each dimension around the point")
     parser.add_argument("--repeats", type=int, default=2)
     for field in dataclasses.fields(Case):
         action = {"action": "store_true"} if field.type is bool else {"type": type(field.default)}
-        parser.add_argument(f"--{field.name}", default=field.default, **action)  # type: ignore[arg-type]
+        parser.add_argument(f"--{field.name}", default=field.default, **action)
     options = parser.parse_args(arguments)
     own = Case(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Case)})
     shared = dataclasses.replace(own, **SHARED_DATABASE)
-    cases = [Case(), shared] if options.quick else table_cases(own) if options.table else [own, shared]
+    cases = [Case()] if options.quick else table_cases(own) if options.table else [own, shared]
     warnings.filterwarnings("ignore", category=FutureWarning)
     results = []
     table = Table()
     for case in cases:
-        results.append(measure(case, options.repeats))
+        results.append(measure(case, 1 if options.quick else options.repeats))
         assert disagreement(results[-1]) is None, disagreement(results[-1])
         print(json.dumps(results[-1]), flush=True)
         if not table.columns:
@@ -274,9 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 table.add_column(name)
         table.add_row(*(str(value) for value in results[-1].values()))
     Console(width=160).print(table)
-    of_shared = results[cases.index(shared)]
-    ratios = {f"{name}_shared_database": of_shared[name] for name in ("ratio", "cpu_ratio")}
-    print(json.dumps({"benchmark": "update", "threads": torch.get_num_threads(), **results[0], **ratios}))
+    record = {"benchmark": "update", "threads": torch.get_num_threads(), **results[0]}
+    if not options.quick:
+        of_shared = results[cases.index(shared)]
+        record |= {f"{name}_shared_database": of_shared[name] for name in ("ratio", "cpu_ratio")}
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ CEILING = 45  # functions of training/ and rollout/engine.py in one step
 
 
 def test_a_step_enters_few_functions(repo_root: Path) -> None:
-    command = [sys.executable, "benchmarks/trace_step.py", "--quick"]
+    command = [sys.executable, "-m", "tests.trace_step", "--quick"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])

@@ -68,7 +68,7 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
         ("{", "cannot read '{' as a JSON object: "),
         ("[1]", "a question must be a JSON object, got "),
         (json.dumps({**ROW, "id": "q2", "gold": "x"}), "unknown field 'gold' (at "),
-        (json.dumps({**ROW, "id": 7}), "id must be a string, got 7.5"),
+        (json.dumps({**ROW, "id": 7.5}), "id must be a string, got 7.5"),
         (json.dumps({**ROW, "id": "q2", "question": None}), "question must be a string, got null"),
         (json.dumps({**ROW, "id": "q2", "template": 1}), "template must be a string or null, got 1"),
         (json.dumps({**ROW, "id": "q2", "gold_is_empty": 1}), "gold_is_empty must be true or false, got 1"),
