@@ -1,4 +1,4 @@
-"""Does the memory estimate of `text2sql-grpo doctor` agree with what a process takes?
+"""Memory estimate of `text2sql-grpo doctor` beside the memory that a process takes.
 
 Each case builds a random model of a real architecture and the trainer around it in a process of its own, runs
 the update of two optimiser steps (two passes each) on random tokens, and compares with the estimate the peak
@@ -184,21 +184,15 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
 
     from rollout import make_tokenizer
 
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.example import Example
-    from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-    from text2sql_grpo.grading import Grader
+    from text2sql_grpo.evaluation.bench import Environment
     from text2sql_grpo.models.hardware import device_type
     from text2sql_grpo.models.loaded_policy import lora_config
-    from text2sql_grpo.rewards import RewardMix
-    from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.training.arguments import training_arguments
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
     tokenizer = make_tokenizer()
     (folder / "shop.sql").write_text("CREATE TABLE branch (city TEXT);", encoding="utf-8")
-    executor = SQLExecutor()
-    environment = SQLEnvironment(Databases(folder), executor, EnvironmentSettings())
     arguments = training_arguments(
         {
             "per_device_train_batch_size": 8,
@@ -216,11 +210,9 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     trainer = SQLGRPOTrainer(
         model,
-        arguments,
-        examples=[Example("q", "shop", "Cities?", "SELECT city FROM branch")],
-        environment=environment,
-        rewards=RewardMix({"execution": 1.0}),
-        grader=Grader(executor),
+        Environment(folder / "shop.sql", neighbours=0),
+        train_dataset=[Example("q", "shop", "Cities?", "SELECT city FROM branch")],
+        args=arguments,
         processing_class=tokenizer,
         peft_config=lora_config(settings, config),
     )

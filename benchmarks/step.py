@@ -1,15 +1,15 @@
 """Whole GRPO steps on prompts of Spider's length: ours beside stock TRL, in one process.
 
-Both sides begin with the same random weights and play the same script about the same questions of Spider's
-dev set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a
-submission, right or wrong in turn, so that every group teaches. Queries are really run and graded, each side
-by an executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer`
-with `environment_factory`, its tool loop and transformers' generation (`contrib.stock_trl`). Its loop
+Both sides begin with the same random weights and roll out the same script about the same questions of
+Spider's dev set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a
+submission, right or wrong in turn, so that every group has a gradient. Queries are really run and graded, each
+side by an executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer`
+with `environment_factory`, its tool loop and transformers' generation (`integrations.stock_trl`). Its loop
 would go on after a submission, so the last call is submitted by a reward function instead, which spares it
 one generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
 
 Timed are whole steps of `train()`: rollout (rewards included) and update (loss, gradient, optimizer). What
-both sides were asked and said, their advantages and the norms of their gradients are compared. Each first
+both sides were asked and sampled, their advantages and the norms of their gradients are compared. Each first
 takes a small step. The last line is JSON; `ratio` is TRL's time over ours, `cpu_ratio` the same of processor
 time (without the processes that run SQL), which other work on the machine changes less. The same with
 `_shared_database` behind them: as many questions of one database, in one micro-batch.
@@ -46,13 +46,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from update import LOGIT_TILE
 
+from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.environment.tool_calls import call_text
-from text2sql_grpo.grading import Grader
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.integrations.stock_trl import SQLTools, stock_trl
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import SlotPolicy
@@ -83,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Script:
-    """What is asked and what is said.
+    """Questions of a step and the tokens of its episodes.
 
     Attributes:
         turns: Token ids of turn k of episode b at `[b][k]`, the end of the turn included.
@@ -95,8 +96,9 @@ class Script:
     tokenizer: PreTrainedTokenizerFast
     turns: list[list[list[int]]]
 
-    def environment(self) -> SQLEnvironment:
-        return SQLEnvironment(self.databases, SQLExecutor(self.settings.limits), self.settings)
+    def environment(self) -> Environment:
+        sources = {name: self.databases.source(name) for name in self.databases.names()}
+        return Environment(sources, neighbours=0, **vars(self.settings))
 
     @property
     def sampled(self) -> int:
@@ -122,7 +124,12 @@ def make_script(case: Case) -> Script:
     for example in questions:
         by_database[example.database].append(example)
     names = sorted(by_database)
-    settings = EnvironmentSettings(protocol="native", max_turns=case.turns)
+    settings = EnvironmentSettings(
+        protocol="native",
+        max_turns=case.turns,
+        max_turn_tokens=MAX_EPISODE_TOKENS,
+        max_episode_tokens=MAX_EPISODE_TOKENS,
+    )
     with SQLExecutor() as executor:
         environment = SQLEnvironment(databases, executor, settings)
         schemas = {name: environment.schema_text(name) for name in names}
@@ -152,7 +159,7 @@ def make_script(case: Case) -> Script:
 
 
 class ForcedTurns(LogitsProcessor):
-    """The script for TRL's generation, which plays all episodes side by side, turn by turn."""
+    """The script for TRL's generation, which rolls out all episodes side by side, turn by turn."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -189,11 +196,15 @@ def submit(
 def stock(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GRPOTrainer:
     """Stock TRL: its trainer, its tool loop, transformers' generation, its update."""
     environment = script.environment()
-    spec = stock_trl(script.examples, environment, RewardMix(REWARDS), Grader(environment.executor))
+    spec = stock_trl(script.examples, environment, RewardMix(REWARDS))
     trainer = GRPOTrainer(
         model,
         reward_funcs=[submit, *spec.reward_funcs],
-        args=GRPOConfig(max_tool_calling_iterations=len(script.turns[0]) - 1, **fields),
+        args=GRPOConfig(
+            max_tool_calling_iterations=len(script.turns[0]) - 1,
+            max_completion_length=MAX_EPISODE_TOKENS,
+            **fields,
+        ),
         train_dataset=spec.train_dataset,
         processing_class=script.tokenizer,
         environment_factory=spec.environment_factory,
@@ -211,15 +222,15 @@ def stock(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GR
 def ours(script: Script, model: LlamaForCausalLM, fields: dict[str, Any]) -> GRPOTrainer:
     """The engine `slots`, and the update that forwards each prompt once."""
     environment = script.environment()
-    environment.tools = STOCK_TOOLS  # so that prompts are the same
+    environment.sessions.tools = STOCK_TOOLS  # so that prompts are the same
     trainer = SQLGRPOTrainer(
         model,
-        SQLGRPOConfig(engine="slots", max_turn_tokens=MAX_EPISODE_TOKENS, **fields),
-        examples=script.examples,
-        environment=environment,
-        rewards=RewardMix(REWARDS),
-        grader=Grader(environment.executor),
+        environment,
+        train_dataset=script.examples,
+        reward_funcs=RewardMix(REWARDS),
+        args=SQLGRPOConfig(**fields),
         processing_class=script.tokenizer,
+        rollout=RolloutConfig(engine="slots"),
     )
     assert trainer.rollouts.plays_by_slots and trainer.update.is_on
     said = tuple(tuple(token for turn in turns for token in turn) for turns in script.turns)
@@ -258,7 +269,7 @@ class StepClock(TrainerCallback):
 
 @dataclass(frozen=True)
 class Taken:
-    """What the steps of one side took, the best of each part, in seconds; and the first step's outcome.
+    """Times of one side's steps, the best of each part, in seconds; and the first step's outcome.
 
     Attributes:
         episodes: Prompt, completion, which of its tokens were sampled, and advantage of each.
@@ -280,7 +291,6 @@ def take_steps(name: str, case: Case, script: Script, steps: int) -> Taken:
             "per_device_train_batch_size": case.generations * case.prompts // case.databases,
             "gradient_accumulation_steps": case.databases,
             "num_generations": case.generations,
-            "max_completion_length": MAX_EPISODE_TOKENS,
             "max_steps": steps,
             "shuffle_dataset": False,
             "gradient_checkpointing": False,
@@ -297,7 +307,7 @@ def take_steps(name: str, case: Case, script: Script, steps: int) -> Taken:
         gc.collect()
         trainer.train()
     first = trainer.state.log_history[0]
-    assert first["frac_reward_zero_std"] == 0, "a group of one reward teaches nothing, and ours would skip it"
+    assert first["frac_reward_zero_std"] == 0, "a group of one reward has no gradient, and ours skips it"
     return Taken(
         {part: min(each) for part, each in parts(clock, "seconds").items()},
         {part: min(each) for part, each in parts(clock, "cpu_s").items()},
@@ -330,7 +340,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     """Times of both sides and how they compare."""
     script = make_script(case)
     trl, own = (take_steps(name, case, script, steps) for name in ("trl", "ours"))
-    assert trl.episodes == own.episodes, "the sides played other episodes"
+    assert trl.episodes == own.episodes, "the sides have different episodes"
     assert sum(sum(sampled) for _, _, sampled, _ in own.episodes) == script.sampled
     error = abs(own.grad_norm / trl.grad_norm - 1)
     lengths = [len(prompt) for prompt, *_ in own.episodes]
