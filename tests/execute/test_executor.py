@@ -454,3 +454,34 @@ def test_coroutines_share_the_workers(executor: SQLExecutor, database: Path) -> 
         return [*outcomes, *batch]
 
     assert [outcome.rows for outcome in asyncio.run(ask())] == [((number,),) for number in range(100)]
+
+
+def test_endless_rows_end_at_the_default_caps(executor: SQLExecutor, database: Path) -> None:
+    outcome = executor.execute(database, f"{ENDLESS}i FROM n")
+
+    assert outcome.is_truncated
+    assert len(outcome.rows) == Limits().max_rows
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_open_databases_leave_files_for_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    for n_files, n_databases in ((1024, 341), (256, 85), (resource.RLIM_INFINITY, 400)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, n_files=n_files: (n_files, n_files))
+        assert worker._max_open_databases() == n_databases
+
+
+def test_answers_of_many_databases_are_their_own(executor: SQLExecutor, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.sqlite" for number in range(100)]
+    for number, path in enumerate(paths):
+        build(path, f"CREATE TABLE t (n); INSERT INTO t VALUES ({number})")
+
+    for _ in range(2):
+        outcomes = executor.execute_many([(path, "SELECT n FROM t") for path in paths])
+        assert [outcome.rows[0][0] for outcome in outcomes] == list(range(len(paths)))
+
+
+def test_workers_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="workers"):
+        SQLExecutor(workers=0)
