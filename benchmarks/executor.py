@@ -1,4 +1,4 @@
-"""What a guarded query costs beside the engine's own driver, and how late the time limit stops one.
+"""Cost of a guarded query beside the engine's own driver, and the overrun of the time limit.
 
 The bare side is a kept connection of the engine's driver in one thread: no limit, no authorizer, no sandbox;
 on SQLite the file is opened as immutable. The executor runs with all guards on, no cache and two workers: one

@@ -3,7 +3,7 @@
 Run: python benchmarks/gpu.py --quick                   (one CUDA device; at most nine minutes)
      python benchmarks/gpu.py --quick --model FOLDER    (the same minutes, shared with a second model, such as
                                                          Qwen2.5-Coder-0.5B-Instruct)
-     python benchmarks/gpu.py --device cpu              (the same code on a tiny random model; says nothing)
+     python benchmarks/gpu.py --device cpu              (a trial of the code with a tiny random model)
 
 | part | compares |
 | --- | --- |
@@ -213,9 +213,9 @@ def steps(folder: str, size: Size) -> Result:
 def continuous_batching(folder: str, size: Size) -> Result:
     """The engine `slots` and transformers' continuous batching on the same turns.
 
-    Both play `rollout.Script`, with tools that take no time. A manager of continuous batching runs all the
-    while, so that it may share pages of a prompt between episodes and between turns. It generates as many
-    tokens as the turn has; the script's are then taken instead.
+    Both roll out `rollout.Script`, with tools that take no time. A manager of continuous batching runs
+    throughout, so that it may share pages of a prompt between episodes and between turns. It generates as
+    many tokens as the turn has; the script's are then taken instead.
     """
     import rollout
 
@@ -240,8 +240,8 @@ def continuous_batching(folder: str, size: Size) -> Result:
 def _best(side: Callable[[], Any], script: Any, repeats: int) -> float:
     """Seconds of the best round after one that does not count."""
     rounds = [side() for _ in range(repeats + 1)]
-    assert all(played.sampled == script.tokens for played in rounds)
-    return float(min(played.seconds for played in rounds[1:]))
+    assert all(one.sampled == script.tokens for one in rounds)
+    return float(min(one.seconds for one in rounds[1:]))
 
 
 @contextmanager
@@ -561,7 +561,7 @@ def schedule(models: Sequence[str], only: Sequence[str]) -> list[tuple[str, str,
 
 
 def summary(found: Result) -> str:
-    """What the progress line of a part shows."""
+    """Text of a part's progress line."""
     for name in ("error", "skipped"):
         if name in found:
             return f"{name}: {found[name]}"

@@ -1,4 +1,4 @@
-"""How many wrong queries the grader accepts, and how many right ones it refuses, on Spider's dev golds.
+"""Shares of wrong queries that the grader accepts and of right ones that it refuses, on Spider's dev golds.
 
 Wrong queries are mutants of golds, each proved wrong by a database on which the gold's result does not
 hang on the order of visits and the mutant's differs. Those databases are the benchmark's own: see
@@ -243,6 +243,7 @@ def main() -> None:
     held_out = total(count for (kind, _), count in tally.wrong.items() if kind == "held out")
     made = max(benchmark.neighbours.made, 1)
     summary = {
+        "benchmark": "grading",
         "wrong_accepted": share(wrong.accepted, wrong.queries),
         "wrong_accepted_bird_ex": share(wrong.bird_ex, wrong.queries),
         "hardcoded_accepted": share(hard.accepted, hard.queries),

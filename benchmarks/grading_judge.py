@@ -1,7 +1,7 @@
-"""What the grading benchmark holds against the grader: databases, mutants and rewrites of its own.
+"""Databases, mutants and rewrites with which `grading.py` tests the grader.
 
-Nothing here is used by the grader, and it never sees these databases. They are made another way than its
-neighbours: copies of up to 200 rows a table whose columns are shuffled each by itself, with literals of
+The grader uses nothing of this and never sees these databases. They are made in another way than its test
+databases: copies of up to 200 rows a table whose columns are shuffled each by itself, with literals of
 the gold and of all suspects thrown into any column of a fitting type. They keep the declared keys,
 foreign keys, types and NOT NULL, and hold NULLs only where the original does.
 """

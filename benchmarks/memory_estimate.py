@@ -1,4 +1,4 @@
-"""Does the memory estimate of `text2sql-grpo doctor` agree with what a process takes?
+"""Memory estimate of `text2sql-grpo doctor` beside the memory that a process takes.
 
 Each case builds a random model of a real architecture and the trainer around it in a process of its own, runs
 the update of two optimiser steps (two passes each) on random tokens, and compares with the estimate the peak

@@ -1,12 +1,12 @@
 """Rollouts of many turns: the engine `slots` beside stock TRL (`environment_factory`), in one process.
 
-Both sides play the same script with the same weights: prompts of one length, turns of given random lengths
+Both sides roll out one script with the same weights: prompts of one length, turns of given random lengths
 that differ between episodes, the same tool, which sleeps and then returns the same rows. Tokens are forced
 after the logits were computed and before they are sampled, on both sides alike. The last turn submits; stock
 TRL's last turn is a plain text of the same length, since its loop would go on after a tool call.
 
 Timed is what lies between messages and finished episodes: on TRL's side `GRPOTrainer._generate`, on ours
-`rollout.engine.run`. Each side first plays a small case. The last line is JSON; `ratio` is TRL's time
+`rollout.engine.run`. Each side first rolls out a small case. The last line is JSON; `ratio` is TRL's time
 over ours at prompt 1,000, 8 episodes a prompt, 3 turns, tools of 20 ms; `cpu_ratio` is the same of processor
 time, which other work on the machine changes less, and in which a tool that sleeps costs nothing.
 
@@ -76,8 +76,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Played:
-    """What one round took: wall time, processor time, sampled tokens."""
+class Round:
+    """Wall time, processor time and sampled tokens of one round."""
 
     seconds: float
     cpu_s: float
@@ -119,7 +119,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Script:
-    """What every episode says: `turns[b][k]`, token ids of turn k of episode b, its end included.
+    """Tokens of every episode: `turns[b][k]`, ids of turn k of episode b, its end included.
 
     Turns take 20 to 60 tokens. The number of the episode stands in the first of them.
     """
@@ -283,26 +283,26 @@ def stock(case: Case, script: Script, model: LlamaForCausalLM, folder: str) -> "
         turns.begin(input_ids)
         return generate(input_ids, **arguments, logits_processor=[turns])
 
-    played: list[Played] = []
+    rounds: list[Round] = []
     inner = trainer._generate
 
     def timed(prompts: Any) -> Any:
         with Stopwatch() as watch:
             output = inner(prompts)
-        played.append(Played(watch.seconds, watch.cpu_s, sum(sum(mask) for mask in output[2])))
+        rounds.append(Round(watch.seconds, watch.cpu_s, sum(sum(mask) for mask in output[2])))
         return output
 
     trainer._generate = timed
 
-    def play() -> Played:
+    def roll_out() -> Round:
         model.generate = forced_generate
         try:
             trainer._generate_and_score_completions(inputs)
         finally:
             model.generate = generate
-        return played[-1]
+        return rounds[-1]
 
-    return play
+    return roll_out
 
 
 def ours(
@@ -323,18 +323,18 @@ def ours(
     policy = policy or SlotPolicy(model, ForcedSampling(script=said))
     budgets = Budgets(200, case.turns * 200, 16_384)
 
-    def play() -> Played:
+    def roll_out() -> Round:
         sessions = [session(text) for text in texts for _ in range(case.generations)]
         with Stopwatch() as watch:
             episodes = run(sessions, policy, chat, budgets)
         assert all(episode.stop_reason == "submitted" for episode in episodes)
         sampled = sum(sum(episode.completion_mask) for episode in episodes)
-        return Played(watch.seconds, watch.cpu_s, sampled)
+        return Round(watch.seconds, watch.cpu_s, sampled)
 
-    return play
+    return roll_out
 
 
-Side = Callable[[], Played]
+Side = Callable[[], Round]
 
 
 def sides_of(case: Case, folder: str) -> tuple[dict[str, Side], Script]:
@@ -357,7 +357,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         for side in sides_of(small, folder)[0].values():
             side()
         sides, script = sides_of(case, folder)
-        rounds: dict[str, list[Played]] = {name: [] for name in sides}
+        rounds: dict[str, list[Round]] = {name: [] for name in sides}
         for _ in range(repeats):
             for name, side in sides.items():
                 gc.collect()
@@ -366,8 +366,8 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
                 assert sampled == script.tokens, (
                     f"{name} sampled {sampled} tokens, the script has {script.tokens}"
                 )
-    best = {name: min(played.seconds for played in rounds[name]) for name in rounds}
-    cpu = {name: min(played.cpu_s for played in rounds[name]) for name in rounds}
+    best = {name: min(one.seconds for one in rounds[name]) for name in rounds}
+    cpu = {name: min(one.cpu_s for one in rounds[name]) for name in rounds}
     return {
         **dataclasses.asdict(case),
         "sampled_tokens": script.tokens,

@@ -1,15 +1,15 @@
 """Whole GRPO steps on prompts of Spider's length: ours beside stock TRL, in one process.
 
-Both sides begin with the same random weights and play the same script about the same questions of Spider's
-dev set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a
-submission, right or wrong in turn, so that every group teaches. Queries are really run and graded, each side
-by an executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer`
-with `environment_factory`, its tool loop and transformers' generation (`contrib.stock_trl`). Its loop
-would go on after a submission, so the last call is submitted by a reward function instead, which spares it
-one generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
+Both sides begin with the same random weights and roll out one script about the same questions of Spider's dev
+set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a submission,
+right or wrong in turn, so that every group has a gradient. Queries are really run and graded, each side by an
+executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer` with
+`environment_factory`, its tool loop and transformers' generation (`contrib.stock_trl`). Its loop would go on
+after a submission, so the last call is submitted by a reward function instead, which spares it one
+generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
 
 Timed are whole steps of `train()`: rollout (rewards included) and update (loss, gradient, optimizer). What
-both sides were asked and said, their advantages and the norms of their gradients are compared. Each first
+both sides were asked and sampled, their advantages and the norms of their gradients are compared. Each first
 takes a small step. The last line is JSON; `ratio` is TRL's time over ours, `cpu_ratio` the same of processor
 time (without the processes that run SQL), which other work on the machine changes less. The same with
 `_shared_database` behind them: as many questions of one database, in one micro-batch.
@@ -83,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Script:
-    """What is asked and what is said.
+    """Questions of a step and the tokens of its episodes.
 
     Attributes:
         turns: Token ids of turn k of episode b at `[b][k]`, the end of the turn included.
@@ -152,7 +152,7 @@ def make_script(case: Case) -> Script:
 
 
 class ForcedTurns(LogitsProcessor):
-    """The script for TRL's generation, which plays all episodes side by side, turn by turn."""
+    """The script for TRL's generation, which rolls out all episodes side by side, turn by turn."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -258,7 +258,7 @@ class StepClock(TrainerCallback):
 
 @dataclass(frozen=True)
 class Taken:
-    """What the steps of one side took, the best of each part, in seconds; and the first step's outcome.
+    """Times of one side's steps, the best of each part, in seconds; and the first step's outcome.
 
     Attributes:
         episodes: Prompt, completion, which of its tokens were sampled, and advantage of each.
@@ -297,7 +297,7 @@ def take_steps(name: str, case: Case, script: Script, steps: int) -> Taken:
         gc.collect()
         trainer.train()
     first = trainer.state.log_history[0]
-    assert first["frac_reward_zero_std"] == 0, "a group of one reward teaches nothing, and ours would skip it"
+    assert first["frac_reward_zero_std"] == 0, "a group of one reward has no gradient, and ours skips it"
     return Taken(
         {part: min(each) for part, each in parts(clock, "seconds").items()},
         {part: min(each) for part, each in parts(clock, "cpu_s").items()},
@@ -330,7 +330,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     """Times of both sides and how they compare."""
     script = make_script(case)
     trl, own = (take_steps(name, case, script, steps) for name in ("trl", "ours"))
-    assert trl.episodes == own.episodes, "the sides played other episodes"
+    assert trl.episodes == own.episodes, "the sides have different episodes"
     assert sum(sum(sampled) for _, _, sampled, _ in own.episodes) == script.sampled
     error = abs(own.grad_norm / trl.grad_norm - 1)
     lengths = [len(prompt) for prompt, *_ in own.episodes]
