@@ -1,10 +1,9 @@
 """Rollouts of many turns: the engine `slots` beside stock TRL (`environment_factory`), in one process.
 
-Both sides roll out the same script with the same weights: prompts of one length, turns of given random
-lengths that differ between episodes, the same tool, which sleeps and then returns the same rows. Tokens are
-forced after the logits were computed and before they are sampled, on both sides alike. The last turn submits;
-stock TRL's last turn is a plain text of the same length, since its loop would go on after a tool call.
-
+Both sides roll out one script with the same weights: prompts of one length, turns of given random lengths
+that differ between episodes, the same tool, which sleeps and then returns the same rows. Tokens are forced
+after the logits were computed and before they are sampled, on both sides alike. The last turn submits; stock
+TRL's last turn is a plain text of the same length, since its loop would go on after a tool call.
 
 Timed is what lies between messages and finished episodes: on TRL's side `GRPOTrainer._generate`, on ours
 `rollout.engine.run`. Each side first rolls out a small case. The last line is JSON; `ratio` is TRL's time
