@@ -44,8 +44,8 @@ gc.disable()
 
 # A worker of pytest-xdist takes whole files, one after another: a long one at the end leaves the others idle.
 LONGEST = {
-    *("test_attacks.py", "test_train.py", "test_many_processes.py", "test_models_gguf.py"),
-    *("test_training_trainer.py", "test_data_generator.py", "test_grading_neighbours.py"),
+    *("test_attacks.py", "test_train.py", "test_many_processes.py", "test_gguf.py"),
+    *("test_trainer.py", "test_data_generator.py", "test_grading_neighbours.py"),
 }
 
 
