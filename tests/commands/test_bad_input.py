@@ -131,7 +131,6 @@ def test_a_model_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[s
     (run / "config.yaml").write_text("an earlier run's")
     for place in ("nobody/no-model", "databases", "questions.jsonl"):
         message = refused(capsys, with_model(config, place))
-        assert "cannot read the model" in message
         assert place in message
     assert (run / "config.yaml").read_text() == "an earlier run's"
 
