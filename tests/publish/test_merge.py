@@ -22,9 +22,9 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from tests.model_families import FAST, tiny
 from tests.rounding import assert_same, bound
 from tests.tiny_model import exact_logits_of, logits_of, write_adapter, write_model, write_tokenizer
-from tests.unit.test_training_families import FAST, tiny
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.publishing.merging import merge_adapter

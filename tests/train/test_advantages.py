@@ -1,7 +1,6 @@
 """Advantages: GRPO's by hand, equal to those of turns that earn nothing, right above wrong in every mode."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.scripted_policy import ask
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.training.credit import (
     group_advantages,
     normalized_each,
@@ -19,7 +17,6 @@ from text2sql_grpo.training.credit import (
 )
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
-MIX = {"execution": 1.0, "executes": 0.2, "turn_cost": 0.1}
 SCALES = st.sampled_from(["group", "batch", "none"])
 
 
@@ -76,31 +73,6 @@ def test_they_stand_on_the_tokens_of_their_turns() -> None:
     ]
     by_token = token_advantages([[0.5, -1.0], [], []], Batch.of(rows), torch.zeros(3, 6))
     assert by_token.tolist() == [[0.5, 0.5, 0.0, -1.0, 0.0, 0.0], [0.0] * 6, [0.0] * 6]
-
-
-@st.composite
-def rollouts(draw: Any, *, size: int, max_turns: int, chance: Any) -> list[tuple[bool, float, list[float]]]:
-    """Verdict, reward in the bounds of MIX, and a number for each turn of each rollout."""
-    highest_wrong, lowest_right = RewardMix(MIX).bounds()
-    rows = []
-    for _ in range(size):
-        is_right = draw(st.booleans())
-        low, high = (lowest_right, lowest_right + 0.2) if is_right else (highest_wrong - 0.3, highest_wrong)
-        turns = draw(st.lists(chance, min_size=1, max_size=max_turns))
-        rows.append((is_right, draw(st.floats(low, high)), turns))
-    return rows
-
-
-def check_right_above_wrong(
-    rows: list[tuple[bool, float, list[float]]], advantages: list[list[float]]
-) -> None:
-    """Each turn of a right rollout against the same turn of each wrong one."""
-    pairs = list(zip(rows, advantages, strict=True))
-    for (right, *_), high in pairs:
-        for (wrong, *_), low in pairs:
-            if right and not wrong:
-                for turn, (above, below) in enumerate(zip(high, low, strict=False)):
-                    assert above > below, turn
 
 
 def test_a_score_that_a_rollout_lacks_is_left_out_of_its_sum() -> None:

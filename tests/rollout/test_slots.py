@@ -11,11 +11,11 @@ from peft import PeftModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from tests.model_families import FAST, PLAIN, tiny
 from tests.rounding import assert_same, in_float64
 from tests.scripted_policy import ask, shop_environment
 from tests.scripted_slots import scripted_slots
 from tests.tiny_model import write_adapter, write_model, write_tokenizer
-from tests.unit.test_training_families import FAST, PLAIN, tiny
 from text2sql_grpo.environment.episode import Episode, Message
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment, SQLSession
 from text2sql_grpo.errors import DataError
@@ -93,25 +93,19 @@ def plain_log_probs(model: PreTrainedModel, episode: Episode, sampling: Sampling
 def test_greedy_episodes_are_those_of_the_other_engine(
     model: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat
 ) -> None:
-    looks = [LOOK] * len(QUESTIONS)
-    turns: set[int] = set()
-    for given in (None, looks):
-        plain = run(sessions(environment), ModelPolicy(model, chat), chat, BUDGETS, first_turns=given)
-        policy = SlotPolicy(model, Sampling(temperature=0))
-        episodes = run(sessions(environment), policy, chat, BUDGETS, first_turns=given)
+    plain = run(sessions(environment), ModelPolicy(model, chat), chat, BUDGETS)
+    policy = SlotPolicy(model, Sampling(temperature=0))
+    episodes = run(sessions(environment), policy, chat, BUDGETS)
 
-        assert tokens(episodes) == tokens(plain)
-        assert [e.messages for e in episodes] == [e.messages for e in plain]
-        for episode in episodes:
-            sampled = torch.tensor(episode.completion_mask).bool()
-            if given:
-                sampled[: len(chat.turn_ids(LOOK))] = False
-            recorded = torch.tensor(episode.log_probs)
-            assert (recorded[~sampled] == 0).all()
-            expected = plain_log_probs(model, episode, policy.sampling)
-            assert_same(recorded[sampled], expected[sampled], layers=model.config.num_hidden_layers)
-        turns |= {len(episode.actions) for episode in episodes}
-    assert max(turns) > 1
+    assert tokens(episodes) == tokens(plain)
+    assert [e.messages for e in episodes] == [e.messages for e in plain]
+    for episode in episodes:
+        sampled = torch.tensor(episode.completion_mask).bool()
+        recorded = torch.tensor(episode.log_probs)
+        assert (recorded[~sampled] == 0).all()
+        expected = plain_log_probs(model, episode, policy.sampling)
+        assert_same(recorded[sampled], expected[sampled], layers=model.config.num_hidden_layers)
+    assert max(len(episode.actions) for episode in episodes) > 1
 
 
 ADMITTED = [*FAST, "gpt2", "gpt_bigcode", "hunyuan_v1_dense"]
@@ -305,17 +299,21 @@ def test_drafts_change_no_token(
         assert_same(other, one, layers=model.config.num_hidden_layers, scale=1 / (temperature or 1.0))
 
 
-def test_drafts_spare_passes(
-    environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[int] = []
+@pytest.fixture
+def forwarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of tokens of each forward pass of the engine."""
+    counts: list[int] = []
     logits = SlotPolicy.logits
 
     def counted(self: SlotPolicy, ids: torch.Tensor, *args: Any) -> torch.Tensor:
-        passes.append(len(ids))
+        counts.append(len(ids))
         return logits(self, ids, *args)
 
     monkeypatch.setattr(SlotPolicy, "logits", counted)
+    return counts
+
+
+def test_drafts_spare_passes(environment: SQLEnvironment, chat: ChatFormat, forwarded: list[int]) -> None:
     chat = ChatFormat(chat.tokenizer)
     sql = "SELECT staff FROM branch WHERE code = 'LIS-02'"
     look = f"<sql>{sql}</sql>"
@@ -326,44 +324,32 @@ def test_drafts_spare_passes(
     assert [action.sql for action in episode.actions][:2] == [
         "SELECT staff FROM branch WHERE code = 'LIS-02'"
     ] * 2
-    assert len(passes) < 0.5 * sum(episode.completion_mask)
+    assert len(forwarded) < 0.5 * sum(episode.completion_mask)
 
 
 @in_float64()
 def test_an_equal_prompt_is_read_once(
-    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, forwarded: list[int]
 ) -> None:
-    read: list[int] = []
-    logits = SlotPolicy.logits
-    monkeypatch.setattr(
-        SlotPolicy, "logits", lambda self, ids, *args: read.append(len(ids)) or logits(self, ids, *args)
-    )
-
     (episode, *_) = run(
         sessions(environment, ["Porto?"] * 5), SlotPolicy(llama), chat, Budgets(1, 100, 1_000)
     )
 
     # All but the last token for all together, then the last by each.
-    assert read == [len(episode.prompt_ids) - 1, 5]
+    assert forwarded == [len(episode.prompt_ids) - 1, 5]
 
 
 @in_float64()
 def test_prompts_that_begin_alike_share_their_beginning(
-    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+    llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat, forwarded: list[int]
 ) -> None:
-    read: list[int] = []
-    logits = SlotPolicy.logits
-    monkeypatch.setattr(
-        SlotPolicy, "logits", lambda self, ids, *args: read.append(len(ids)) or logits(self, ids, *args)
-    )
-
     one, two = run(
         sessions(environment, ["Porto?", "Lisbon?"]), SlotPolicy(llama), chat, Budgets(1, 100, 1_000)
     )
 
     common = next(i for i, (a, b) in enumerate(zip(one.prompt_ids, two.prompt_ids, strict=False)) if a != b)
     assert common > 30
-    assert read == [common, len(one.prompt_ids) + len(two.prompt_ids) - 2 * common]
+    assert forwarded == [common, len(one.prompt_ids) + len(two.prompt_ids) - 2 * common]
 
 
 class Slow(SQLSession):

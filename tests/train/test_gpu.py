@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.scripted_policy import ask
+from tests.scripted_trainer import LOOK, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model
-from tests.unit.test_training_trainer import LOOK, RIGHT, WRONG, Bench
 from text2sql_grpo.rollout.policy import cache_bytes, trial_obstacle
 from text2sql_grpo.rollout.slots import _Scheduler
 

@@ -4,9 +4,7 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import ended, fork, has_ended, needs_fork, printed
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.reliability.checkpoints import best_checkpoint, find_damage, saved_checkpoints
@@ -22,10 +21,7 @@ from text2sql_grpo.run_folder import read_schedule
 
 pytestmark = [
     pytest.mark.usefixtures("own_cache", "rewards_with_spread"),
-    pytest.mark.skipif(
-        not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
-        reason="needs fork, which neither CUDA nor threads of torch survive",
-    ),
+    needs_fork,
 ]
 # Four steps learn from one generation, and an epoch ends inside the run; the reference moves.
 GRPO = {
@@ -77,26 +73,8 @@ def start(config: Path, folder: Path, *options: str) -> int:
     """The process id of a training run; it goes on from its newest checkpoint if there is one."""
     if saved_checkpoints(folder):
         options = (*options, "--resume", "auto")
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            sys.stdout = folder.with_suffix(".txt").open("a", buffering=1)
-            code = main(["train", "--config", str(config), "--run.output_dir", str(folder), *options])
-        except BaseException:
-            folder.with_suffix(".error").write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-    return pid
-
-
-def has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def ended(pid: int) -> int:
-    """How a process ended: its exit code, or minus the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    argv = ["train", "--config", str(config), "--run.output_dir", str(folder), *options]
+    return fork(folder, lambda: main(argv))
 
 
 def killed(pid: int, folder: Path, *, after_s: float) -> bool:
@@ -111,13 +89,11 @@ def killed(pid: int, folder: Path, *, after_s: float) -> bool:
             begun = time.monotonic()
         time.sleep(0.002)
     os.kill(pid, signal.SIGKILL)
-    return ended(pid) == -signal.SIGKILL
+    return ended([pid]) == [-signal.SIGKILL]
 
 
 def finish(config: Path, folder: Path, *options: str) -> None:
-    code = ended(start(config, folder, *options))
-    error = folder.with_suffix(".error")
-    assert code == 0, error.read_text() if error.exists() else folder.with_suffix(".txt").read_text()
+    assert ended([start(config, folder, *options)], patience_s=600.0) == [0], printed(folder)
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -254,7 +230,7 @@ def test_sigterm_saves_and_ends_like_ctrl_c(config: Path, tmp_path: Path) -> Non
         assert not has_ended(pid)
         time.sleep(0.01)
     os.kill(pid, signal.SIGTERM)
-    assert ended(pid) == 130
+    assert ended([pid]) == [130]
     (checkpoint,) = saved_checkpoints(folder)
     assert find_damage(checkpoint) is None
     assert f"Stopped. Saved: {checkpoint}. Resume with:" in folder.with_suffix(".txt").read_text()

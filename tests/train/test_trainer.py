@@ -1,6 +1,5 @@
 """The trainer on a tiny random model: masks, baselines, rewards, sampled tokens, parts, and resuming."""
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl
 from peft import LoraConfig, PromptTuningConfig
 from transformers import (
     AutoModelForCausalLM,
@@ -22,137 +20,19 @@ from transformers import (
 )
 
 from tests.rounding import assert_same
-from tests.scripted_policy import ASSISTANT, ask, shop
+from tests.scripted_policy import ASSISTANT, ask
+from tests.scripted_trainer import BROKEN, FAILS, GOLD, LISBON, LOOK, PORTO, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model, write_tokenizer
-from tests.tiny_run import json_lines
-from text2sql_grpo.config import RolloutConfig, SelectionConfig
-from text2sql_grpo.data.example import Example
+from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
-from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.token_tree.scored_tree import trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.parts import Credit, Judged, Play, Record, Row, Select
 from text2sql_grpo.training.record import STAGES
-from text2sql_grpo.training.select import open_gate, open_select
-from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 from text2sql_grpo.trl_compat import plain_log_probs
-
-GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
-LOOK, RIGHT, WRONG = (
-    "<sql>SELECT code FROM branch</sql>",
-    f"<answer>{GOLD}</answer>",
-    "<answer>SELECT 8</answer>",
-)
-FAILS = "<answer>SELECT nothing FROM nowhere</answer>"
-WEIGHTS = {"execution": 1.0, "executes": 0.25}
-PORTO = ask("Porto?", "SELECT staff FROM branch WHERE code = 'OPO-01'")
-LISBON, BROKEN = ask("Lisbon?", GOLD), ask("Broken?", "SELECT nothing FROM branch")
-
-
-class Bench:
-    """A trainer whose policy may be replaced by a script of whole episodes."""
-
-    def __init__(
-        self,
-        folder: Path,
-        examples: Sequence[Example] = (LISBON,),
-        *,
-        protocol: Any = "tags",
-        selection: SelectionConfig | None = None,
-        model: Path | None = None,
-        adapter: Any = None,
-        engine: Any = "generation",
-        max_turn_tokens: int = 80,
-        **arguments: Any,
-    ) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        model = model or write_model(folder / "model", max_positions=4096)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        if protocol == "native":
-            template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
-            tokenizer.chat_template = template.read_text("utf-8")
-        settings = {"protocol": protocol, "schema_text": "compact", "max_turns": 3, "instructions": False}
-        settings |= {"max_turn_tokens": max_turn_tokens, "max_episode_tokens": 1200}
-        args = training_arguments(
-            {
-                "per_device_train_batch_size": 4,
-                "num_generations": 4,
-                "max_steps": 1,
-                "save_strategy": "no",
-                "report_to": "none",
-                "disable_tqdm": True,
-                **arguments,
-            },
-            output_dir=str(folder / "run"),
-        )
-        parts: dict[str, Any] = {}
-        if selection is not None:
-            sizes = {"num_generations": args.num_generations, "seed": args.seed}
-            parts = {"select": open_select(examples, selection, **sizes), "gate": open_gate(selection)}
-        self.trainer = SQLGRPOTrainer(
-            AutoModelForCausalLM.from_pretrained(model),
-            shop(folder, **settings),
-            train_dataset=examples,
-            reward_funcs=RewardMix(WEIGHTS),
-            args=args,
-            processing_class=tokenizer,
-            peft_config=adapter,
-            rollout=RolloutConfig(engine=engine),
-            **parts,
-        )
-
-    def say(self, *episodes: Sequence[str]) -> None:
-        """The turns of each episode, in the order of the batch; `...` never ends its turn."""
-        chat = self.trainer.rollouts.chat
-
-        def policy(model: Any) -> Any:
-            left = [list(turns) for turns in episodes]
-
-            def generate(prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-                replies = []
-                for turns, _ in zip([turns for turns in left if turns], prompts, strict=True):
-                    turn = turns.pop(0)
-                    ids = chat.turn_ids(turn)
-                    replies.append(ids[:-1] * 40 if turn == "..." else ids)
-                return Continuations([reply[:max_new_tokens] for reply in replies])
-
-            return SimpleNamespace(generate=generate)
-
-        self.trainer.rollouts.policy = policy  # type: ignore[method-assign]
-
-    def batch(self, *questions: int) -> dict[str, torch.Tensor]:
-        """The generation batch of one group of each of these questions."""
-        self.trainer.model.train()
-        self.trainer.select.draw = lambda count, progress=0.0: list(questions)  # type: ignore[method-assign]
-        return self.trainer.generation_batch()
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last generation batch."""
-        trainer = self.trainer
-        parts = [trainer.play, trainer.credit, *trainer.record, *([trainer.gate] if trainer.gate else [])]
-        return {name: value for part in parts for name, value in part.metrics().items()}
-
-    def rollouts(self) -> list[dict[str, Any]]:
-        return json_lines(self.folder / "run" / "rollouts.jsonl")
-
-    def steps(self) -> list[dict[str, float]]:
-        """The log of each optimiser step."""
-        return [row for row in self.trainer.state.log_history if "loss" in row]
-
-    def weights(self) -> torch.Tensor:
-        return torch.cat([p.detach().flatten() for p in self.trainer.model.parameters()])
-
-    def gradient(self, batch: dict[str, Any]) -> torch.Tensor:
-        self.trainer.model.zero_grad()
-        self.trainer.current_gradient_accumulation_steps = 1
-        self.trainer.compute_loss(self.trainer.model, batch).backward()
-        return torch.cat([p.grad.flatten() for p in self.trainer.model.parameters() if p.grad is not None])
 
 
 @pytest.fixture
@@ -235,23 +115,6 @@ def test_a_failing_gold_masks_its_whole_group(bench: Bench) -> None:
     assert (batch["tool_mask"] * batch["completion_mask"]).sum() == 0
     assert bench.gradient(batch).abs().max() == 0
     assert {row["reason"] for row in bench.rollouts()} == {"gold_failed"}
-
-
-@pytest.mark.parametrize(
-    ("score", "error", "message"),
-    [
-        (lambda *_: 1 / 0, ZeroDivisionError, "division by zero"),
-        (lambda *_: 2.0, RunError, r"reward executes must be from 1 to 1, got 2\.0"),
-    ],
-)
-def test_an_error_in_a_reward_stops_the_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, score: Any, error: type[Exception], message: str
-) -> None:
-    function = dataclasses.replace(REWARD_FUNCTIONS["executes"], function=score)
-    monkeypatch.setitem(REWARD_FUNCTIONS, "executes", function)
-    bench.say([RIGHT], [WRONG], [WRONG], [WRONG])
-    with pytest.raises(error, match=message):
-        bench.trainer.train()
 
 
 def test_hacks_are_flagged_and_counted(bench: Bench) -> None:
@@ -477,15 +340,6 @@ def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
         assert min(parts[name] for name in ("select", "prefill", "decode", "grade", "update")) > 0
         assert row["time/step"] >= row["step_time"]  # TRL's, without the optimiser
     assert sum(row["time/step"] for row in steps) < elapsed_s
-
-
-def test_a_stage_inside_another_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    stages = Stages()
-    with stages.of(decode=1), stages.of(prefill=3, tools=1):
-        pass
-    assert stages.seconds() == {"rest": 3.0, "decode": 3.0, "prefill": 3.0, "tools": 1.0}
 
 
 def test_looks_and_answers_are_logged_by_family(tmp_path: Path) -> None:

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.scripted_policy import ask, shop
-from tests.tiny_model import write_model
+from tests.scripted_policy import ask
+from tests.scripted_trainer import Bench
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability import checkpoints
 from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
-from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.select import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -26,21 +24,18 @@ from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SQLGRPOTrainer:
     """After five steps, each with a checkpoint."""
-    folder = tmp_path_factory.mktemp("trained")
-    model = write_model(folder / "model", max_positions=2048)
-    fields: dict[str, Any] = {"save_steps": 1, "max_steps": 5, "report_to": "none"}
-    fields["metric_for_best_model"] = "score"
-    trainer = SQLGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model),
-        shop(folder, instructions=False, schema_text="compact", max_turn_tokens=2, max_episode_tokens=300),
-        train_dataset=[ask("Lisbon?")] * 5,
-        args=training_arguments(
-            {"per_device_train_batch_size": 2, "num_generations": 2, **fields},
-            output_dir=str(folder / "run"),
-            disable_tqdm=True,
-        ),
-        processing_class=AutoTokenizer.from_pretrained(model),
-    )
+    trainer = Bench(
+        tmp_path_factory.mktemp("trained"),
+        [ask("Lisbon?")] * 5,
+        engine="auto",
+        max_turn_tokens=2,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_steps=5,
+        save_strategy="steps",
+        save_steps=1,
+        metric_for_best_model="score",
+    ).trainer
     log, scores = trainer.log, iter([0.25, 0.75, 0.5, 0.125, 0.25, 0.0])
     trainer.log = lambda logs, *args: log(logs | {"score": next(scores)}, *args)  # type: ignore[method-assign]
     trainer.train()

@@ -23,10 +23,3 @@ def test_weights_of_a_further_loss_stay_beside_their_tokens() -> None:
     assert "ce_weights" not in Batch.of([row(2)]).tensors(
         pad_token_id=0, multiple=None, device=torch.device("cpu")
     )
-
-
-def test_masked_rollouts_weigh_nothing() -> None:
-    masked = Row(row(2).rollout, Judged(0, None, None, "budget"))
-    inputs = Batch.of([row(2), masked]).tensors(pad_token_id=0, multiple=None, device=torch.device("cpu"))
-    assert inputs["tool_mask"].tolist() == [[1, 1], [0, 0]]
-    assert inputs["num_items_in_batch"] == 2

@@ -1,6 +1,5 @@
 """Two processes on CPUs (gloo): they learn what one learns, none waits for ever, and they end together."""
 
-import gc
 import json
 import os
 import random
@@ -9,13 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +22,9 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from trl.generation.vllm_generation import VLLMGeneration
 
+from tests.processes import ended, fork, needs_fork, printed
 from tests.rounding import assert_same
 from tests.tiny_run import json_lines, write_config
-from text2sql_grpo import trl_compat
 from text2sql_grpo.commands import main
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability.checkpoints import find_damage, saved_checkpoints, steps_done
@@ -39,10 +35,7 @@ from text2sql_grpo.training.play import Rollouts, VLLMPolicy
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 pytestmark = [
-    pytest.mark.skipif(
-        not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
-        reason="needs fork, which neither CUDA nor threads of torch survive",
-    ),
+    needs_fork,
     pytest.mark.usefixtures("own_cache"),
 ]
 # What `accelerate launch` tells its processes.
@@ -104,23 +97,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: dict[str, A
     return write_config(tmp_path, grpo=GRPO, **started)
 
 
-def fork(folder: Path, job: Callable[[], int], surroundings: dict[str, str]) -> int:
-    """The id of a process that does a job; what it prints goes to `FOLDER.txt`, what it dies of beside it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        gc.freeze()
-        try:
-            os.environ.update(surroundings)
-            sys.stdout = sys.stderr = folder.with_suffix(".txt").open("a", buffering=1)
-            code = job()
-        except BaseException:
-            folder.with_suffix(".error").write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-    return pid
-
-
 def start(
     config: Path,
     folder: Path,
@@ -169,21 +145,6 @@ def output(folder: Path, number: int) -> Path:
     return folder.with_name(f"{folder.name}-{number}")
 
 
-def ended(pids: list[int], patience_s: float = PATIENCE_S) -> list[int]:
-    """Exit codes; minus the signal that ended one. Those that wait for ever are killed."""
-    codes: dict[int, int] = {}
-    begun = time.monotonic()
-    while len(codes) < len(pids):
-        for pid in [pid for pid in pids if pid not in codes]:
-            has_ended, status = os.waitpid(pid, os.WNOHANG)
-            if has_ended:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() - begun > patience_s:
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return [codes[pid] for pid in pids]
-
-
 def wait_for(path: Path) -> None:
     begun = time.monotonic()
     while not path.exists():
@@ -193,8 +154,7 @@ def wait_for(path: Path) -> None:
 
 def said(folder: Path, number: int) -> str:
     """What a process printed, and what it died of."""
-    files = [output(folder, number).with_suffix(suffix) for suffix in (".txt", ".error")]
-    return "".join(path.read_text() for path in files if path.exists())
+    return printed(output(folder, number))
 
 
 def finish(config: Path, folder: Path, *options: str, **how: Any) -> None:
@@ -466,21 +426,6 @@ def trainer_of_a_server(accelerator: Accelerator) -> Any:
 
 
 @pytest.mark.slow
-def test_two_processes_learn_as_fast_as_one(config: Path, tmp_path: Path) -> None:
-    """Each with its own luck: over twenty steps of as many episodes the reward rises alike."""
-    rewards = {}
-    for way, count, size in (("one", 1, "32"), ("ddp", 2, "16"), ("fsdp2", 2, "16")):
-        options = ("--grpo.max_steps", "20", "--grpo.per_device_train_batch_size", size)
-        options = (*options, "--grpo.num_generations", "8", "--grpo.learning_rate", "0.002")
-        finish(config, tmp_path / way, *options, way=way, count=count, first=only_train)
-        curve = logged(tmp_path / way, "reward")
-        rewards[way] = (mean(curve[:5]), mean(curve[-5:]))
-    for start, end in rewards.values():
-        assert end - start > 0.05
-        assert end == pytest.approx(rewards["one"][1], abs=0.12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
 def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
     config: Path, tmp_path: Path, way: str
@@ -562,20 +507,6 @@ def test_no_process_waits_for_turns_that_another_one_does_not_take(
     turns = [[len(row["actions"]) for row in rows[i : i + 8]] for i in range(0, len(rows), 8)]
     assert max(map(max, turns[0::2])) == 2  # of the first process
     assert max(map(max, turns[1::2])) == 1
-
-
-@pytest.mark.slow
-def test_divided_weights_would_let_them_wait_for_ever(config: Path, tmp_path: Path) -> None:
-    """Why every process holds all weights while episodes are played."""
-
-    def first(number: int) -> None:
-        only_train()
-        trl_compat.whole_weights = lambda model: nullcontext()  # type: ignore[attr-defined]
-
-    one_turn = {1: ("--environment.max_turns", "1")}
-    pids = start(config, tmp_path / "run", way="fsdp2", first=first, own_options=one_turn)
-    assert ended(pids, patience_s=15) == [-signal.SIGKILL, -signal.SIGKILL]
-    assert [(tmp_path / "run" / name).exists() for name in ("config.yaml", "metrics.jsonl")] == [True, False]
 
 
 @pytest.mark.slow

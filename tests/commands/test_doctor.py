@@ -307,3 +307,20 @@ def test_every_accelerate_config_is_read_by_accelerate_and_by_us(tmp_path: Path)
     (tmp_path / "other.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"not a config of accelerate: .*other\.yaml"):
         read_launch(tmp_path / "other.yaml")
+
+
+def test_databases_that_cannot_be_read_are_shown_with_their_errors(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def problem(*options: str) -> str:
+        code, found = findings(config, capsys, "--no-dry-run", *options)
+        assert code == 1 and found["databases"]["status"] == "problem"
+        return str(found["databases"]["text"])
+
+    text = problem("--environment.limits.max_sql_bytes", "5")
+    assert text.startswith("1 of 1 could not be read: shop: ") and "5" in text.partition("shop: ")[2]
+    for name in ("first", "second"):
+        (tmp_path / "databases" / f"{name}.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4096))
+    text = problem()
+    assert text.startswith("2 of 3 could not be read: first: ") and "; second: " in text
+    assert text.count("not a database") == 2

@@ -34,21 +34,14 @@ def play(
     chat: ChatFormat,
     turns: dict[str, list[str | list[int]]],
     budgets: Budgets = PLENTY,
-    *,
-    first_turns: list[str] | None = None,
 ) -> tuple[list[Episode], ScriptedPolicy]:
     """Plays the script with both engines; the episodes are the same."""
     policy = ScriptedPolicy(chat, turns)
     over: list[Episode] = []
-    episodes = run(
-        sessions(environment, turns), policy, chat, budgets, first_turns=first_turns, on_end=over.append
-    )
-    asked = 0 if first_turns is None else 1
+    episodes = run(sessions(environment, turns), policy, chat, budgets, on_end=over.append)
     can_begin = [e.example.id for e in episodes if len(e.prompt_ids) < budgets.max_context]
-    slots = scripted_slots(chat, [turns[question][asked:] for question in can_begin])
-    by_slots = run(
-        sessions(environment, turns), slots, chat, budgets, first_turns=first_turns, on_end=over.append
-    )
+    slots = scripted_slots(chat, [turns[question] for question in can_begin])
+    by_slots = run(sessions(environment, turns), slots, chat, budgets, on_end=over.append)
     assert sorted(map(id, over)) == sorted(map(id, [*episodes, *by_slots]))
     assert all(episode.stop_reason is not None for episode in over)
     assert list(map(record, by_slots)) == list(map(record, episodes))
@@ -98,25 +91,20 @@ def test_the_episode_s_tokens_are_the_rendered_chat(environment: SQLEnvironment,
     assert chat.tokenizer.decode(episode.prompt_ids + episode.completion_ids) == whole.removesuffix("\n")
 
 
-@pytest.mark.parametrize("is_given", [False, True], ids=["sampled", "first turn given"])
-def test_log_probs_of_the_policy_stand_on_the_episode(
-    environment: SQLEnvironment, chat: ChatFormat, is_given: bool
-) -> None:
+def test_log_probs_of_the_policy_stand_on_the_episode(environment: SQLEnvironment, chat: ChatFormat) -> None:
     class Sure(ScriptedPolicy):
         def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
             written = super().generate(prompts, max_new_tokens=max_new_tokens)
             return Continuations(written.ids, [[-0.5, *[math.nan] * (len(ids) - 1)] for ids in written.ids])
 
-    first = [LOOK] if is_given else None
     for policy, is_known in ((Sure, True), (ScriptedPolicy, False)):
         script = policy(chat, {"Lisbon?": [LOOK, ANSWER]})
 
-        (episode,) = run([environment.session(ask("Lisbon?"))], script, chat, PLENTY, first_turns=first)
+        (episode,) = run([environment.session(ask("Lisbon?"))], script, chat, PLENTY)
 
         look, answer = len(chat.turn_ids(LOOK)), len(chat.turn_ids(ANSWER))
         reply = len(episode.completion_ids) - look - answer
-        turns = [0.0] * look if is_given else [-0.5, *[math.nan] * (look - 1)]
-        known = [*turns, *[0.0] * reply, -0.5, *[math.nan] * (answer - 1)]
+        known = [-0.5, *[math.nan] * (look - 1), *[0.0] * reply, -0.5, *[math.nan] * (answer - 1)]
         assert episode.log_probs == pytest.approx(known if is_known else [], nan_ok=True)
 
 
@@ -264,30 +252,6 @@ def test_longer_budgets_of_others_do_not_help(environment: SQLEnvironment, chat:
     assert short.stop_reason == "submitted"
     assert (long.stop_reason, long.is_masked) == ("context", True)
     assert len(long.prompt_ids) + len(long.completion_ids) == budgets.max_context
-
-
-def test_given_first_turns(environment: SQLEnvironment, chat: ChatFormat) -> None:
-    turns: dict[str, list[str | list[int]]] = {"one?": ["never", ANSWER], "two?": ["never"]}
-
-    (one, two), policy = play(environment, chat, turns, first_turns=[LOOK, ANSWER])
-
-    assert [action.kind for action in one.actions] == ["run_sql", "submit_sql"]
-    assert [action.kind for action in two.actions] == ["submit_sql"]
-    assert [len(batch) for batch in policy.batches] == [1]
-    assert one.completion_mask[0] == 1
-
-
-def test_given_first_turns_go_to_their_own_sessions(environment: SQLEnvironment, chat: ChatFormat) -> None:
-    """Also where a session before them has no room to begin."""
-    turns: dict[str, list[str | list[int]]] = {"x" * 500: [], "two?": []}
-    n_prompt = len(chat.prompt_ids(environment.session(ask("two?")).start()))
-    budgets = Budgets(200, 2_000, n_prompt + 100)
-
-    (one, two), policy = play(environment, chat, turns, budgets, first_turns=[LOOK, ANSWER])
-
-    assert (one.stop_reason, one.completion_ids) == ("context", [])
-    assert two.stop_reason == "submitted"
-    assert policy.batches == []
 
 
 def test_no_sessions(chat: ChatFormat) -> None:

@@ -5,16 +5,15 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
+from tests.processes import ended, fork, has_ended, needs_fork, printed
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
@@ -132,7 +131,6 @@ def test_a_model_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[s
     (run / "config.yaml").write_text("an earlier run's")
     for place in ("nobody/no-model", "databases", "questions.jsonl"):
         message = refused(capsys, with_model(config, place))
-        assert "cannot read the model" in message
         assert place in message
     assert (run / "config.yaml").read_text() == "an earlier run's"
 
@@ -268,42 +266,26 @@ def test_the_verb_warm_start_names_sft(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
-    reason="needs fork, which neither CUDA nor threads of torch survive",
-)
+@needs_fork
 def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(
     unlearned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--config", str(unlearned), "--grpo.max_steps", "500", "--evaluation.before_training", "false"]
-    output = unlearned.parent / "printed.txt"
     importlib.import_module("text2sql_grpo.run.pipeline")  # seconds, which the other process is spared
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            sys.stdout = sys.stderr = output.open("w", buffering=1)
-            code = main(["train", *options])
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+    output = unlearned.parent / "printed"
+    pid = fork(output, lambda: main(["train", *options]))
     metrics = unlearned.parent / "run" / "metrics.jsonl"
-    ended = 0
-    while not ended:
-        if metrics.exists() and metrics.read_text().count("\n") >= 2:
-            os.kill(pid, signal.SIGINT)
-            ended, status = os.waitpid(pid, 0)
-        else:
-            time.sleep(0.05)
-            ended, status = os.waitpid(pid, os.WNOHANG)
-    printed = output.read_text()
-    assert os.waitstatus_to_exitcode(status) == 130, printed
-    assert "Traceback" not in printed
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert not has_ended(pid), printed(output)
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGINT)
+    assert ended([pid]) == [130], printed(output)
+    text = printed(output)
+    assert "Traceback" not in text
     done = json_lines(metrics)[-1]["step"]
     checkpoint = unlearned.parent / "run" / f"checkpoint-{done}"
     command = f"text2sql-grpo train --config {unlearned.parent / 'run' / 'config.yaml'} --resume auto"
-    assert printed.endswith(f"Stopped. Saved: {checkpoint}. Resume with:\n  {command}\n")
+    assert text.endswith(f"Stopped. Saved: {checkpoint}. Resume with:\n  {command}\n")
 
     argv = command.removeprefix("text2sql-grpo ").split()
     assert main([*argv, "--grpo.max_steps", str(done + 1)]) == 0

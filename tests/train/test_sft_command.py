@@ -16,6 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.processes import ended, fork, needs_fork
 from tests.rounding import assert_same
 from tests.tiny_model import exact_logits_of, logits_of, write_adapter
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
@@ -121,36 +122,19 @@ def test_a_chat_has_its_own_tools_in_its_prompt(config: Path, monkeypatch: pytes
     assert seen == [[tool], None]
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
-    reason="needs fork, which neither CUDA nor threads of torch survive",
-)
+@needs_fork
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_stage_resumes_bit_for_bit(config: Path) -> None:
     def run(out: str, *options: str) -> int:
-        return main(
-            [
-                "sft",
-                "--config",
-                str(config),
-                "--out",
-                out,
-                "--sft.max_steps",
-                "20",
-                "--sft.save_steps",
-                "2",
-                *options,
-            ]
-        )
+        argv = ["sft", "--config", str(config), "--out", out, "--sft.max_steps", "20"]
+        return main([*argv, "--sft.save_steps", "2", *options])
 
     assert run("whole") == 0
-    pid = os.fork()
-    if pid == 0:
-        os._exit(run("killed"))
-    while not (len(saved_checkpoints(Path("killed"))) > 1):
+    pid = fork(Path("killed_run"), lambda: run("killed"))
+    while len(saved_checkpoints(Path("killed"))) < 2:
         time.sleep(0.002)
     os.kill(pid, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert ended([pid]) == [-signal.SIGKILL]
     assert run("killed", "--resume", "auto") == 0
 
     one, other = (saved_checkpoints(Path(folder))[-1] for folder in ("whole", "killed"))

@@ -7,8 +7,8 @@ import pytest
 from peft import get_peft_model
 from transformers import Qwen2Config
 
+from tests.model_families import tiny
 from tests.tiny_model import write_model
-from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import load_policy, lora_config, resolved

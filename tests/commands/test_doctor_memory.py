@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig
 from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 
-from tests.scripted_policy import ask, shop
+from tests.model_families import tiny
+from tests.scripted_trainer import Bench
 from tests.tiny_model import write_model
-from tests.unit.test_training_families import tiny
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
 from text2sql_grpo.doctor.traced_update import LiveBytes, UntraceableError, Update, trace_update
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import lora_config
-from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 ROWS, PROMPT, COMPLETION = 8, 120, 40
 NO_ROLLOUTS = Rollouts(0, 0, 0, 0)
@@ -49,25 +47,15 @@ def update(*, shares_prompts: bool = True, gradient_checkpointing: bool = False)
 
 def allocated(folder: Path, mode: str, wanted: Update) -> int:
     """Bytes that the loss and its gradient add at most, in a real trainer on real tensors."""
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    trainer = SQLGRPOTrainer(
-        model,
-        shop(folder),
-        train_dataset=[ask("Lisbon?")],
-        args=training_arguments(
-            {
-                "per_device_train_batch_size": ROWS,
-                "num_generations": ROWS,
-                "max_steps": 1,
-                "report_to": "none",
-                "bf16": False,
-                "shared_prefix": wanted.shares_prompts,
-            },
-            output_dir=str(folder / "run"),
-        ),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-        peft_config=lora_config(settings(mode), model.config),
-    )
+    trainer = Bench(
+        folder,
+        model=folder / "model",
+        adapter=lora_config(settings(mode), AutoConfig.from_pretrained(folder / "model")),
+        per_device_train_batch_size=ROWS,
+        num_generations=ROWS,
+        bf16=False,
+        shared_prefix=wanted.shares_prompts,
+    ).trainer
     if wanted.gradient_checkpointing:
         trainer.model.activation_checkpointing_enable()
     trainer.model.train()

@@ -30,10 +30,10 @@ from transformers import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.model_families import tiny
 from tests.rounding import assert_same, in_float64
 from tests.scripted_policy import ask, shop_environment
 from tests.tiny_model import write_model, write_tokenizer
-from tests.unit.test_training_families import tiny
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat

@@ -12,8 +12,8 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from tests.rounding import assert_same
 from tests.scripted_policy import ask
+from tests.scripted_trainer import LOOK, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model
-from tests.unit.test_training_trainer import LOOK, RIGHT, WRONG, Bench
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ModelError

@@ -7,20 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import distributed
 
+from tests.processes import needs_fork
 from tests.tiny_model import write_model
 from text2sql_grpo import trl_compat
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.rollout.policy import SlotPolicy
-
-needs_fork = pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available() or torch.get_num_threads() > 1,
-    reason="needs fork, which neither CUDA nor threads of torch survive",
-)
 
 
 def two(job: Callable[[int], None]) -> list[int]:

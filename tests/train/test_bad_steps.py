@@ -10,49 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.hostile.surroundings import living_children
-from tests.scripted_policy import ask, shop
-from tests.tiny_model import write_model
+from tests.scripted_policy import ask
+from tests.scripted_trainer import Bench
 from tests.tiny_run import json_lines
-from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.run.sft_stage import train_on
-from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 Change = Callable[[int, dict[str, Any], torch.Tensor], Any]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), max_positions=2048)
-
-
-def make_trainer(
-    model: Path, folder: Path, *, max_turn_tokens: int = 6, engine: Any = "auto", **fields: Any
-) -> SQLGRPOTrainer:
-    settings = {"instructions": False, "schema_text": "compact", "max_turns": 2}
-    settings |= {"max_turn_tokens": max_turn_tokens, "max_episode_tokens": 300}
+def make_trainer(folder: Path, *, engine: Any = "auto", **fields: Any) -> SQLGRPOTrainer:
     # In bfloat16 a sum would depend on what stands beside it.
-    fields = {"max_steps": 3, "learning_rate": 0.01, "save_strategy": "no", "bf16": False, **fields}
-    folder.mkdir(exist_ok=True)
-    return SQLGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model),
-        shop(folder, **settings),
-        train_dataset=[ask("Lisbon?")] * 4,
-        args=training_arguments(
-            {"per_device_train_batch_size": 4, "num_generations": 4, "report_to": "none", **fields},
-            output_dir=str(folder / "run"),
-            disable_tqdm=True,
-        ),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        rollout=RolloutConfig(engine=engine),
-    )
+    fields = {"max_turn_tokens": 6, "max_steps": 3, "learning_rate": 0.01, "bf16": False, **fields}
+    return Bench(folder, [ask("Lisbon?")] * 4, engine=engine, **fields).trainer
 
 
 def weights(trainer: SQLGRPOTrainer) -> torch.Tensor:
@@ -90,9 +67,9 @@ def after_loss(patch: pytest.MonkeyPatch, change: Change) -> None:
 
 
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted_until_they_are_too_many(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(model, tmp_path, max_steps=5)
+    trainer = make_trainer(tmp_path, max_steps=5)
     after = AfterEachStep(trainer)
 
     def change(number: int, inputs: dict[str, Any], loss: torch.Tensor) -> torch.Tensor:
@@ -130,12 +107,12 @@ def test_the_scaler_of_float16_skips_a_step_by_itself_and_lowers_its_scale() -> 
 
 @pytest.mark.parametrize("where", ["rollouts", "loss"])
 def test_what_does_not_fit_into_memory_ends_the_run_with_advice(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def out_of_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    trainer = make_trainer(model, tmp_path)
+    trainer = make_trainer(tmp_path)
     if where == "rollouts":
         monkeypatch.setattr(trainer.rollouts, "run", out_of_memory)
     else:
@@ -144,9 +121,9 @@ def test_what_does_not_fit_into_memory_ends_the_run_with_advice(
         train_on(trainer, None, needs_less="lower it")
 
 
-def test_dead_executor_workers_are_replaced(model: Path, tmp_path: Path) -> None:
+def test_dead_executor_workers_are_replaced(tmp_path: Path) -> None:
     before, killed = living_children(), set[int]()
-    trainer = make_trainer(model, tmp_path, max_steps=3, max_turn_tokens=60, engine="generation")
+    trainer = make_trainer(tmp_path, max_steps=3, max_turn_tokens=60, engine="generation")
     said = 0
 
     def answer(prompts: list[list[int]], **_: Any) -> Continuations:

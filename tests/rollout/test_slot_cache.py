@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from tests.model_families import tiny
 from tests.rounding import assert_same, in_float64
-from tests.unit.test_training_families import tiny
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, SlotCache, StepPass
 

@@ -1,0 +1,59 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text2sql_grpo.errors import RunError
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, RunLog, read_metrics
+
+
+def lines(path: Path) -> list[Any]:
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text("utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=no_constants) for line in text.split("\n")[:-1]]
+
+
+def test_lines_are_appended_whole(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "runs" / "one")
+
+    log.write(ROLLOUTS, [{"a": "line\nbreak\u2028"}, {"b": 1}])
+    RunLog(log.folder).write(ROLLOUTS, [{"c": None}])
+
+    assert lines(log.folder / "rollouts.jsonl") == [{"a": "line\nbreak\u2028"}, {"b": 1}, {"c": None}]
+
+
+def test_metrics_are_read_back(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    assert read_metrics(log.folder) == []
+
+    log.write(METRICS, [{"step": 1, "loss": 0.5}])
+    log.write(
+        METRICS, [{"step": 2, "loss": math.nan, "parts": {"kl": -math.inf, "n": 3}, "name": "a\u2028b"}]
+    )
+
+    assert read_metrics(log.folder) == lines(tmp_path / "metrics.jsonl")
+    assert read_metrics(log.folder) == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
+    ]
+
+
+def test_lone_surrogates_and_other_odd_text(tmp_path: Path) -> None:
+    odd = "\ud800 \udcff \0 \x1b é 漢 😀"
+
+    RunLog(tmp_path).write(ROLLOUTS, [{"text": odd, odd: 1}])
+
+    assert lines(tmp_path / "rollouts.jsonl") == [{"text": odd, odd: 1}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_said_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: .*No space"):
+        RunLog(tmp_path).write(METRICS, [{"step": 1}])
