@@ -286,12 +286,6 @@ def test_the_epochs_of_an_unshuffled_run_are_in_order() -> None:
     assert batches(plain, 4, size=2) == [[0, 1], [2, 3], [4, 5], [0, 1]]
 
 
-def test_the_first_epoch_is_that_of_torch() -> None:
-    """The same seed draws the questions that earlier versions drew."""
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(3)).tolist()
-    assert [one for batch in batches(selection(questions(12), seed=3), 3) for one in batch] == order
-
-
 @pytest.mark.parametrize(
     ("settings", "reads"),
     [({}, 0), ({"strata": HALF}, 17), ({"by": "learnability", "strata": HALF}, 17), ({"by": "regret"}, 17)],
