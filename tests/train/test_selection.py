@@ -14,7 +14,7 @@ from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.training.parts import Batch, Judged, Row, Select, placed
 from text2sql_grpo.training.select import open_gate, open_select
 from text2sql_grpo.training.select.easy_to_hard import EasyToHard
@@ -335,5 +335,5 @@ def test_shares_that_cannot_be_met(shares: dict[str, float], message: str) -> No
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         SelectionConfig(**settings)
