@@ -213,9 +213,9 @@ def steps(folder: str, size: Size) -> Result:
 def continuous_batching(folder: str, size: Size) -> Result:
     """The engine `slots` and transformers' continuous batching on the same turns.
 
-    Both roll out `rollout.Script`, with tools that take no time. A manager of continuous batching runs all
-    the while, so that it may share pages of a prompt between episodes and between turns. It generates as many
-    tokens as the turn has; the script's are then taken instead.
+    Both roll out `rollout.Script`, with tools that take no time. A manager of continuous batching runs
+    throughout, so that it may share pages of a prompt between episodes and between turns. It generates as
+    many tokens as the turn has; the script's are then taken instead.
     """
     import rollout
 

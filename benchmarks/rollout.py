@@ -1,7 +1,7 @@
 """Rollouts of many turns: the engine `slots` beside stock TRL (`environment_factory`), in one process.
 
-Both sides roll out the same script with the same weights: prompts of one length, turns of given random
-lengths that differ between episodes, the same tool, which sleeps and then returns the same rows. Tokens are forced
+Both sides roll out one script with the same weights: prompts of one length, turns of given random lengths
+that differ between episodes, the same tool, which sleeps and then returns the same rows. Tokens are forced
 after the logits were computed and before they are sampled, on both sides alike. The last turn submits; stock
 TRL's last turn is a plain text of the same length, since its loop would go on after a tool call.
 

@@ -1,12 +1,12 @@
 """Whole GRPO steps on prompts of Spider's length: ours beside stock TRL, in one process.
 
-Both sides begin with the same random weights and roll out the same script about the same questions of
-Spider's dev set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a
-submission, right or wrong in turn, so that every group has a gradient. Queries are really run and graded, each
-side by an executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer`
-with `environment_factory`, its tool loop and transformers' generation (`integrations.stock_trl`). Its loop
-would go on after a submission, so the last call is submitted by a reward function instead, which spares it
-one generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
+Both sides begin with the same random weights and roll out one script about the same questions of Spider's dev
+set: schemas as CREATE TABLE text, a few turns that run other golds of the same database, then a submission,
+right or wrong in turn, so that every group has a gradient. Queries are really run and graded, each side by an
+executor of its own. Tokens are forced after their logits were computed. Stock is TRL's `GRPOTrainer` with
+`environment_factory`, its tool loop and transformers' generation (`integrations.stock_trl`). Its loop would
+go on after a submission, so the last call is submitted by a reward function instead, which spares it one
+generation. Ours is `SQLGRPOTrainer` with the engine `slots` and shared prompts.
 
 Timed are whole steps of `train()`: rollout (rewards included) and update (loss, gradient, optimizer). What
 both sides were asked and sampled, their advantages and the norms of their gradients are compared. Each first

@@ -6,13 +6,17 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.postgres_server import PostgresServer, running_postgres
+if TYPE_CHECKING:
+    from tests.postgres_server import PostgresServer
+    from text2sql_grpo.grading import Grader
+    from text2sql_grpo.sql import SQLExecutor
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
 _SESSION_FOLDER = tempfile.mkdtemp(prefix="text2sql_grpo_tests_")
@@ -42,16 +46,12 @@ atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 gc.disable()
 
 
-# A worker of pytest-xdist takes whole files, one after another: a long one at the end leaves the others idle.
-LONGEST = {
-    *("test_attacks.py", "test_train.py", "test_many_processes.py", "test_gguf.py"),
-    *("test_trainer.py", "test_data_generator.py", "test_grading_neighbours.py"),
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Begin with the largest files: pytest-xdist hands out whole files, and a long one must not come last."""
+    size = Counter(item.path for item in items)
+    for path in size:
+        size[path] += len(path.read_bytes().splitlines())
+    items.sort(key=lambda item: -size[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -145,7 +145,56 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server() -> "Iterator[PostgresServer]":
     """A real PostgreSQL server of this test session alone; skipped where PostgreSQL is not installed."""
+    from tests.postgres_server import running_postgres
+
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def make_database(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, str], Path | str]:
+    """Make a database of an engine from a script, with the name `clinic`; its address.
+
+    On PostgreSQL it replaces the one before, and a role that may only read it is in the URL.
+    """
+    from tests.databases import duckdb_file, sqlite_file
+
+    def made(engine: str, script: str) -> Path | str:
+        if engine == "postgresql":
+            return str(request.getfixturevalue("postgres_server").create("clinic", script))
+        folder = tmp_path_factory.mktemp("clinic")
+        if engine == "sqlite":
+            return sqlite_file(folder / "clinic.sqlite", script)
+        return duckdb_file(folder / "clinic.duckdb", script)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shop of `tests/databases.py`, for tests that only read it."""
+    from tests.databases import make_shop
+
+    return make_shop(tmp_path_factory.mktemp("shop") / "shop.sqlite")
+
+
+@pytest.fixture(scope="module")
+def executor() -> "Iterator[SQLExecutor]":
+    """An executor with the default settings; it remembers results from test to test."""
+    from text2sql_grpo.sql import SQLExecutor
+
+    with SQLExecutor() as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def grader(executor: "SQLExecutor", tmp_path_factory: pytest.TempPathFactory) -> "Grader":
+    """A grader with neighbours."""
+    from text2sql_grpo.grading import Grader
+    from text2sql_grpo.grading.neighbours import Neighbours
+
+    return Grader(executor, neighbours=Neighbours(executor, tmp_path_factory.mktemp("neighbours")))

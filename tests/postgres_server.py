@@ -10,11 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pytest
+
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
 HOST = "127.0.0.1"
 ADMIN = "admin"
 ADMIN_PASSWORD = "of-the-admin"
+PASSWORD = "of-a-reader"  # of every role made here
 START_TIMEOUT_S = 60
 # PostgreSQL refuses to run as root. Debian's package makes the first of these users, Debian the second.
 UNPRIVILEGED_USERS = ("postgres", "nobody")
@@ -59,6 +63,21 @@ class PostgresServer:
     def admin_url(self, database: str = "postgres") -> str:
         """The URL of one of its databases, for the superuser."""
         return self.url(ADMIN, ADMIN_PASSWORD, database)
+
+    def admin(self, database: str = "postgres") -> psycopg.Connection:
+        """A session of the superuser, without transactions."""
+        return psycopg.connect(self.admin_url(database), autocommit=True)
+
+    def create(self, name: str, script: str = "", *, schemas: Sequence[str] = ("public",)) -> str:
+        """Make a database from a script, anew if there is one; its URL for a role that may only read it."""
+        with self.admin() as admin:
+            admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            admin.execute(f"DROP ROLE IF EXISTS reader_of_{name}")
+            admin.execute(f"CREATE DATABASE {name}")
+        with self.admin(name) as admin:
+            admin.execute(script or "SELECT 1")
+            admin.execute(restricted_role_sql(f"reader_of_{name}", PASSWORD, name, schemas=schemas))
+        return self.url(f"reader_of_{name}", PASSWORD, name)
 
 
 def postgres_binaries() -> Path | None:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path
                 "score",
                 lambda self, episode, *_: dict.fromkeys(self.weights, sum(episode.completion_ids) % 97 / 97),
             )
-            patch.setattr("text2sql_grpo.run.run_report.plot_learning_curve", lambda folder: folder)
+            patch.setattr("text2sql_grpo.reporting.learning_curve.plot_learning_curve", lambda folder: folder)
             train(load_config(config, options), console=Console(quiet=True))
     return folder
 

@@ -1,4 +1,4 @@
-"""Files, disks and texts that are not as they should be; more of them stand in `tests/unit/test_sql_*.py`."""
+"""Files, disks and texts that are not as they should be; more of them stand in `tests/execute/`."""
 
 import contextlib
 import ctypes
@@ -134,9 +134,9 @@ def test_workers_killed_again_and_again_cost_no_query(database: Path) -> None:
 def kill_busy_worker(executor: SQLExecutor) -> None:
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
-        for worker in list(executor._pools["sqlite"]._workers):
-            if worker.due < float("inf"):
-                os.kill(worker._process.pid, signal.SIGKILL)
+        for pid, is_busy in executor.workers().items():
+            if is_busy:
+                os.kill(pid, signal.SIGKILL)
                 return
         time.sleep(0.01)
 

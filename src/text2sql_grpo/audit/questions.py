@@ -10,7 +10,7 @@ from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example, folded
 from text2sql_grpo.data.loading import GOLDS_PER_BATCH
-from text2sql_grpo.data.rows import Question
+from text2sql_grpo.data.question_rows import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl

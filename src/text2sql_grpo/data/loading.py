@@ -9,7 +9,7 @@ from pathlib import Path
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import read_questions
-from text2sql_grpo.data.rows import Question, Source, source_name
+from text2sql_grpo.data.question_rows import Question, Source, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult

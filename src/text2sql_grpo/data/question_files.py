@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.rows import (
+from text2sql_grpo.data.question_rows import (
     TYPES,
     Question,
     Source,

@@ -15,7 +15,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import checked_golds, database_address
 from text2sql_grpo.data.question_files import read_line
-from text2sql_grpo.data.rows import Question, hub_dataset, is_hub_id
+from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
 

@@ -102,7 +102,7 @@ _PLAIN_CALLS = """
     SELECT function_name FROM duckdb_functions() GROUP BY ALL
     HAVING bool_and(internal AND function_type IN ('scalar', 'aggregate') AND stability = 'CONSISTENT')
 """
-_BEFORE_BRACKETS = frozenset(
+BEFORE_BRACKETS = frozenset(
     """
     all and any as between by case cast char coalesce decimal distinct else except exists filter from having
     ilike in intersect is join like not nullif numeric on or over select some then try_cast union using
@@ -293,7 +293,7 @@ class HardenedDuckDB:
         if kind_read != duckdb.StatementType.SELECT and not is_pivot:
             return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
         tree = _asked(session, "json_serialize_sql", read)
-        refused = _refused_part(tree, read)
+        refused = refused_part(tree, read)
         if refused:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
@@ -306,7 +306,7 @@ class HardenedDuckDB:
             words.isdisjoint(_ODD_WORDS)
             and words.isdisjoint(self._odd_words)
             and _ODD_TEXT.search(text) is None
-            and ("(" not in text or _plain_calls().issuperset(_CALLED.findall(text)))
+            and ("(" not in text or plain_calls().issuperset(_CALLED.findall(text)))
         )
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
@@ -357,7 +357,7 @@ def _own_names(session: duckdb.DuckDBPyConnection) -> tuple[frozenset[str], froz
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for name, is_odd in session.execute(_OWN_NAMES, [types]).fetchall():
         found[is_odd].update(_WORDS.findall(name.lower()))
-    _plain_calls()
+    plain_calls()
     return frozenset(found[True]), frozenset(found[False])
 
 
@@ -386,7 +386,7 @@ def _asked(session: duckdb.DuckDBPyConnection, function: str, sql: str) -> str:
     return str(found)
 
 
-def _refused_part(tree: str, sql: str) -> str:
+def refused_part(tree: str, sql: str) -> str:
     """First part of a query that does more than read; empty if there is none."""
     if tree.startswith('{"error":true'):
         words = _words(sql)
@@ -395,7 +395,7 @@ def _refused_part(tree: str, sql: str) -> str:
     else:
         writing = {name.removesuffix("_QUERY_NODE") for name in _NODE.findall(tree)} - _READING_NODES
         functions = {name.lower() for name in _FUNCTION.findall(tree)}
-    denied = functions & _denied_functions()
+    denied = functions & denied_functions()
     if writing:
         return min(writing).upper()
     if not denied:
@@ -413,11 +413,11 @@ def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
     if plan.startswith(_UNBOUND):
         return False
     is_random = plan.startswith('{"error":true') or '"type":"LOGICAL_SAMPLE"' in plan
-    return is_random or not _changing_functions().isdisjoint(_PLANNED.findall(plan))
+    return is_random or not changing_functions().isdisjoint(_PLANNED.findall(plan))
 
 
 @cache
-def _denied_functions() -> frozenset[str]:
+def denied_functions() -> frozenset[str]:
     """Functions of the engine that do more than compute a value or list rows."""
     found = _listed(_INTERNAL)
     tables = {name for name, is_table in found if is_table}
@@ -426,16 +426,16 @@ def _denied_functions() -> frozenset[str]:
 
 
 @cache
-def _changing_functions() -> frozenset[str]:
+def changing_functions() -> frozenset[str]:
     """Functions of the engine that may return something else the next time."""
     return frozenset(name for (name,) in _listed(_CHANGING)) - {_SCAN}
 
 
 @cache
-def _plain_calls() -> frozenset[str]:
+def plain_calls() -> frozenset[str]:
     """Functions of the engine that only compute, always the same, and words that stand before brackets."""
     computing = frozenset(name for (name,) in _listed(_PLAIN_CALLS))
-    return computing - _changing_functions() - _denied_functions() | _BEFORE_BRACKETS
+    return computing - changing_functions() - denied_functions() | BEFORE_BRACKETS
 
 
 def _listed(query: str) -> list[tuple[Any, ...]]:

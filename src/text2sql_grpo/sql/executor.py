@@ -191,6 +191,13 @@ class SQLExecutor:
             "require_sandbox": self._require_sandbox,
         }
 
+    def workers(self) -> dict[int, bool]:
+        """Process ids of the workers of every kind, and whether each runs a query now."""
+        found: dict[int, bool] = {}
+        for pool in self._pools.copy().values():
+            found |= pool.workers()
+        return found
+
     async def aexecute(
         self, database: Path | str, sql: str, *, limits: Limits | None = None
     ) -> ExecutionOutcome:

@@ -113,6 +113,11 @@ class WorkerPool:
                     worker.end()
             keeper.close()
 
+    def workers(self) -> dict[int, bool]:
+        """Process ids of the workers, and whether each runs a query now."""
+        with self._lock:
+            return {worker.pid: worker.is_busy for worker in self._workers}
+
     def sandbox(self) -> tuple[str, ...]:
         """Parts of the sandbox that a worker's kernel enforces; starts one if none is idle."""
         worker = self._take()
@@ -160,7 +165,7 @@ class WorkerPool:
         """
         for location in {location for location, _ in queries} - self._granted:
             self._grant(location)
-        batch = _Batch(queries, limits, self._n_workers, self._grant)
+        batch = Batch(queries, limits, self._n_workers, self._grant)
         threads = []
         for number in range(1, min(self._n_workers, len(queries))):
             waits = number >= len(self._idle)
@@ -179,7 +184,7 @@ class WorkerPool:
             raise batch.failure
         return batch.answers, batch.is_plain
 
-    def _serve(self, batch: "_Batch", waits: bool = False) -> None:
+    def _serve(self, batch: "Batch", waits: bool = False) -> None:
         """Run messages of a batch until none is pending, on one worker at a time.
 
         Args:
@@ -352,7 +357,7 @@ class _Keeper:
             started.set_result(worker)
 
 
-class _Batch:
+class Batch:
     """Queries of one batch, shared by the threads that each wait for one worker.
 
     Attributes:

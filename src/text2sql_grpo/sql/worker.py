@@ -187,7 +187,7 @@ class Worker:
             self._databases.move_to_end(location)
             return known
         self._close(location)
-        module, opened = _engine(self._kind)
+        module, opened = engine(self._kind)
         fingerprint = module.fingerprint_of(location)
         try:
             database = opened(location, fingerprint)
@@ -204,7 +204,7 @@ class Worker:
         if self._kind == "sqlite":
             is_current: bool = known.is_current()
             return is_current
-        return bool(known.fingerprint == _engine(self._kind)[0].fingerprint_of(location))
+        return bool(known.fingerprint == engine(self._kind)[0].fingerprint_of(location))
 
     def _close(self, *locations: str) -> None:
         for location in locations:
@@ -343,7 +343,7 @@ _absent: list[RunError] = []  # the engine, found out before the wall, which hid
 
 
 @cache
-def _engine(kind: str) -> tuple[Any, Any]:
+def engine(kind: str) -> tuple[Any, Any]:
     """Module of an engine and its connection class."""
     if kind == "sqlite":
         return sqlite, sqlite.HardenedDatabase
@@ -408,7 +408,7 @@ def main() -> None:
     sandbox.end_with(parent)  # before slow imports
     sqlite.spills_to_disk = bool(folder)
     try:
-        _engine(kind)
+        engine(kind)
     except RunError as error:  # raised again by the first query, which the parent sees
         _absent.append(error)
     _limit_memory(kind)
@@ -420,7 +420,7 @@ def main() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         worker = Worker(frames, kind, parent, walls)
         if kind == "duckdb" and not _absent:
-            _engine(kind)[0].run_in_query_thread(worker.serve)
+            engine(kind)[0].run_in_query_thread(worker.serve)
         else:
             worker.serve()
     os._exit(0)

@@ -21,7 +21,7 @@ PATIENCE_S = 1.5  # after a deadline, before the backstop kills the worker
 START_S = 30.0
 
 # The package is imported without its own `__init__`, which would import the parent's side.
-_BOOT = """\
+BOOT = """\
 import sys
 folder = sys.argv[1]
 for name, path in (("text2sql_grpo", folder), ("text2sql_grpo.sql", folder + "/sql")):
@@ -31,7 +31,7 @@ for name, path in (("text2sql_grpo", folder), ("text2sql_grpo.sql", folder + "/s
 from text2sql_grpo.sql.worker import main
 main()
 """
-_PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 # The fields of an `ExecutionOutcome`, the last of them True if another run may end otherwise; the name of
 # a class in `errors`, or `frames.UNFORESEEN`, and its text; or None: run the query again.
@@ -87,7 +87,7 @@ class Worker:
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)],
+                [sys.executable, "-I", "-S", "-c", BOOT, str(PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -166,6 +166,15 @@ class Worker:
                 " (Landlock: 5.13 or newer), or require_sandbox=False"
             )
         self.is_ready = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """True while it runs a query; False during its start-up."""
+        return self.is_ready and self.due < float("inf")
 
     def kill(self) -> None:
         """Kill the process; a blocked `ask` sees EOF."""

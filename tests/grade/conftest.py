@@ -1,0 +1,13 @@
+"""Fixtures of the tests that grade."""
+
+from pathlib import Path
+
+import pytest
+
+from text2sql_grpo.grading.base_sample import BaseSample, read_sample
+
+
+@pytest.fixture(scope="session")
+def base(shop: Path) -> BaseSample:
+    """The rows of the shop, from which test databases are made."""
+    return read_sample(shop)

@@ -1,0 +1,241 @@
+"""Neighbours of DuckDB files and of a real PostgreSQL server, with the types that SQLite does not have."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import psycopg
+import pytest
+
+from tests.postgres_server import PostgresServer
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.grading import postgres_server as private
+from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
+from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.postgres_role import restricted_role_sql
+
+SHOP = """
+CREATE SCHEMA sales;
+CREATE TYPE mood AS ENUM ('calm', 'it''s');
+CREATE TABLE person (id INTEGER PRIMARY KEY, "Name" VARCHAR(20) NOT NULL, mood mood, owes DECIMAL(10, 2),
+    active BOOLEAN, seen TIMESTAMP WITH TIME ZONE, woke TIMESTAMP, born DATE, tags INTEGER[], extra JSON,
+    gap INTERVAL, code UUID, age INTEGER CHECK (age BETWEEN 0 AND 120), UNIQUE ("Name", born));
+CREATE TABLE friend (person INTEGER REFERENCES person (id), since DATE);
+CREATE TABLE sales.orders (nr INTEGER NOT NULL, paid DOUBLE PRECISION);
+CREATE UNIQUE INDEX orders_nr ON sales.orders (nr);
+CREATE TABLE huge (n DECIMAL(30, 0));
+CREATE VIEW rich AS SELECT * FROM person WHERE owes > 12;
+CREATE VIEW vast AS SELECT * FROM huge WHERE n > 5;
+INSERT INTO huge VALUES (100000000000000000000), (3);
+INSERT INTO person SELECT n, 'Name ' || n % 9,
+    CASE WHEN n % 2 = 0 THEN 'calm' ELSE 'it''s' END::mood, n + 0.25, n % 3 = 0,
+    TIMESTAMPTZ '2020-01-01 10:00:00+02' + n * INTERVAL '1 day',
+    TIMESTAMP '2020-01-01 10:00:00.5' + n * INTERVAL '1 hour', DATE '2010-03-01' + 40 * n::INTEGER,
+    ARRAY[n, n + 1], '{"a": 1}', n * INTERVAL '1 day',
+    ('00000000-0000-0000-0000-0000000000' || (10 + n))::UUID, 20 + n
+    FROM generate_series(0, 29) AS s (n);
+INSERT INTO friend SELECT n % 7, DATE '2020-01-01' FROM generate_series(0, 39) AS s (n);
+INSERT INTO sales.orders SELECT n, n / 4.0 FROM generate_series(0, 39) AS s (n);
+"""
+FUNCTION = """
+CREATE FUNCTION twice(n integer) RETURNS integer LANGUAGE plpgsql AS
+    'BEGIN IF current_setting(''is_superuser'') = ''on'' THEN DROP TABLE friend; END IF; RETURN 2 * n; END';
+ALTER TABLE friend ADD CHECK (twice(person) >= 0) NOT VALID;
+"""
+ENGINES = ("duckdb", "postgresql")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "duckdb":
+        path = tmp_path_factory.mktemp("shop") / "shop.duckdb"
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(SHOP)
+        return f"duckdb:///{path}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    with psycopg.connect(server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE typed")
+    with psycopg.connect(server.admin_url("typed"), autocommit=True) as admin:
+        admin.execute(SHOP + FUNCTION)
+        admin.execute(restricted_role_sql("typed_reader", "secret", "typed", schemas=("public", "sales")))
+    return server.url("typed_reader", "secret", "typed")
+
+
+@pytest.fixture(scope="module")
+def grader(executor: SQLExecutor, shop: str, tmp_path_factory: pytest.TempPathFactory) -> Grader:
+    return Grader(executor, neighbours=Neighbours(executor, tmp_path_factory.mktemp("neighbours")))
+
+
+BORN = "SELECT \"Name\" FROM person WHERE born >= DATE '2012-01-01'"
+CALM = "SELECT count(*) FROM person WHERE mood = 'calm'"
+TAGS = "SELECT count(*) FROM person WHERE 3 = ANY(tags)"  # SQLite has no arrays
+WRONG = [  # right on the database itself
+    (BORN, "SELECT \"Name\" FROM person WHERE born >= '2012-01-05'"),
+    (CALM, f"{CALM} AND age < 60"),
+    (TAGS, "SELECT 2"),
+]
+RIGHT = [
+    (BORN, 'SELECT "Name" FROM person WHERE EXTRACT(YEAR FROM born) >= 2012'),
+    (CALM, "SELECT sum(CASE WHEN mood <> 'calm' THEN 0 ELSE 1 END) FROM person"),
+    (CALM, f"{CALM} AND age < 121"),  # a CHECK forbids it
+]
+
+
+@pytest.mark.parametrize(("gold", "wrong"), WRONG)
+def test_what_is_right_on_one_database_only_is_refused(
+    shop: str, executor: SQLExecutor, grader: Grader, gold: str, wrong: str
+) -> None:
+    assert Grader(executor).grade(shop, gold, wrong).strict
+    assert grader.grade(shop, gold, wrong).reason == "neighbour"
+
+
+@pytest.mark.parametrize(("gold", "right"), RIGHT)
+def test_right_rewrites_are_accepted(shop: str, grader: Grader, gold: str, right: str) -> None:
+    verdict = grader.grade(shop, gold, right)
+    assert (verdict.reason, verdict.uncovered) == ("equal", "")
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "reason"),
+    [
+        ("born", "CAST(born AS TIMESTAMP)", "equal"),
+        ("seen", "seen AT TIME ZONE 'UTC'", "equal"),
+        ("woke", "CAST(woke AS VARCHAR(40))", "equal"),
+        ("woke", "replace(CAST(woke AS VARCHAR(40)), ' ', 'T')", "equal"),
+        ("owes", "CAST(owes AS DOUBLE PRECISION)", "equal"),
+        ("id", "CAST(id AS DECIMAL(9, 3))", "equal"),
+        ("active", "CASE WHEN active THEN 1 ELSE 0 END", "equal"),
+        ("born", "CAST(born AS TIMESTAMP) + INTERVAL '1 second'", "values"),
+        ("seen", "seen AT TIME ZONE 'UTC' + INTERVAL '1 hour'", "values"),
+        ("owes", "owes + 0.01", "values"),
+    ],
+)
+def test_numbers_and_dates_are_compared_by_value(
+    shop: str, executor: SQLExecutor, gold: str, answer: str, reason: str
+) -> None:
+    grader = Grader(executor)
+    for order in ("", " ORDER BY id"):
+        queries = (f"SELECT {column} AS x FROM person{order}" for column in (gold, answer))
+        assert grader.grade(shop, *queries).reason == reason
+
+
+def test_copies_have_the_types_and_keys_of_their_database(
+    shop: str, executor: SQLExecutor, grader: Grader
+) -> None:
+    assert grader.neighbours is not None
+    copies = grader.neighbours.of(shop, BORN)
+    assert len(copies) == 4
+    typeof = "typeof" if shop.startswith("duckdb") else "pg_typeof"
+    names = ("mood", "owes", "active", "seen", "woke", "born", "tags", "extra", "gap", "code")
+    kinds = f"SELECT {', '.join(f'CAST({typeof}({n}) AS VARCHAR(80))' for n in names)} FROM person LIMIT 1"
+    assert executor.execute(copies[0], kinds).rows == executor.execute(shop, kinds).rows
+    lost = "SELECT count(*) FROM friend WHERE person NOT IN (SELECT id FROM person)"
+    shown = "SELECT count(*) - count(DISTINCT nr) FROM sales.orders"
+    for copy in copies:
+        assert executor.execute(copy, lost).rows == executor.execute(copy, shown).rows == ((0,),)
+        assert executor.execute(copy, "DELETE FROM person").status == "denied"
+        if shop.startswith("postgresql"):
+            assert executor.execute(copy, "SELECT twice(2)").rows == ((4,),)
+
+
+def test_a_table_that_no_copy_has_is_reported_and_nothing_is_refused_by_it(shop: str, grader: Grader) -> None:
+    for gold, answer in (
+        ("SELECT count(*) FROM huge", "SELECT 2"),
+        (CALM, f"{CALM} AND (SELECT count(*) FROM vast) > 0"),
+    ):
+        verdict = grader.grade(shop, gold, answer)
+        assert verdict.strict
+        assert "huge: it holds an integer of more than 64 bits" in verdict.uncovered
+        assert grader.gaps[shop, gold] == verdict.uncovered
+
+
+def test_neighbours_of_a_duckdb_file_are_found_again(
+    tmp_path: Path,
+    executor: SQLExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT n AS a FROM range(9) AS s (n)")
+        connection.execute("CREATE TABLE huge AS SELECT 100000000000000000000::HUGEINT AS n")
+        connection.execute("CREATE VIEW vast AS SELECT n FROM huge")
+    url, gold = f"duckdb:///{tmp_path}/a.duckdb", "SELECT a FROM t WHERE a > 3"
+    first, again = (EngineNeighbours(executor, Neighbours(executor, tmp_path / "cache")) for _ in range(2))
+    copies = first.of(url, gold)
+    monkeypatch.setattr("text2sql_grpo.grading.duckdb_copies._build", None)
+    assert len(copies) == 4 and again.of(url, gold) == copies
+    assert not caplog.messages  # of the view of a table that has no copy
+    monkeypatch.setattr("text2sql_grpo.grading.engine_neighbours.as_sqlite", None)
+    assert "internal error: TypeError" in again.cover(url, "SELECT a FROM t WHERE a > 4").gap
+
+
+def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
+    postgres_server: PostgresServer, tmp_path: Path, executor: SQLExecutor
+) -> None:
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE small")
+    with psycopg.connect(postgres_server.admin_url("small"), autocommit=True) as admin:
+        admin.execute("CREATE TABLE t AS SELECT n AS a FROM generate_series(1, 9) AS n")
+        admin.execute(restricted_role_sql("small_reader", "secret", "small"))
+    url, gold = postgres_server.url("small_reader", "secret", "small"), "SELECT a FROM t WHERE a > 3"
+    refused = EngineNeighbours(executor, Neighbours(executor, tmp_path), url=url)
+    with pytest.raises(ConfigError, match="needs a superuser"):
+        refused.check(url)
+    assert "superuser" in refused.cover(url, gold).gap
+    own = EngineNeighbours(executor, Neighbours(executor, tmp_path), url=postgres_server.admin_url())
+    assert len(own.of(url, gold)) == 4
+    assert _n_left(postgres_server) > 4
+    del own
+    assert _n_left(postgres_server) == 0
+
+
+def _n_left(server: PostgresServer) -> int:
+    with psycopg.connect(server.admin_url()) as admin:
+        query = """
+            SELECT count(*) FROM (SELECT datname FROM pg_database UNION ALL SELECT rolname FROM pg_roles)
+            AS own (name) WHERE name LIKE 'text2sql%'
+        """
+        return int(admin.execute(query).fetchall()[0][0])
+
+
+def test_without_a_server_the_reason_is_given(
+    tmp_path: Path, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "server_binaries", lambda: None)
+    neighbours = EngineNeighbours(executor, Neighbours(executor, tmp_path))
+    with pytest.raises(ConfigError, match="initdb is not installed here"):
+        neighbours.check("postgresql://reader@127.0.0.1:1/nowhere")
+    assert "initdb" in neighbours.cover("postgresql://reader@127.0.0.1:1/nowhere", "SELECT 1").gap
+
+
+@pytest.mark.slow
+def test_a_private_server_ends_with_its_process(tmp_path: Path) -> None:
+    if private.server_binaries() is None or shutil.which("sh") is None:
+        pytest.skip("needs PostgreSQL's initdb")
+    code = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from text2sql_grpo.grading.postgres_server import PostgresServer;"
+        f"server = PostgresServer(Path({str(tmp_path)!r})); print(server.url, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    url = done.stdout.strip()
+    assert url.startswith("postgresql://admin:"), done.stderr
+    for _ in range(100):
+        if _is_gone(url):
+            break
+        time.sleep(0.1)
+    assert _is_gone(url)
+
+
+def _is_gone(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return True
+    return False

@@ -1,0 +1,224 @@
+"""What a gold query reads, and the values near its literals."""
+
+import pytest
+
+from tests.databases import make_shop
+from text2sql_grpo.grading.dates import date_format
+from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
+from text2sql_grpo.grading.near_values import as_column_value, matching_texts, near_values
+from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.schema import Schema, read_schema
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    return read_schema(make_shop(tmp_path_factory.mktemp("shop") / "shop.sqlite"))
+
+
+def read(sql: str, schema: Schema) -> GoldQuery:
+    gold = read_gold(sql, schema)
+    assert gold is not None
+    return gold
+
+
+def test_columns_are_found_behind_aliases_subqueries_and_ctes(schema: Schema) -> None:
+    gold = read(
+        "WITH old AS (SELECT code AS c, City FROM person WHERE AGE > 60) SELECT T2.name FROM old AS T1 "
+        "JOIN CITY AS T2 ON T1.city = T2.ID WHERE EXISTS (SELECT 1 FROM visit WHERE person = c) "
+        "ORDER BY T2.NAME",
+        schema,
+    )
+    assert gold.tables == {"person", "city", "visit"}
+    assert gold.columns == {
+        *(("person", name) for name in ("code", "city", "age")),
+        *(("city", name) for name in ("id", "name")),
+        ("visit", "person"),
+    }
+    assert gold.literals == {("person", "age"): (60,)}
+    assert set(gold.links) == {
+        (("person", "city"), ("city", "id")),
+        (("visit", "person"), ("person", "code")),
+    }
+
+
+def test_text_in_double_quotes_is_a_string_where_no_column_has_its_name(schema: Schema) -> None:
+    gold = read('SELECT "name" FROM city WHERE country = "Italy"', schema)
+    assert gold.literals == {("city", "country"): ("Italy",)}
+    assert gold.columns == {("city", "name"), ("city", "country")}
+
+
+def test_literals_go_to_their_columns_and_counts_to_group_sizes(schema: Schema) -> None:
+    gold = read(
+        "SELECT kind, count(*) FROM visit WHERE paid BETWEEN -3 AND 2.5 AND kind LIKE '%ay' "
+        "GROUP BY kind HAVING count(*) > 7 AND avg(paid) < 40 ORDER BY 2 LIMIT 2",
+        schema,
+    )
+    assert {column: set(values) for column, values in gold.literals.items()} == {
+        ("visit", "paid"): {-3, 2.5, 40},
+        ("visit", "kind"): {"%ay"},
+    }
+    assert gold.patterns == {"%ay"}
+    assert gold.group_sizes == (7, 2)
+    assert gold.grouped == {("visit", "kind")}
+
+
+def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_computed(schema: Schema) -> None:
+    gold = read(
+        "SELECT code FROM person WHERE strftime('%Y', joined) = '1997' AND substr(joined, 1, 4) <> '1998' "
+        "AND joined > date('2020-01-31', '+1 day') AND julianday('now', '-30 days') > 3 "
+        "AND coalesce(note, 'none') <> 'x' AND age > -5",
+        schema,
+    )
+    assert {column: set(values) for column, values in gold.literals.items()} == {
+        ("person", "joined"): {"1997", "1998", "2020-02-01"},
+        ("person", "note"): {"none", "x"},
+        ("person", "age"): {-5},
+    }
+
+
+def test_an_escaped_wildcard_of_a_pattern_is_itself(schema: Schema) -> None:
+    gold = read("SELECT name FROM person WHERE note LIKE '50!%%' ESCAPE '!'", schema)
+    (pattern,) = gold.patterns
+    assert matching_texts(pattern)[:3] == ["50%", "x50%", "50%x"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a FROM (SELECT a FROM friend UNION SELECT b FROM friend) WHERE a = 'x'",
+        "WITH a AS (SELECT a FROM friend UNION SELECT b FROM friend) SELECT a FROM a WHERE a = 'x'",
+        "WITH RECURSIVE r(a) AS (SELECT a FROM friend UNION SELECT b FROM friend JOIN r USING (a)) "
+        "SELECT a FROM r WHERE a = 'x'",
+        "SELECT q FROM (SELECT a AS q FROM (SELECT q AS a FROM (SELECT a AS q FROM friend))) WHERE q = 'x'",
+        "WITH f(q) AS (SELECT a FROM friend) SELECT q FROM f WHERE q = 'x'",
+    ],
+)
+def test_columns_are_found_behind_set_operations_recursion_and_alias_chains(sql: str, schema: Schema) -> None:
+    assert read(sql, schema).literals[("friend", "a")] == ("x",)
+
+
+def test_set_operations_and_in_link_columns(schema: Schema) -> None:
+    gold = read("SELECT code FROM person EXCEPT SELECT person FROM visit", schema)
+    assert gold.links == ((("person", "code"), ("visit", "person")),)
+    gold = read("SELECT name FROM person WHERE code NOT IN (SELECT a FROM friend)", schema)
+    assert gold.links == ((("person", "code"), ("friend", "a")),)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT 3", "SELECT FROM WHERE", "SELECT a FROM elsewhere", "DELETE FROM city"]
+)
+def test_what_reads_no_known_table_is_no_gold(sql: str, schema: Schema) -> None:
+    assert read_gold(sql, schema) is None
+
+
+def test_a_very_long_query_is_no_gold(schema: Schema) -> None:
+    assert read_gold("SELECT name FROM city WHERE id IN (" + ", ".join("1" * 2_000) + ")", schema) is None
+
+
+@pytest.mark.parametrize(
+    ("literal", "alike", "expected"),
+    [
+        (0, [1, 2], [-1, 1]),
+        (3, [0.5, 2.0], [2.0, 2.5, 3.5, 4.0, 2.7, 3.3000000000000003, 2.75, 3.25]),
+        ("007", ["003"], ["006", "008"]),
+        ("2020-02-29", ["2020-01-01"], ["2020-02-28", "2020-03-01", "2019-02-28", "2021-03-01"]),
+        ("2020-02-29 10:00", ["2020-01-01 09:00"], ["2020-02-28 10:00"]),
+        ("2020-99-99", ["2020-01-01"], []),
+        ("ab", ["x"], ["AB", "abs", "a", "xab"]),
+        (2014, ["2013"], ["2013", "2015"]),
+        ("17", [3, 4], [16, 18]),
+        ("Rome", [3, 4], []),
+        (3, [b"x"], []),
+    ],
+)
+def test_values_beside_a_literal_have_the_columns_type_and_format(
+    literal: Cell, alike: list[Cell], expected: list[Cell]
+) -> None:
+    found = near_values(literal, alike)
+    assert found[: len(expected)] == expected
+    assert expected or not found
+    assert literal not in found
+    assert {type(value) for value in found} <= {type(value) for value in alike}
+
+
+def test_a_literal_for_an_empty_column_stays_as_it_is() -> None:
+    assert as_column_value("x", []) == "x"
+    assert as_column_value(3, [None]) == 3
+
+
+def test_texts_around_a_pattern_match_it_or_miss_it() -> None:
+    texts = matching_texts("Jo%")
+    assert "Jo" in texts and "Jox" in texts and "xJo" in texts
+    assert matching_texts("%") == ["x", "xy"]
+
+
+COLUMNS: list[tuple[list[Cell], Cell, Cell]] = [
+    (["1997-01-05", "1998-12-31"], "1997-05-01", "1998-01-01"),
+    (["2020-01-31 10:00:00", "2021-12-01 09:30:00"], "1997-05-31 23:59:59", "1998-01-01 00:00:00"),
+    (["2020-01-31T10:00:00.000Z"], "1997-05-01T00:00:00.000Z", "1998-01-01T00:00:00.000Z"),
+    (["3/14/2019", "12/1/2020"], "5/1/1997", "1/1/1998"),
+    (["23-OCT-10", "02-MAY-11"], "01-MAY-97", "01-JAN-98"),
+    (["March 5, 2019"], "May 1, 1997", "January 1, 1998"),
+    ([20190101, 20200229], 19970501, 19980101),
+]
+
+
+@pytest.mark.parametrize(("values", "inside", "beside"), COLUMNS)
+def test_dates_are_planted_in_the_columns_own_format(values: list[Cell], inside: Cell, beside: Cell) -> None:
+    dates = date_format(values)
+    assert dates is not None
+    for literal in ("1997", 1997, "1997%", "1997-"):
+        exact, near = dates.around(literal, values)
+        assert beside in near and date_format([*exact, *near]) == dates
+    assert inside in dates.around("1997-05", values)[0]
+    for own in values:
+        exact, near = dates.around(own, values)
+        assert exact == [own] and own not in near and len(near) >= 4
+    for text in (
+        "%Y-%m",
+        "%y",
+        "now",
+        "-30 days",
+        "start of month",
+        "9999-99-99",
+        "9999-12-31",
+        10**30,
+        -7.5,
+    ):
+        assert dates.around(text, values) == ([], [])
+
+
+def test_months_and_days_of_any_year_are_planted() -> None:
+    dates = date_format(["2020-01-31"])
+    assert dates is not None
+    assert dates.around("05", ["2020-01-31"])[0] == ["2020-05-01", "2020-01-05"]
+    assert dates.around("%-31", ["2020-01-31"])[0] == ["2020-01-31"]
+
+
+def test_a_month_in_the_columns_own_format_is_planted() -> None:
+    dates = date_format(["23-OCT-10"])
+    assert dates is not None
+    exact, near = dates.around("%-MAY-97", ["23-OCT-10"])
+    assert (exact, near) == (["01-MAY-97", "31-MAY-97"], ["30-APR-97", "01-JUN-97", "01-MAY-98"])
+
+
+def test_a_day_in_the_columns_own_format_is_planted_with_hours_of_one_digit() -> None:
+    dates = date_format(["8/21/2015 17:03", "8/1/2015 9:05"])
+    assert dates is not None
+    assert dates.around("8/2/2015%", [])[0] == ["8/2/2015 0:00"]
+
+
+def test_a_day_is_planted_at_both_ends_of_it_where_the_column_has_times() -> None:
+    dates = date_format(["2020-01-31 10:00:00"])
+    assert dates is not None
+    exact, near = dates.around("2021-03-04", [])
+    assert exact == ["2021-03-04 00:00:00"]
+    assert {"2021-03-04 23:59:59", "2021-03-03 00:00:00", "2021-03-05 00:00:00"} <= set(near)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [5, 6], ["1997", "1998"], [1577836800], ["2020-01-01", "x"], ["2020-13-01"], [20201301], [1.5]],
+)
+def test_other_columns_hold_no_dates(values: list[Cell]) -> None:
+    assert date_format(values) is None

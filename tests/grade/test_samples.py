@@ -1,0 +1,296 @@
+"""Rows of small test databases: read, built, perturbed."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlglot import parse_one
+
+from tests.databases import make_shop
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.base_sample import BaseSample, Reference, read_sample, with_links
+from text2sql_grpo.grading.gold_query import read_gold
+from text2sql_grpo.grading.perturb import perturbed
+from text2sql_grpo.grading.small_database import build, run_trusted, without_keys
+from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.sql.outcome import Row
+
+
+def test_keys_references_and_columns_are_read(tmp_path: Path) -> None:
+    base = read_sample(make_shop(tmp_path / "shop.sqlite"))
+    assert set(base.tables["city"].keys) == {(0,), (1,)}
+    assert base.tables["friend"].keys == ((0, 1),)
+    assert base.tables["person"].references == (Reference((3,), "city", ("id",)),)
+    assert base.tables["visit"].columns == (
+        "n",
+        "person",
+        "paid",
+        "kind",
+    )  # the generated one cannot be written
+    assert len(base.tables["visit"].rows) == 30
+    names = list(base.tables)
+    assert names.index("city") < names.index("person") < names.index("friend")
+    assert any(statement.startswith("CREATE VIEW") for statement in base.statements)
+
+
+def test_text_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+    path = make_shop(tmp_path / "shop.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE city SET name = CAST(x'436166e9' AS TEXT) WHERE id = 1")
+    assert read_sample(path).tables["city"].values(1)[0] == "Caf\ufffd"
+
+
+def test_null_is_allowed_only_where_it_occurs(tmp_path: Path) -> None:
+    base = read_sample(make_shop(tmp_path / "shop.sqlite"))
+    person = base.tables["person"]
+    assert {person.columns[position] for position in person.nullable} == {"note"}
+
+
+def test_a_foreign_key_that_rows_break_is_none(tmp_path: Path) -> None:
+    path = make_shop(tmp_path / "shop.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE person SET city = 99 WHERE code = 'p03'")
+    assert read_sample(path).tables["person"].references == ()
+
+
+def test_a_link_that_holds_like_a_foreign_key_becomes_a_reference(tmp_path: Path) -> None:
+    path = make_shop(tmp_path / "shop.sqlite")
+    base = read_sample(path)
+    link = (("person", "code"), ("visit", "person"))
+    linked = with_links(base, path, [link, (("person", "note"), ("city", "name"))])
+    assert linked.tables["visit"].references == (Reference((1,), "person", ("code",)),)
+    assert linked.tables["person"].references == base.tables["person"].references
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE visit SET person = 'stranger' WHERE n = 3")
+    assert with_links(read_sample(path), path, [link]).tables["visit"].references == ()
+
+
+def test_references_in_a_circle_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "circle.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            "CREATE TABLE a (id INTEGER PRIMARY KEY, b INT REFERENCES b (id));"
+            "CREATE TABLE b (id INTEGER PRIMARY KEY, a INT REFERENCES a);"
+            "INSERT INTO a VALUES (1, 2); INSERT INTO b VALUES (2, 1);"
+        )
+    base = read_sample(path)
+    assert set(base.tables) == {"a", "b"}
+    assert base.tables["b"].references == (Reference((1,), "a", ("id",)),)
+
+
+def test_a_missing_file_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="absent"):
+        read_sample(tmp_path / "absent.sqlite")
+
+
+def test_rows_that_a_constraint_refuses_and_their_children_are_left_out(base: BaseSample) -> None:
+    people = [
+        ("p1", "A", 20, 1, None, None, 1.0),
+        ("p2", "B", 200, 1, None, None, 1.0),
+        ("p3", None, 1, 1, *[None] * 3),
+    ]
+    rows = {
+        "city": [(1, "Rome", None), (2, "Rome", None)],
+        "person": [*people, ("p4", "D", 20, 2, None, None, 1.0)],
+        "friend": [("p1", "p1"), ("p1", "p1"), ("p1", "p2"), ("p4", "p1")],
+    }
+    with closing(build(base, rows)) as connection:
+        assert connection.execute("SELECT id FROM city").fetchall() == [(1,)]
+        assert connection.execute("SELECT code FROM person").fetchall() == [("p1",)]
+        assert connection.execute("SELECT a, b FROM friend").fetchall() == [("p1", "p1")]
+        assert connection.execute("SELECT count(*) FROM adult").fetchall() == [(1,)]
+
+
+def test_the_whole_base_can_be_built_again(base: BaseSample, tmp_path: Path) -> None:
+    rows = {name: table.rows for name, table in base.tables.items()}
+    with closing(build(base, rows, tmp_path / "again.sqlite")) as connection:
+        assert connection.execute("SELECT sum(doubled) FROM visit").fetchone()[0] > 0
+        assert connection.execute("SELECT count(*) FROM person").fetchone() == (14,)
+    assert read_sample(tmp_path / "again.sqlite").tables == base.tables
+
+
+def test_copies_without_keys_keep_rows_and_collations_and_turn_the_order(base: BaseSample) -> None:
+    rows = {name: table.rows for name, table in base.tables.items()}
+    with closing(build(base, rows)) as connection:
+        forward = without_keys(base, connection, is_reversed=False)
+        backward = without_keys(base, connection, is_reversed=True)
+    with closing(forward), closing(backward):
+        query = "SELECT n FROM visit"
+        assert forward.execute(query).fetchall() == backward.execute(query).fetchall()[::-1]
+        assert forward.execute("SELECT count(*) FROM visit WHERE kind = 'NIGHT'").fetchone() == (15,)
+
+
+def test_failures_and_long_runs_are_outcomes(base: BaseSample) -> None:
+    with closing(build(base, {})) as connection:
+        assert run_trusted(connection, "SELECT nothing FROM city").status == "error"
+        assert run_trusted(connection, "SELECT 1; SELECT 2").status == "error"
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+        assert run_trusted(connection, endless).status == "timeout"
+        many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000) SELECT i FROM n"
+        assert run_trusted(connection, many).is_truncated
+        assert run_trusted(connection, "SELECT 1 AS a").columns == ("a",)
+
+
+SEEDS = range(40)
+
+
+def contents(base: BaseSample, sql: str, seeds: Sequence[int] = SEEDS) -> list[dict[str, list[Row]]]:
+    gold = read_gold(sql, base.schema)
+    assert gold is not None
+    return [perturbed(base, gold, Random(seed)) for seed in seeds]
+
+
+def results(base: BaseSample, sql: str) -> list[list[Row]]:
+    found = []
+    for content in contents(base, sql):
+        with closing(build(base, content)) as connection:
+            found.append(connection.execute(sql).fetchall())
+    return found
+
+
+JOIN = (
+    "SELECT T2.name, count(*) FROM person AS T1 JOIN city AS T2 ON T1.city = T2.id JOIN friend AS T3 "
+    "ON T3.a = T1.code WHERE T1.age >= 30 AND T2.country = 'Italy' GROUP BY T2.name"
+)
+
+
+def test_keys_references_and_types_are_kept(base: BaseSample) -> None:
+    for content in contents(base, JOIN):
+        with closing(build(base, content)) as connection:
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            kinds = "SELECT DISTINCT typeof(age), typeof(joined), typeof(rating), typeof(name) FROM person"
+            assert set(connection.execute(kinds).fetchall()) <= {("integer", "text", "real", "text")}
+            assert connection.execute("SELECT count(*) FROM person").fetchone()[0] >= 2
+            assert connection.execute("SELECT count(*) FROM friend").fetchone()[0] >= 1
+
+
+def test_the_same_seed_makes_the_same_rows(base: BaseSample) -> None:
+    assert contents(base, JOIN, [7, 8])[0] == contents(base, JOIN, [7])[0]
+    assert contents(base, JOIN, [7])[0] != contents(base, JOIN, [8])[0]
+
+
+def test_results_are_empty_and_not_and_differ(base: BaseSample) -> None:
+    found = results(base, JOIN)
+    assert any(not rows for rows in found) and any(len(rows) > 1 for rows in found)
+    assert len({str(sorted(rows)) for rows in found}) > 10
+
+
+def test_an_empty_result_becomes_one_with_rows(base: BaseSample) -> None:
+    sql = "SELECT name FROM person WHERE age = 77 AND note = 'never seen' AND joined > '2031-01-01'"
+    assert any(results(base, sql))
+
+
+def test_values_beside_a_literal_and_the_literal_occur(base: BaseSample) -> None:
+    found = {
+        row[2]
+        for content in contents(base, "SELECT name FROM person WHERE age > 59")
+        for row in content["person"]
+    }
+    assert {58, 59, 60} <= found
+
+
+def test_group_sizes_around_the_asked_one_occur(base: BaseSample) -> None:
+    sql = "SELECT kind FROM visit GROUP BY kind HAVING count(*) >= 25"
+    sizes = set()
+    for content in contents(base, sql):
+        kinds = [row[3] for row in content["visit"]]
+        sizes |= {kinds.count(kind) for kind in kinds}
+    assert {24, 25, 26} <= sizes
+
+
+def test_nulls_come_only_where_the_base_has_some(base: BaseSample) -> None:
+    for content in contents(base, "SELECT name, note, age FROM person"):
+        assert all(None not in (row[0], row[1], row[2]) for row in content["person"])
+    notes = [row[5] for content in contents(base, "SELECT note FROM person") for row in content["person"]]
+    assert None in notes
+
+
+def test_duplicates_ties_and_missing_matches_occur(base: BaseSample) -> None:
+    names = [
+        [row[1] for row in content["person"]] for content in contents(base, "SELECT name, age FROM person")
+    ]
+    assert any(len(set(column)) < len(column) / 2 for column in names)
+    childless = "SELECT id FROM city EXCEPT SELECT city FROM person"
+    found = results(base, childless)
+    assert any(found) and not all(found)
+
+
+def test_dates_keep_their_format(base: BaseSample) -> None:
+    sql = (
+        "SELECT name FROM person WHERE strftime('%Y-%m', joined) = '2015-04' "
+        "AND joined > date('now', '-30 days') AND joined LIKE '%-07-%'"
+    )
+    days = {row[4] for content in contents(base, sql) for row in content["person"]}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", str(day)) for day in days) and len(days) > 20
+    assert {"2015-03-31", "2015-04-01", "2015-04-30", "2015-05-01"} <= days
+
+
+def test_a_table_without_rows_gets_some(base: BaseSample) -> None:
+    assert any(results(base, "SELECT label FROM empty WHERE id > 2"))
+
+
+def test_variants_of_a_large_table_stay_small(tmp_path: Path) -> None:
+    path = tmp_path / "large.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a INT, b TEXT)")
+        connection.executemany(
+            "INSERT INTO t VALUES (?, ?, ?)", [(n, n % 50, f"b{n % 7}") for n in range(50_000)]
+        )
+    base = read_sample(path)
+    for content in contents(base, "SELECT b, count(*) FROM t GROUP BY b HAVING count(*) > 5000"):
+        assert 1 <= len(content["t"]) <= 300
+
+
+def test_references_in_a_circle_and_to_the_own_table_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "circle.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            "CREATE TABLE a (id INTEGER PRIMARY KEY, b INT REFERENCES b (id), boss INT REFERENCES a (id), "
+            "v INT);"
+            "CREATE TABLE b (id INTEGER PRIMARY KEY, a INT REFERENCES a (id));"
+        )
+        connection.executemany("INSERT INTO b VALUES (?, ?)", [(n, n) for n in range(1, 9)])
+        connection.executemany(
+            "INSERT INTO a VALUES (?, ?, ?, ?)", [(n, 9 - n, 1 + n // 2, n) for n in range(1, 9)]
+        )
+    base = read_sample(path)
+    n_rows = 0
+    for content in contents(base, "SELECT x.v FROM a AS x JOIN a AS y ON x.boss = y.id JOIN b ON b.a = x.id"):
+        with closing(build(base, content)) as connection:
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+            n_rows += connection.execute("SELECT count(*) FROM a").fetchone()[0]
+    assert n_rows > 0
+
+
+CASES = {
+    "SELECT name FROM person WHERE age > 20": True,
+    "SELECT name FROM person ORDER BY age LIMIT 3": True,
+    "SELECT max(name) FROM person": True,
+    "SELECT city, count(*) FROM person GROUP BY city": True,
+    # 14 people in 4 cities: two cities have four, two have three
+    "SELECT city FROM person GROUP BY city ORDER BY count(*) DESC LIMIT 1": True,  # the verdict knows them
+    "SELECT * FROM (SELECT city FROM person GROUP BY city ORDER BY count(*) LIMIT 1)": False,
+    "SELECT 1 FROM city WHERE id = (SELECT city FROM person GROUP BY city ORDER BY count(*) LIMIT 1)": True,
+    "SELECT code FROM person WHERE city = (SELECT max(city) FROM person GROUP BY city LIMIT 1)": False,
+    "SELECT name FROM person LIMIT 3": True,
+    "SELECT code FROM person ORDER BY city": True,
+    "SELECT city, code FROM person GROUP BY city": False,  # any person of the city
+    "SELECT country FROM city UNION SELECT name FROM city ORDER BY 1 LIMIT 2": True,
+}
+
+
+@pytest.mark.parametrize(("sql", "expected"), CASES.items())
+def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
+    base: BaseSample, sql: str, expected: bool
+) -> None:
+    again = with_ties_decided(parse_one(sql, dialect="sqlite"))  # type: ignore[arg-type]
+    with closing(build(base, {name: table.rows for name, table in base.tables.items()})) as connection:
+        result = run_trusted(connection, sql)
+        assert result.is_ok
+        differs = differs_from(connection, sql, result)
+        assert is_stable(base, connection, sql, again, differs) is expected
