@@ -189,5 +189,5 @@ def test_the_address_may_stand_in_an_environment_variable(
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"max_hack_rate": 1.5}, {"stalled_s": 0.0}])
 def test_wrong_limits(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
         AlertsConfig(**wrong)
