@@ -79,27 +79,11 @@ def test_missing_config(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "nowhere.yaml" in refused(capsys, config.with_name("nowhere.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"gold_sql": "SELECT pay FROM branch"}, ["no such column: pay", "questions.jsonl:4"]),
-        ({"gold_sql": "SELECT city FROM branch WHERE 0"}, ["no rows", "questions.jsonl:4"]),
-        ({"database": "shops"}, ["'shops'", "shop", "questions.jsonl:4"]),
-        ({"question": ""}, ["question", "questions.jsonl:4"]),
-    ],
-)
-def test_wrong_questions(
-    config: Path, change: dict[str, Any], parts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_questions(config.with_name("questions.jsonl"), [*QUESTIONS[:3], {**QUESTIONS[3], **change}])
+def test_a_wrong_question_is_named_with_its_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {**QUESTIONS[3], "gold_sql": "SELECT pay FROM branch"}
+    write_questions(config.with_name("questions.jsonl"), [*QUESTIONS[:3], wrong])
     message = refused(capsys, config)
-    for part in parts:
-        assert part in message
-
-
-def test_empty_question_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.with_name("questions.jsonl").write_text("\n")
-    assert "no questions in" in refused(capsys, config)
+    assert "no such column: pay" in message and "questions.jsonl:4" in message
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\7" * 4000, b""])

@@ -62,28 +62,24 @@ FAMILIES = {
 }
 
 
+WHOLE = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}}
+ACCURACY = {"correct": 2, "total": 4, "by_database": {"shop": [2, 2], "bank": [0, 2]}}
+
+
 def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
-    whole = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}}
-    folder = tmp_path / "quick"
-    drawn = picture(write_run(folder, steps(20, **CURVES), whole))
-    for less in (
-        {"sets": whole["sets"]},
-        {"sets": held_out(4, 50), "before": whole["before"]},
-        {"before": whole["before"]},
-    ):
-        assert picture(write_run(folder, steps(20, **CURVES), less)) != drawn
-
-
-def test_accuracy_of_all_played_episodes_is_drawn_beside_that_of_the_kept_ones(tmp_path: Path) -> None:
-    plain = picture(write_run(tmp_path, steps(5, **CURVES)))
-    assert picture(write_run(tmp_path, steps(5, **CURVES | {"accuracy/strict_played": 0.2}))) != plain
-
-
-def test_looks_are_drawn_by_family_where_there_are_several(tmp_path: Path) -> None:
-    plain = picture(write_run(tmp_path, steps(9, **CURVES)))
-    one = {name: value for name, value in FAMILIES.items() if "lookup" in name}
-    assert picture(write_run(tmp_path, steps(9, **CURVES, **one))) == plain
-    assert picture(write_run(tmp_path, steps(9, **CURVES, **FAMILIES))) != plain
+    """Evaluations, look-ups by family, all rolled out episodes beside the kept ones, and the schedule."""
+    metrics, plain = steps(9, **CURVES), picture(write_run(tmp_path, steps(9, **CURVES)))
+    drawn = [picture(write_run(tmp_path, metrics, WHOLE))]
+    drawn += [picture(write_run(tmp_path, metrics, {name: WHOLE[name]})) for name in WHOLE]
+    (tmp_path / "evaluation.json").unlink()
+    lookup = {name: value for name, value in FAMILIES.items() if "lookup" in name}
+    assert picture(write_run(tmp_path, steps(9, **CURVES, **lookup))) == plain  # one family is all of them
+    for more in (FAMILIES, {"accuracy/strict_played": 0.2}):
+        drawn.append(picture(write_run(tmp_path, steps(9, **CURVES | more))))
+    write_run(tmp_path, metrics)
+    rows = [{"step": step, "accuracy": ACCURACY, "look_share": step / 9} for step in (0, 3, 9)]
+    RunLog(tmp_path).write(SCHEDULE, rows)
+    assert len({*drawn, picture(tmp_path)}) == len(drawn) + 1 == 6
 
 
 @pytest.mark.parametrize(
@@ -99,15 +95,6 @@ def test_a_run_with_parts_missing_is_drawn(tmp_path: Path, metrics: list[dict[st
     alone = picture(write_run(tmp_path, metrics))
     scores = {"sets": {"dev": {"overall": entry(0, 7)}, "mine": {"overall": entry(7, 7)}}}
     assert picture(write_run(tmp_path, metrics, scores)) != alone
-
-
-def test_scheduled_evaluations_are_drawn(tmp_path: Path) -> None:
-    plain = picture(write_run(tmp_path, steps(6, **CURVES)))
-    accuracy = {"correct": 2, "total": 4, "by_database": {"shop": [2, 2], "bank": [0, 2]}}
-    log = RunLog(tmp_path)
-    for step in (0, 3, 6):
-        log.write(SCHEDULE, [{"step": step, "accuracy": accuracy, "look_share": step / 6}])
-    assert picture(tmp_path) != plain
 
 
 def test_a_summary_line_takes_nothing_from_its_step_and_a_step_done_twice_counts_once(tmp_path: Path) -> None:

@@ -6,20 +6,9 @@ from tests.scripted_policy import SHOP
 from tests.tiny_model import write_tokenizer
 from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
-from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.sampler import measured_chat
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    bench = Bench.open(load_config(write_config(tmp_path)))
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    for number in range(2):
-        write_questions(folder / f"{number}.jsonl", QUESTIONS[2 * number : 2 * number + 2])
-    return bench
 
 
 def test_quarantine_is_left_out_of_every_set_and_large_golds_are_not(
@@ -56,16 +45,6 @@ def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:
     chat = measured_chat(tokenizer, None, sessions, template_options=None)
 
     assert chat.count_tokens(sessions.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
-
-
-def test_questions_of_a_file_a_folder_and_a_pattern(tmp_path: Path, bench: Bench) -> None:
-    held = bench.load(tmp_path / "questions.jsonl")
-
-    for path in (tmp_path / "shards", tmp_path / "shards" / "?.jsonl"):
-        on_disk = bench.load(path)
-        assert isinstance(on_disk, ExamplesOnDisk)
-        assert list(on_disk) == held
-        assert list(bench.load(path, limit=3)) == held[:3]
 
 
 def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: Path) -> None:

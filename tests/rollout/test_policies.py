@@ -31,13 +31,10 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.model_families import tiny
-from tests.rounding import assert_same, in_float64
-from tests.scripted_policy import ask, shop_environment
+from tests.rounding import in_float64
 from tests.tiny_model import write_model, write_tokenizer
-from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, Continuations, run
 from text2sql_grpo.rollout.policy import (
     ModelPolicy,
     SlotPolicy,
@@ -121,48 +118,6 @@ def test_the_model_s_own_generation_settings_do_not_leak_in(
     torch.manual_seed(0)
     sampled = ModelPolicy(model, chat, sampling=sampling(1.0)).generate([[5, 6]] * 40, max_new_tokens=1).ids
     assert len({token for (token,) in sampled}) > 10
-
-
-@in_float64()
-def test_sampling_follows_the_temperature(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:
-    model, chat = model_and_chat
-    model.double()
-    torch.manual_seed(0)
-
-    cold = ModelPolicy(model, chat, sampling=sampling(1e-4)).generate(PROMPTS, max_new_tokens=6).ids
-
-    assert cold == ModelPolicy(model, chat).generate(PROMPTS, max_new_tokens=6).ids
-
-
-@torch.no_grad()
-@in_float64()
-def test_tokens_in_tokens_out(model_and_chat: tuple[PreTrainedModel, ChatFormat], tmp_path: Path) -> None:
-    """Log-probs on the recorded ids are those that each token was sampled with."""
-    model, chat = model_and_chat
-    model.double()
-    environment = shop_environment(tmp_path, EnvironmentSettings(instructions=False, max_turns=3))
-    sampled_with: list[torch.Tensor] = []
-
-    class Recording(ModelPolicy):
-        def generate(self, prompts: list[list[int]], *, max_new_tokens: int) -> Continuations:
-            (prompt,) = prompts
-            (reply,) = super().generate(prompts, max_new_tokens=max_new_tokens).ids
-            reply[-1] = chat.tokenizer.eos_token_id  # a random model seldom ends a turn
-            for i, token in enumerate(reply):
-                logits = model(torch.tensor([prompt + reply[:i]])).logits[0, -1]
-                sampled_with.append(logits.log_softmax(-1)[token])
-            return Continuations([reply])
-
-    torch.manual_seed(0)
-    policy = Recording(model, chat, sampling=sampling(1.0))
-    (episode,) = run([environment.session(ask("Lisbon?"))], policy, chat, Budgets(8, 1_000, 2_000))
-
-    ids = torch.tensor([episode.prompt_ids + episode.completion_ids])
-    log_probs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    completion = log_probs[len(episode.prompt_ids) - 1 :]
-    assert episode.stop_reason == "max_turns"
-    found = completion[torch.tensor(episode.completion_mask) == 1]
-    assert_same(found, torch.stack(sampled_with), layers=model.config.num_hidden_layers)
 
 
 def test_context_length(model_and_chat: tuple[PreTrainedModel, ChatFormat]) -> None:

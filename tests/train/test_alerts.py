@@ -1,7 +1,6 @@
 """Alerts to a real web server: what is told, when, how often, and that nothing of it stops training."""
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -142,17 +141,6 @@ def test_what_cannot_be_sent_is_said_once_and_training_goes_on(tmp_path: Any, re
     assert "s3cret" not in printed
 
 
-def test_nobody_listens(tmp_path: Any) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    settings = AlertsConfig(**OFF | {"webhook": address, "window": 1, "min_reward": 0.5})
-    training = Training(tmp_path, settings)
-    training.log({"reward": 0.0})
-
-    assert "did not reach the webhook: <urlopen error" in training.end()
-
-
 def test_without_a_webhook_it_is_printed(tmp_path: Any) -> None:
     training = Training(tmp_path, AlertsConfig(**OFF | {"window": 1, "min_reward": 0.5}))
     training.log({"reward": 0.25})
@@ -201,5 +189,5 @@ def test_the_address_may_stand_in_an_environment_variable(
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"max_hack_rate": 1.5}, {"stalled_s": 0.0}])
 def test_wrong_limits(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
         AlertsConfig(**wrong)

@@ -144,6 +144,7 @@ def test_the_device_is_the_one_asked_for_or_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("DEVICE_TYPE", "cpu")
     assert device_type() == "cpu"
     assert made(tmp_path).use_cpu is True
+    assert made(tmp_path, use_cpu=False).use_cpu is False  # as a launch for GPUs sets it
     monkeypatch.setenv("DEVICE_TYPE", "toaster")
     with pytest.raises(ConfigError, match=r"DEVICE_TYPE must be auto, .*, got 'toaster'"):
         device_type()

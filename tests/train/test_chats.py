@@ -68,14 +68,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         EpisodeFile(tmp_path / "file" / "episodes.jsonl", {})
 
 
-@pytest.mark.parametrize("line", ["[]", "{oops"])
-def test_a_line_that_is_no_episode_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "episodes.jsonl"
-    path.write_text('{"a": 1}\n' + line + "\n", "utf-8")
-    with pytest.raises(DataError, match="line 2"):
-        list(read_jsonl(path, "episodes"))
-
-
 RECORDS = [
     episode("b", 1, "look", "answer", reward=0.9),
     episode("b", 0, "answer", strict=False, reward=0.0),

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from tests.scripted_policy import ask
 from tests.scripted_trainer import Bench
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.reliability import checkpoints
 from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
 from text2sql_grpo.training.select import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
@@ -92,7 +90,7 @@ def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained:
             os.seteuid(65534)  # nobody: root may write everywhere
         try:
             with pytest.raises(RunError, match=r"cannot write to the run folder: .*denied"):
-                trained._save_checkpoint(trained.model, None)
+                trl_compat.save_checkpoint(trained)
         finally:
             os.seteuid(user)
             trained.args.output_dir = trained_in
@@ -108,7 +106,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_else(trained: SQL
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
         with pytest.raises(Exception, match=r"File too large|cannot write to the run folder"):
-            trained._save_checkpoint(trained.model, None)
+            trl_compat.save_checkpoint(trained)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
@@ -131,22 +129,16 @@ def test_a_file_that_cannot_be_read_back_makes_no_checkpoint(
     trained.state.global_step = 6
     try:
         with pytest.raises(RunError, match=r"the checkpoint cannot be read back: .*incomplete"):
-            trained._save_checkpoint(trained.model, None)
+            trl_compat.save_checkpoint(trained)
     finally:
         trained.state.global_step = state
     assert {path.name for path in folder.iterdir()} == names
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """Small and whole."""
-    folder = tmp_path / "checkpoint-3"
-    folder.mkdir()
-    (folder / "trainer_state.json").write_text('{"global_step": 3}')
-    save_file({"weight": torch.arange(64.0)}, folder / "model.safetensors")
-    torch.save({"step": torch.arange(64.0)}, folder / "optimizer.pt")
-    checkpoints._seal(folder, None)
-    return folder
+def checkpoint(trained: SQLGRPOTrainer, tmp_path: Path) -> Path:
+    """A whole checkpoint of step 5."""
+    return Path(shutil.copytree(Path(trained.args.output_dir) / "checkpoint-5", tmp_path / "checkpoint-5"))
 
 
 @pytest.mark.parametrize("has_manifest", [True, False], ids=["manifest", "without"])
@@ -179,4 +171,4 @@ def test_a_torn_manifest_and_a_folder_that_is_none(checkpoint: Path, tmp_path: P
     assert find_damage(tmp_path / "checkpoint-4") == "no trainer_state.json"
     (tmp_path / "checkpoint-x").mkdir()
     (tmp_path / "checkpoint-12").mkdir()
-    assert [path.name for path in saved_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-12"]

@@ -100,13 +100,6 @@ def test_metrics_hold_each_reward_by_its_name_and_agree_with_the_episodes(run: P
             assert row[f"rewards/{name}/mean"] == (mean if mean is None else pytest.approx(mean))
 
 
-def test_held_out_questions_are_answered_before_and_after(run: Path, config: Path) -> None:
-    record = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    for sets in (record["before"]["sets"], record["sets"]):
-        assert sets["test_values"]["overall"]["strict"]["total"] == 4
-        assert sets["test_values"]["by_family"]["lookup"]["official"]["total"] == 2
-
-
 def test_the_merged_model_is_the_trained_one_and_loads_by_itself(run: Path, own_cache: Path) -> None:
     merged = AutoModelForCausalLM.from_pretrained(run / "merged")
     tokenizer = AutoTokenizer.from_pretrained(run / "merged")
@@ -352,18 +345,3 @@ def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder
     assert any(re.match(r"GRPO ━+ 2/2 .* reward [-\d]", line) for line in lines)
     assert len(list(Path("seen/wandb").glob("offline-run-*/*.wandb"))) == 1
     assert sorted(os.listdir()) == ["seen", "seen.yaml"]
-
-
-def test_the_merged_model_is_evaluated_by_the_script(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "evaluation.json"
-    assert (
-        main(["evaluate", "--model_path", str(run / "merged"), "--num_samples", "2", "--out", str(out)]) == 0
-    )
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    for part in ("question: Staff of the Lisbon branch?", "final SQL:", "strict:", "official:", "stopped:"):
-        assert part in printed.out
-    assert "family lookup" in printed.out
-    assert json.loads(out.read_text())["sets"]["test_values"]["overall"]["strict"]["total"] == 2

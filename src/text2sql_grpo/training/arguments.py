@@ -84,12 +84,14 @@ class SQLGRPOConfig(GRPOConfig):
 
     Attributes:
         bf16: As TRL's; on a CPU, None is for a processor that multiplies it in hardware.
+        use_cpu: As TRL's; None for the device that `$DEVICE_TYPE` or the machine decides.
         shared_prefix: Forward each distinct token prefix of a micro-batch once, if the model allows it (the
             first batch shows that). Log-probs, loss and gradient are the same up to rounding; groups and
             prompts that begin alike then stay together when a generation batch is split.
     """
 
     bf16: bool | None = None
+    use_cpu: bool | None = None
     shared_prefix: bool = True
     beta: float = 0.0
     disable_dropout: bool = True
@@ -105,10 +107,11 @@ class SQLGRPOConfig(GRPOConfig):
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             if f.name in REFUSED and getattr(self, f.name) != default:
                 raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
-        if device_type() == "cpu":
-            self.use_cpu = True
-            if self.bf16 is None and not self.fp16:
-                self.bf16 = has_fast_bf16()  # TRL's default emulates it where the processor has none
+        is_on_cpu = device_type() == "cpu"
+        if self.use_cpu is None:
+            self.use_cpu = is_on_cpu
+        if is_on_cpu and self.bf16 is None and not self.fp16:
+            self.bf16 = has_fast_bf16()  # TRL's default emulates it where the processor has none
         super().__post_init__()
         taken = {"tools", "tokenize", "add_generation_prompt", "conversation"} & {
             *(self.chat_template_kwargs or {})
