@@ -215,6 +215,29 @@ def test_free_slots_are_given_to_those_that_wait(
     assert len(rows) < 0.75 * sum(rows)
 
 
+def test_the_cache_is_as_large_as_the_rows_that_are_left(
+    environment: SQLEnvironment, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    made, logits = SlotPolicy.new_cache, SlotPolicy.logits
+    caches: list[Any] = []
+
+    def noted(self: SlotPolicy, ids: torch.Tensor, *args: Any) -> torch.Tensor:
+        sizes.append(caches[0].suffixes.tokens)
+        return logits(self, ids, *args)
+
+    monkeypatch.setattr(
+        SlotPolicy, "new_cache", lambda self, *args: caches.append(made(self, *args)) or caches[0]
+    )
+    monkeypatch.setattr(SlotPolicy, "logits", noted)
+    policy = scripted_slots(ChatFormat(chat.tokenizer), [["?" * 80] * 3, *[[ANSWER]] * 9], max_slots=2)
+
+    questions = [f"{number}?" for number in range(10)]
+    run(sessions(environment, questions), policy, ChatFormat(chat.tokenizer), Budgets(100, 1_000, 10_000))
+
+    assert max(sizes) > 240 and sizes[-1] <= 96
+
+
 class HostReads(TorchDispatchMode):
     """Counts what makes the host wait for the device: numbers and shapes read from tensors."""
 
