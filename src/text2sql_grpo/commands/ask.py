@@ -1,7 +1,7 @@
 import json as json_text
 from pathlib import Path
 
-from text2sql_grpo.commands.options import quiet_console, read_config
+from text2sql_grpo.commands.options import check_models, quiet_console, read_config
 from text2sql_grpo.run_folder import find_config
 
 
@@ -17,6 +17,7 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
         config: Default: that of the model's run, or the defaults.
         json: Print one JSON object.
     """
+    check_models(model)
     found = config or find_config(model)
     run = read_config(found) if found else None
     console = quiet_console(highlight=False)

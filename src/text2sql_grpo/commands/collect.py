@@ -64,6 +64,7 @@ def collect(
         if traces is not None:
             return _select_traces(traces, keep or (), out)
         options.check_served(base_url, model, config)
+        options.check_models(model_path)
         run = options.read_config(config or config_around(str(model_path)), settings)
         console = options.quiet_console()
         from text2sql_grpo.evaluation.bench import Bench, UnansweredError, opened_model

@@ -2,7 +2,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text2sql_grpo.commands.options import Count, check_place, quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import (
+    Count,
+    check_models,
+    check_place,
+    quiet_console,
+    read_config,
+    writing_to,
+)
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.run_folder import CONFIG, config_around
 
@@ -34,6 +41,7 @@ def compare(
         sets: Held-out sets; default: all.
         out: Default: comparison.json in the folder around the trained model.
     """
+    check_models(base, trained)
     path = Path(trained)
     folder = path if (path / CONFIG).is_file() else path.parent if path.exists() else Path()
     out = out or folder / "comparison.json"

@@ -46,6 +46,7 @@ def evaluate(
     """
     options.check_one_of(model_path=model_path, base_url=base_url)
     options.check_served(base_url, model, config)
+    options.check_models(model_path)
     run = options.read_config(config or config_around(str(model_path)), settings)
     path = Path(model_path or str(model))
     folder = path.resolve().parent if model_path and path.is_dir() else Path()

@@ -79,6 +79,19 @@ def check_place(out: Path) -> None:
         raise ConfigError(f"--out cannot be written: {error} ({out})") from error
 
 
+def check_models(*names: str | None) -> None:
+    """Refuse names of models, or of their answers, that are neither files nor Hub ids; None passes.
+
+    Raises:
+        ModelError: See above.
+    """
+    from text2sql_grpo.models.sources import check_name
+
+    for name in names:
+        if name is not None:
+            check_name(name)
+
+
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     """Read a config, with settings of the command line applied."""
     from text2sql_grpo.config import load_config

@@ -86,6 +86,16 @@ def _snapshot(hub_id: str, revision: str) -> str:
         raise ModelError(f"cannot get the revision {revision!r} of {hub_id}: {reason}") from error
 
 
+def check_name(path: str) -> None:
+    """Refuse a path that is neither a folder or file nor a Hub id, before anything slow is imported.
+
+    Raises:
+        ModelError: See above.
+    """
+    if not Path(path).exists() and path != SMOLLM2 and _HUB_ID.fullmatch(split_revision(path)[0]) is None:
+        raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
+
+
 def readable_folder(path: str) -> str:
     """`model_folder`, with the cache's folder in place of a Hub id that the Hub does not serve here.
 
@@ -95,11 +105,10 @@ def readable_folder(path: str) -> str:
         ModelError: It is neither a folder nor a Hub id, or neither the Hub nor its cache has the model; see
             also `model_folder`.
     """
+    check_name(path)
     folder = model_folder(path)
     if Path(folder).is_dir():
         return folder
-    if _HUB_ID.fullmatch(folder) is None:
-        raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
     obstacle = _hub_obstacle(folder)
     if obstacle is None:
         return folder
