@@ -279,28 +279,25 @@ class SelectionConfig:
 
     Attributes:
         by: Method of the draw. `uniform`: shuffled epochs; `learnability`: by p(1 - p), with p the share of
-            right episodes; `regret`: by the expected best less the mean of a group, and by staleness;
-            `easy_to_hard`: from the easiest questions first, from all at `all_after`.
+            right episodes.
         level: Fields of a question whose statistics it borrows, the coarsest first, each within the one
             before; a question that was played relies on itself first.
         prior: Weight of borrowed statistics, in episodes.
         explore: Share of the draws in shuffled order, so that every question is met.
         half_life: Generation batches after which an episode counts half; None for ever.
-        all_after: Share of the steps after which `easy_to_hard` draws from all questions.
         resample_flat: Further rounds in which other questions are played in place of groups whose verdicts
             are all equal (DAPO); 0 for none.
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
             the rest in proportion to their questions. Empty for none.
     """
 
-    by: Literal["uniform", "easy_to_hard", "learnability", "regret"] = "uniform"
+    by: Literal["uniform", "learnability"] = "uniform"
     level: list[Literal["family", "template", "database", "difficulty"]] = field(
         default_factory=lambda: ["family", "template", "database"]
     )
     prior: AboveZero = 4.0
     explore: Share = 0.2
     half_life: AboveZero | None = 8.0
-    all_after: AboveZeroShare = 0.5
     resample_flat: NotNegative = 0
     strata: dict[str, AboveZeroShare] = field(default_factory=dict)
 
@@ -566,7 +563,8 @@ _REMOVED = {
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
     "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
     "selection.databases_per_batch": "a step took as long with it",
-    "selection.easy_by": "easy_to_hard goes by the measured share of right answers",
+    "selection.easy_by": "no order by difficulty gained anything (docs/selection.md)",
+    "selection.all_after": "no order by difficulty gained anything (docs/selection.md)",
 }
 
 

@@ -55,7 +55,7 @@ def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
         ({"preset": "arctic"}, "nothing for an empty gold", "a row too many"),
         ({"preset": "qatch"}, "swapped columns", "a row too many"),
         ({"preset": "skyrl", "on_error": "penalty"}, "a coincidence", "a gold that fails"),
-        ({"execution": 1.0, "cells": 0.5}, "", "a hard-coded number"),
+        ({"execution": 1.0, "turn_cost": 0.5}, "", "a hard-coded number"),
     ],
 )
 def test_other_rewards_are_told_apart(

@@ -263,7 +263,14 @@ def steps_of(count: int) -> tuple[str, ...]:
 
 def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
     """Each plays the groups of its part, and other questions in place of its dead ones; one state."""
-    options = ("--selection.by", "regret", "--selection.resample_flat", "1", "--grpo.num_generations", "8")
+    options = (
+        "--selection.by",
+        "learnability",
+        "--selection.resample_flat",
+        "1",
+        "--grpo.num_generations",
+        "8",
+    )
     finish(config, tmp_path / "run", *options, "--grpo.max_steps", "3", first=only_train)
     (newest, *_) = saved_checkpoints(tmp_path / "run")[::-1]
     one, other = (torch.load(newest / f"step_parts_{rank}.pt")["parts"] for rank in range(2))

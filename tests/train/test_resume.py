@@ -48,7 +48,7 @@ REPLACED = (
     *("--selection.resample_flat", "1"),
     *("--grpo.num_generations", "4", "--grpo.steps_per_generation", "2", "--grpo.num_iterations", "1"),
 )
-REGRET = (*REPLACED, "--selection.by", "regret")
+LEARNABLE = (*REPLACED, "--selection.by", "learnability")
 SCHEDULE = ("--data.dev", "questions.jsonl", "--evaluation.every", "2")
 
 
@@ -138,7 +138,7 @@ LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
     [
         pytest.param(2, 6, (), id="2"),
         pytest.param(10, 14, (), id="10", marks=pytest.mark.slow),
-        pytest.param(10, 14, REGRET, id="10-regret", marks=pytest.mark.slow),
+        pytest.param(10, 14, LEARNABLE, id="10-learnability", marks=pytest.mark.slow),
         pytest.param(10, 14, LORA, id="10-lora", marks=pytest.mark.slow),
     ],
 )
@@ -163,12 +163,9 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     assert {path.name for path in other.iterdir()} - archived == {path.name for path in one.iterdir()}
 
 
-@pytest.mark.parametrize("by", ["learnability", "easy_to_hard"])
-def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(
-    config: Path, tmp_path: Path, by: str
-) -> None:
+def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path, tmp_path: Path) -> None:
     """Killed in the middle of a generation batch; the next one is drawn from all that was observed."""
-    options = (*REPLACED, "--selection.by", by, "--grpo.max_steps", "5", "--grpo.save_total_limit", "5")
+    options = (*LEARNABLE, "--grpo.max_steps", "5", "--grpo.save_total_limit", "5")
     finish(config, tmp_path / "undisturbed", *options)
     shutil.copytree(tmp_path / "undisturbed", tmp_path / "resumed")
     for step in (4, 5):

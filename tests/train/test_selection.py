@@ -17,14 +17,12 @@ from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.training.parts import Batch, Judged, Row, Select, placed
 from text2sql_grpo.training.select import open_gate, open_select
-from text2sql_grpo.training.select.easy_to_hard import EasyToHard
 from text2sql_grpo.training.select.learnability import learnability
 from text2sql_grpo.training.select.rates import Rates
-from text2sql_grpo.training.select.regret import Regret
 
 FAMILIES = ["lookup"] * 5 + ["count"] * 8 + ["join"] * 4
 HALF = {"lookup": 0.5}
-METHODS = ["uniform", "learnability", "regret", "easy_to_hard"]
+METHODS = ["uniform", "learnability"]
 Verdicts = Sequence[bool | None]
 
 
@@ -40,7 +38,7 @@ def selection(
 ) -> Select:
     """By default, of questions of the three families; groups have two rollouts."""
     examples = examples or [ask(f"{i}?", family=name) for i, name in enumerate(FAMILIES)]
-    return open_select(examples, SelectionConfig(**settings), num_generations=2, seed=seed, shuffle=shuffle)
+    return open_select(examples, SelectionConfig(**settings), seed=seed, shuffle=shuffle)
 
 
 def batches(drawing: Select, count: int, *, size: int = 4) -> list[list[int]]:
@@ -186,26 +184,8 @@ def rates_of(right: Sequence[int], *, of: int = 8) -> Rates:
     return rates
 
 
-def test_weights_of_each_method() -> None:
-    rates = rates_of([0, 4, 8])
-    assert learnability(rates, 0.0).tolist() == pytest.approx([0.0, 0.25, 0.0], abs=1e-3)
-    # Of two rollouts at one half, the best is right in three of four: 0.75 less a mean of 0.5. None is stale.
-    assert Regret(2)(rates, 0.0).tolist() == pytest.approx([0.0, 0.9, 0.0], abs=1e-2)
-    easy_to_hard = EasyToHard(4, all_after=0.5, seed=0)
-    rates = rates_of([3, 8, 0, 6])
-    assert easy_to_hard(rates, 0.0).tolist() == [0, 1, 0, 0]
-    assert easy_to_hard(rates, 0.16).tolist() == [0, 1, 0, 1]  # half of them, a third of the way
-    assert easy_to_hard(rates, 0.5).tolist() == easy_to_hard(rates, 1.0).tolist() == [1] * 4
-
-
-def test_regret_prefers_what_was_not_played_for_long() -> None:
-    rates = rates_of([4, 4, 4])
-    for _ in range(3):
-        rates.begin_batch()
-        rates.observe({0: group(1, [True, False])})
-    weights = Regret(2)(rates, 0.0).tolist()
-    assert weights[0] == weights[2] == pytest.approx(0.3 + 0.05)
-    assert weights[1] == pytest.approx(0.3)
+def test_weights_by_learnability() -> None:
+    assert learnability(rates_of([0, 4, 8])).tolist() == pytest.approx([0.0, 0.25, 0.0], abs=1e-3)
 
 
 def test_learnable_questions_are_drawn_more_often_and_the_others_still_met() -> None:
@@ -222,20 +202,6 @@ def test_learnable_questions_are_drawn_more_often_and_the_others_still_met() -> 
         counts[by] = sum(count for number, count in drawn.items() if number % 4 == 0)
     assert counts["uniform"] == 60 * 8 / 4
     assert counts["learnability"] > 2 * counts["uniform"]
-
-
-def test_easy_questions_come_first() -> None:
-    right = [3, 8, 0, 6] * 4
-    drawing = selection(questions(16), by="easy_to_hard", explore=0.0, prior=0.1)
-    drawing.draw(1)
-    drawing.observe(groups({number: [i < count for i in range(8)] for number, count in enumerate(right)}))
-
-    def drawn(progress: float) -> set[int]:
-        return {right[number] for _ in range(10) for number in drawing.draw(4, progress=progress)}
-
-    assert drawn(0.0) == {8}
-    assert drawn(0.16) == {8, 6}
-    assert drawn(0.5) == drawn(1.0) == set(right)
 
 
 def test_groups_of_equal_verdicts_are_replaced_by_others_of_their_stratum() -> None:
@@ -288,8 +254,8 @@ def test_the_epochs_of_an_unshuffled_run_are_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reads"),
-    [({}, 0), ({"strata": HALF}, 17), ({"by": "learnability", "strata": HALF}, 17), ({"by": "regret"}, 17)],
-    ids=["uniform", "strata", "learnability", "regret"],
+    [({}, 0), ({"strata": HALF}, 17), ({"by": "learnability", "strata": HALF}, 17)],
+    ids=["uniform", "strata", "learnability"],
 )
 def test_questions_of_shards_are_read_once(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], reads: int
@@ -330,7 +296,7 @@ def test_shares_that_cannot_be_met(shares: dict[str, float], message: str) -> No
     ("settings", "message"),
     [
         ({"half_life": 0.0}, "half_life must be > 0"),
-        ({"explore": 1.5}, r"explore must be in \[0, 1\]"),
+        ({"explore": 1.5}, "explore"),
         ({"resample_flat": -1}, "resample_flat must be >= 0"),
     ],
 )

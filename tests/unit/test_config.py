@@ -160,7 +160,7 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("selection: {max_share: 0.5}", "selection.max_share was removed: it gained nothing"),
         ("selection: {databases_per_batch: 4}", "selection.databases_per_batch was removed: a step took as"),
         ("selection: {quarantine_suspects: 1}", "removed: run text2sql-grpo audit data --answers between"),
-        ("selection: {easy_by: difficulty}", "selection.easy_by was removed: easy_to_hard goes by the"),
+        ("selection: {easy_by: difficulty}", "selection.easy_by was removed: no order by difficulty"),
         ("rewards: {execution: 1, turns: {gold_shown: 1}}", "rewards.turns was removed: it gained nothing"),
         ("sft: {stop: {accuracy: 0.6}}", "sft.stop was removed: set sft.max_steps"),
         ("start: {rounds: 3}", "start.rounds was removed: set sft.look_share"),

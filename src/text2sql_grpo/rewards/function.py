@@ -12,8 +12,6 @@ from typing import Any, SupportsFloat
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError, RewardError, RunError
-from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
-from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -34,18 +32,11 @@ class Results:
 
     Attributes:
         database: Database of the question.
-        neighbours: Neighbours that grading asks for; None if it grades without.
     """
 
     executor: SQLExecutor
     database: Database
     episode: Episode
-    neighbours: EngineNeighbours | Neighbours | None = None
-
-    @property
-    def neighbours_asked(self) -> int:
-        """Number of neighbours that grading asks for."""
-        return self.neighbours.max_neighbours if self.neighbours else 0
 
     @cached_property
     def gold(self) -> ExecutionOutcome:
@@ -58,16 +49,6 @@ class Results:
         if self.episode.final_sql is None:
             return None
         return self.executor.execute(self.database, self.episode.final_sql)
-
-    @cached_property
-    def on_neighbours(self) -> tuple[tuple[ExecutionOutcome, ExecutionOutcome], ...]:
-        """Outcomes of the first gold and of the submitted query on each neighbour; empty without either."""
-        gold_sql, sql = self.episode.example.gold_sql, self.episode.final_sql
-        if self.neighbours is None or sql is None:
-            return ()
-        paths = self.neighbours.of(self.database, gold_sql)
-        outcomes = self.executor.execute_many([(path, query) for path in paths for query in (gold_sql, sql)])
-        return tuple(zip(outcomes[::2], outcomes[1::2], strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,40 +120,6 @@ def efficiency(verdict: Verdict, results: Results) -> float:
     return min(max(results.gold.elapsed_s, NOISE_S) / max(predicted.elapsed_s, NOISE_S), 1.0)
 
 
-@reward(when_right=(1, 1), pays_wrong="results with some of the gold's rows")
-def rows(verdict: Verdict, results: Results) -> float:
-    """F1 of the rows returned, a mean over the test databases, in [0, 1]; 1 for a right answer."""
-    return _partial(partial.row_f1, verdict, results)
-
-
-@reward(when_right=(1, 1), pays_wrong=_PARTS)
-def cells(verdict: Verdict, results: Results) -> float:
-    """F1 of the cells returned, a mean over the test databases, in [0, 1]; 1 for a right answer."""
-    return _partial(partial.cell_f1, verdict, results)
-
-
-def _partial(
-    measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], verdict: Verdict, results: Results
-) -> float:
-    """Mean partial score on the database and the neighbours asked for; a missing neighbour counts as 0.
-
-    On a neighbour only the share counts by which the query beats its own result on the database: 0 for a
-    hard-coded answer. 0 for an answer refused by neighbours.
-    """
-    if verdict.strict:
-        return 1.0
-    first = _measured(measure, results)
-    if first == 0 or verdict.reason == "neighbour":
-        return 0.0
-    assert results.predicted is not None
-    total = first
-    for gold, predicted in results.on_neighbours:
-        hard_coded = measure(gold, results.predicted)
-        if hard_coded < 1:
-            total += max(measure(gold, predicted) - hard_coded, 0.0) / (1 - hard_coded)
-    return total / (1 + results.neighbours_asked)
-
-
 def _measured(measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], results: Results) -> float:
     predicted = results.predicted
     return 0.0 if predicted is None else measure(results.gold, predicted)

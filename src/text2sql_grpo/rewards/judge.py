@@ -97,7 +97,7 @@ class Judge:
             official = official_verdicts(self.executor, database, example.gold_sql, sql)
         scores = reward = None
         if self.rewards is not None:
-            results = Results(self.executor, database, episode, self.grader.neighbours)
+            results = Results(self.executor, database, episode)
             scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
         dialect = parse_address(database).dialect

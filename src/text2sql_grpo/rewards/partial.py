@@ -1,28 +1,11 @@
-"""Partial correctness of a result: rows, cells, and QATCH's three measures. Pure functions of two results.
+"""QATCH's three measures of a result. Pure functions of two results.
 
 All are 0 if either query failed, and use cut rows as they are.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterable
 from itertools import chain
 
 from text2sql_grpo.sql.outcome import ExecutionOutcome
-
-
-def row_f1(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> float:
-    """F1 of the two bags of rows, in [0, 1]; order does not count, two empty results give 0."""
-    return _f1(gold.rows, predicted.rows)
-
-
-def cell_f1(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> float:
-    """F1 of the two bags of cells, wherever they stand, in [0, 1]; two empty results give 0."""
-    return _f1(chain.from_iterable(gold.rows), chain.from_iterable(predicted.rows))
-
-
-def _f1(gold: Iterable[Hashable], predicted: Iterable[Hashable]) -> float:
-    left, right = Counter(gold), Counter(predicted)
-    return 2 * (left & right).total() / max(left.total() + right.total(), 1)
 
 
 def cell_precision(gold: ExecutionOutcome, predicted: ExecutionOutcome) -> float:

@@ -269,7 +269,6 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
     select = open_select(
         questions,
         bench.config.selection,
-        num_generations=arguments.num_generations,
         seed=arguments.seed,
         shuffle=arguments.shuffle_dataset,
     )

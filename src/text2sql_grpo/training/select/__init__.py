@@ -7,21 +7,18 @@ import torch
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.training.parts import Gate, Select
-from text2sql_grpo.training.select.easy_to_hard import EasyToHard
 from text2sql_grpo.training.select.learnability import learnability
 from text2sql_grpo.training.select.rates import Rates
-from text2sql_grpo.training.select.regret import Regret
 from text2sql_grpo.training.select.resample import Resample
 from text2sql_grpo.training.select.shuffled import Shuffled
 from text2sql_grpo.training.select.strata import Strata, by_family
-from text2sql_grpo.training.select.weighted import Weigh, Weighted
+from text2sql_grpo.training.select.weighted import Weighted
 
 
 def open_select(
     examples: Sequence[Example],
     settings: SelectionConfig,
     *,
-    num_generations: int,
     seed: int,
     shuffle: bool = True,
 ) -> Select:
@@ -29,7 +26,6 @@ def open_select(
 
     Args:
         examples: Training questions, by whose index they are drawn.
-        num_generations: Rollouts of a group.
         seed: Random seed; equal on all ranks.
         shuffle: True for random epochs; False for the order of the questions.
 
@@ -46,12 +42,7 @@ def open_select(
             return shuffled
         fields = [[str(getattr(rows[one], name)) for one in questions] for name in settings.level]
         rates = Rates(questions, fields, prior=settings.prior, half_life=settings.half_life)
-        methods: dict[str, Weigh] = {
-            "learnability": learnability,
-            "regret": Regret(num_generations),
-            "easy_to_hard": EasyToHard(len(questions), all_after=settings.all_after, seed=seed),
-        }
-        return Weighted(shuffled, rates, methods[settings.by], explore=settings.explore, generator=generator)
+        return Weighted(shuffled, rates, learnability, explore=settings.explore, generator=generator)
 
     if not settings.strata:
         return over(range(len(examples)))

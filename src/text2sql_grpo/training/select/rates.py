@@ -19,10 +19,6 @@ class Rates:
         levels: Value of each question on each level, the coarsest level first; cells lie within one another.
         prior: Weight of borrowed statistics, in rollouts.
         half_life: Batches after which a rollout counts half; None for ever.
-
-    Attributes:
-        batches: Number of batches begun.
-        met: Batch in which each question was played last, 0 for never; shape (Q,).
     """
 
     def __init__(
@@ -42,12 +38,9 @@ class Rates:
             self._cells.append(_numbered(paths))
         self._cells.append(torch.arange(len(questions)))
         self._counts = [torch.zeros(int(cell.max()) + 1, 2, dtype=torch.double) for cell in self._cells]
-        self.met = torch.zeros(len(questions), dtype=torch.long)
-        self.batches = 0
 
     def begin_batch(self) -> None:
         """Let earlier rollouts count less."""
-        self.batches += 1
         if self._half_life is not None:
             for counts in self._counts:
                 counts *= 0.5 ** (1 / self._half_life)
@@ -60,11 +53,10 @@ class Rates:
             seen = torch.tensor([float(len(verdicts)), sum(verdicts)], dtype=torch.double)
             for cells, counts in zip(self._cells, self._counts, strict=True):
                 counts[cells[row]] += seen
-            self.met[row] = self.batches
 
     def rates(self) -> torch.Tensor:
         """Estimated share of right rollouts of each question; double, shape (Q,)."""
-        rates = torch.full(self.met.shape, 0.5, dtype=torch.double)
+        rates = torch.full((len(self.questions),), 0.5, dtype=torch.double)
         for cells, counts in zip(self._cells, self._counts, strict=True):
             rollouts, right = counts[cells].T
             rates = (right + self._prior * rates) / (rollouts + self._prior)
@@ -72,15 +64,13 @@ class Rates:
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        counts = [counts.clone() for counts in self._counts]
-        return {"counts": counts, "met": self.met.clone(), "batches": self.batches}
+        return {"counts": [counts.clone() for counts in self._counts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         if [len(counts) for counts in state["counts"]] != [len(counts) for counts in self._counts]:
             raise ValueError("other questions or levels")
         self._counts = [counts.cpu() for counts in state["counts"]]
-        self.met, self.batches = state["met"].cpu(), state["batches"]
 
 
 def _numbered(paths: Sequence[tuple[str, ...]]) -> torch.Tensor:

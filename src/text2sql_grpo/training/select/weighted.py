@@ -1,4 +1,4 @@
-"""Draws by weight: the frame of learnability, regret and easy-to-hard."""
+"""Draws by weight."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from text2sql_grpo.training.parts import Judged, Select
 from text2sql_grpo.training.select.rates import Rates
 from text2sql_grpo.training.select.shuffled import Shuffled, distinct
 
-Weigh = Callable[[Rates, float], torch.Tensor]  # of the rates and the progress; double, shape (Q,)
+Weigh = Callable[[Rates], torch.Tensor]  # double, shape (Q,)
 _LEAST = 1e-9
 
 
@@ -35,12 +35,12 @@ class Weighted(Select):
     ) -> None:
         self._shuffled, self._rates, self._weigh = shuffled, rates, weigh
         self._explore, self._generator = explore, generator
-        self._debt = self._progress = 0.0
+        self._debt = 0.0
         self._order: list[int] = []  # as drawn by weight, the first one first; empty until it is drawn
 
     def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
         self._rates.begin_batch()
-        self._order, self._progress = [], progress
+        self._order = []
         return distinct(count, self._next)
 
     def another(self, question: int, taken: Collection[int]) -> int | None:
@@ -57,7 +57,7 @@ class Weighted(Select):
 
     def _by_weight(self) -> list[int]:
         """Order all questions as a draw by weight without replacement would (Gumbel keys)."""
-        weights = self._weigh(self._rates, self._progress).clamp(min=_LEAST)
+        weights = self._weigh(self._rates).clamp(min=_LEAST)
         uniforms = torch.rand(len(weights), generator=self._generator, dtype=torch.double)
         keys = weights.log() - (-uniforms.clamp(min=1e-300).log()).log()
         return [self._rates.questions[row] for row in keys.argsort(descending=True).tolist()]
