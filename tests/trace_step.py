@@ -27,7 +27,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rich.console import Console
-from text2sql_grpo.jobs.setup import Workbench, open_workbench
 from transformers import PreTrainedModel
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
@@ -35,9 +34,9 @@ import text2sql_grpo
 from tests.scripted_slots import ScriptedSampling
 from tests.tiny_model import write_model
 from text2sql_grpo.config import Config, load_config
+from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.reporting.progress import TrainingProgress
-from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.training.arguments import training_arguments
@@ -105,30 +104,21 @@ def traced_config(folder: Path) -> Config:
     return load_config(REPOSITORY / "config" / "quickstart.yaml", overrides)
 
 
-def scripted_trainer(
-    config: Config, bench: Workbench, callbacks: Sequence[TrainerCallback]
-) -> SQLGRPOTrainer:
+def scripted_trainer(bench: Bench, callbacks: Sequence[TrainerCallback]) -> SQLGRPOTrainer:
     """A trainer on the question with the shortest gold query, its episodes scripted."""
+    config = bench.config
     example = min(bench.load(config.data.train, limit=40), key=lambda one: len(one.gold_sql))
     policy = load_policy(config.model.path)
     run_log = RunLog(config.run.output_dir)
     progress = TrainingProgress(run_log, Console(file=open(os.devnull, "w")))  # noqa: SIM115
     trainer = SQLGRPOTrainer(
         policy.model,
-        training_arguments(
-            GRPO,
-            output_dir=str(config.run.output_dir),
-            seed=0,
-            max_turn_tokens=config.environment.max_turn_tokens,
-            max_completion_length=config.environment.max_episode_tokens,
-        ),
-        examples=[example],
-        environment=bench.environment,
-        rewards=RewardMix(config.rewards),
-        grader=bench.grader,
+        bench.environment,
+        train_dataset=[example],
+        reward_funcs=config.reward_mix(),
+        args=training_arguments(GRPO, output_dir=str(config.run.output_dir), seed=0),
         processing_class=policy.tokenizer,
         callbacks=[progress, *callbacks],
-        run_log=run_log,
     )
     rollouts, unscripted = trainer.rollouts, trainer.rollouts.policy
 
@@ -158,9 +148,8 @@ def main() -> None:
     trace = Trace(step=2)
     with tempfile.TemporaryDirectory() as name:
         config = traced_config(Path(name))
-        bench = open_workbench(config)
-        scripted_trainer(config, bench, [trace]).train()
-        bench.executor.close()
+        with Bench.open(config) as bench:
+            scripted_trainer(bench, [trace]).train()
     threads = list(trace.entered.values())
     if not options.quick:
         for functions in threads:

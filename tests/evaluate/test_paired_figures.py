@@ -91,15 +91,6 @@ def test_the_interval_covers_the_truth_19_times_in_20(shares: tuple[float, ...])
     assert 0.93 < covered < 0.98
 
 
-def test_it_is_narrower_than_for_two_sets_of_questions() -> None:
-    """What pairing is for: the same two accuracies, most answers alike."""
-    alike, unlike = Paired(60, 10, 2, 28), Paired(43, 27, 19, 11)
-    assert (alike.base, alike.trained) == (unlike.base, unlike.trained)
-    width = [high - low for low, high in (alike.interval, unlike.interval)]
-    assert width[0] < 0.6 * width[1]
-    assert alike.p_value < 0.05 < unlike.p_value
-
-
 def test_a_comparison_by_set_and_kind_with_what_changed() -> None:
     base = [
         judged(f"q{i}", strict=i < 4, official=i < 5, family="lookup" if i % 2 else "count") for i in range(8)

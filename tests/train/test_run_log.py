@@ -18,13 +18,11 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line, parse_constant=no_constants) for line in text.split("\n")[:-1]]
 
 
-def test_lines_are_appended_whole(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "runs" / "one")
-
-    log.write(ROLLOUTS, [{"a": "line\nbreak\u2028"}, {"b": 1}])
+def test_lines_are_appended_whole_with_any_text(tmp_path: Path) -> None:
+    log, odd = RunLog(tmp_path / "runs" / "one"), "\ud800 \udcff \0 \x1b é 漢 😀"
+    log.write(ROLLOUTS, [{"a": "line\nbreak\u2028"}, {odd: odd}])
     RunLog(log.folder).write(ROLLOUTS, [{"c": None}])
-
-    assert lines(log.folder / "rollouts.jsonl") == [{"a": "line\nbreak\u2028"}, {"b": 1}, {"c": None}]
+    assert lines(log.folder / "rollouts.jsonl") == [{"a": "line\nbreak\u2028"}, {odd: odd}, {"c": None}]
 
 
 def test_metrics_are_read_back(tmp_path: Path) -> None:
@@ -41,14 +39,6 @@ def test_metrics_are_read_back(tmp_path: Path) -> None:
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
     ]
-
-
-def test_lone_surrogates_and_other_odd_text(tmp_path: Path) -> None:
-    odd = "\ud800 \udcff \0 \x1b é 漢 😀"
-
-    RunLog(tmp_path).write(ROLLOUTS, [{"text": odd, odd: 1}])
-
-    assert lines(tmp_path / "rollouts.jsonl") == [{"text": odd, odd: 1}]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -14,7 +14,7 @@ from tests.tiny_model import write_model
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
+from text2sql_grpo.run_folder import RunLog, read_schedule
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.schedule import EvaluationSchedule
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
@@ -131,11 +131,3 @@ def test_a_resumed_run_repeats_no_evaluation_and_remembers_the_best(tmp_path: Pa
     assert run.asked == [4, 5]
     assert [record["step"] for record in read_schedule(run.folder)] == [0, 2, 4, 5]
     assert best_checkpoint(run.folder) == run.folder / "checkpoint-2"
-
-
-def test_the_log_is_cut_back_to_the_step_that_is_resumed(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    for step in (0, 2, 4):
-        log.write(SCHEDULE, [{"step": step}])
-    log.cut_back(2)
-    assert [record["step"] for record in read_schedule(tmp_path)] == [0, 2]
