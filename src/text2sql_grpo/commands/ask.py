@@ -1,7 +1,7 @@
 import json as json_text
 from pathlib import Path
 
-from text2sql_grpo.commands.options import check_models, quiet_console, read_config
+from text2sql_grpo.commands.options import check_models, importing, quiet_console, read_config
 from text2sql_grpo.run_folder import find_config
 
 
@@ -29,6 +29,9 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
     name, address = open_address(db)
     settings = (run.environment if run else EnvironmentConfig()).settings()
     with Environment({name: address}, neighbours=0, **vars(settings)) as environment:
+        environment.sessions.schema_text(name)  # fails before anything slow
+        with importing():
+            from text2sql_grpo.evaluation import sampler  # noqa: F401 (its imports, torch's among them)
         asked = environment.ask(
             question,
             model,

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import logging
 import math
 import os
@@ -120,6 +121,17 @@ def quiet_console(*, highlight: bool = True) -> "Console":
     if wants_downloads_shown:
         enable_progress_bars()
     return Console(highlight=highlight)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import libraries without searches for garbage, which takes a fifth less time: imports leave none."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -1,7 +1,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import INTERRUPTED, QUICKSTART, quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import (
+    INTERRUPTED,
+    QUICKSTART,
+    importing,
+    quiet_console,
+    read_config,
+    writing_to,
+)
 
 
 def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Sequence[str] = ()) -> int:
@@ -16,7 +23,8 @@ def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Seq
     run = read_config(config, settings)
     with writing_to(run.run.output_dir):
         console = quiet_console()
-        from text2sql_grpo.run import pipeline
+        with importing():
+            from text2sql_grpo.run import pipeline
 
         result = pipeline.train(run, resume=resume, console=console)
     return 0 if result.merged else INTERRUPTED

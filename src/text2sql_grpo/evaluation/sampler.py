@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import set_seed
+from accelerate.utils import set_seed
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
