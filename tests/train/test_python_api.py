@@ -124,6 +124,32 @@ def test_an_optimizer_and_a_callback_of_the_caller_are_used(model: str) -> None:
     assert steps == [1] and trainer.optimizer.optimizer is optimizer
 
 
+def test_a_reward_that_fails_in_training_leaves_the_steps_before_it(started_model: str) -> None:
+    scored: list[str] = []
+
+    def fails_at_last(episode: t2s.Episode) -> float:
+        scored.append(episode.example.id)
+        if trainer.state.global_step == 1:
+            raise ZeroDivisionError("no tokens")
+        return len(scored) % 4 / 4
+
+    budgets = {"max_turns": 2, "max_turn_tokens": 24, "max_episode_tokens": 120}
+    with t2s.Environment(
+        "shop.sqlite", neighbours=0, schema_text="compact", instructions=False, **budgets
+    ) as env:
+        trainer = t2s.SQLGRPOTrainer(
+            started_model,
+            env,
+            train_dataset=ROWS,
+            reward_funcs=[(fails_at_last, 0.1)],
+            args=arguments(max_steps=3, save_steps=100, per_device_train_batch_size=16),
+        )
+        with pytest.raises(t2s.RunError, match="fails_at_last raised ZeroDivisionError") as caught:
+            trainer.train()
+    assert scored[-1] in str(caught.value) and "checkpoint-1" in str(caught.value)
+    assert Path("run/checkpoint-1/trainer_state.json").is_file()
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no database": ({"databases": "nowhere.sqlite"}, "nowhere.sqlite"),
     "a field that is unknown": ({"max_turn": 3}, "max_turns"),

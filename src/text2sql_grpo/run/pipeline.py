@@ -18,9 +18,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import (
     ConfigError,
     OutOfMemoryError,
-    RewardError,
     RunError,
-    ServerGoneError,
     needs_extra,
 )
 from text2sql_grpo.evaluation.bench import Bench
@@ -180,10 +178,8 @@ def _improve(
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)
-    except (OutOfMemoryError, RewardError, ServerGoneError) as error:
-        step = trainer.save_whole_steps()
-        saved = f"checkpoint-{step} holds the steps before: continue with --resume auto"
-        raise RunError(f"{error}; {saved if step else 'no checkpoint was saved'}") from error
+    except OutOfMemoryError as error:
+        raise RunError(f"{error}; {trainer.saved_steps()}") from error
     finally:
         progress.close()
         for alerts in run.alerts:

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import RewardError, RunError, ServerGoneError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
@@ -282,6 +282,24 @@ class RolloutGRPOTrainer(GRPOTrainer):
     def _get_output_dir(self, trial: Any) -> str:
         """Return the partial folder while a checkpoint is written, else the run folder."""
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train like TRL's trainer; save the whole steps before a failure that the caller can mend.
+
+        Raises:
+            RewardError: A reward function failed.
+            ServerGoneError: A database server does not answer.
+        """
+        try:
+            return super().train(*args, **kwargs)
+        except (RewardError, ServerGoneError) as error:
+            raise type(error)(f"{error}; {self.saved_steps()}") from error
+
+    def saved_steps(self) -> str:
+        """Save the whole steps before a failure, and return the end of an error message about them."""
+        step = self.save_whole_steps()
+        saved = f"checkpoint-{step} holds the steps before: resume from it (--resume auto)"
+        return saved if step else "no checkpoint was saved"
 
     def save_whole_steps(self) -> int:
         """Save a checkpoint of the steps before one that failed, unless there is one.
