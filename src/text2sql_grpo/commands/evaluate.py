@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
-from text2sql_grpo.run_folder import config_around
+from text2sql_grpo.run_folder import CONFIG, config_around
 
 if TYPE_CHECKING:
     from text2sql_grpo.config import Config
@@ -40,7 +40,7 @@ def evaluate(
             time. It is a timing, and so noisy: compare runs on one idle machine.
         temperature: 0 is greedy; default: evaluation.temperature.
         seed: Random seed of sampling; default: run.seed.
-        out: Default: evaluation-MODEL.json in the folder around the model; for --base_url here.
+        out: Default: evaluation-MODEL.json in the run or the folder around the model; for --base_url here.
         parallel: Concurrent episodes at --base_url.
         key_variable: Environment variable of the endpoint's key.
     """
@@ -49,7 +49,8 @@ def evaluate(
     options.check_models(model_path)
     run = options.read_config(config or config_around(str(model_path)), settings)
     path = Path(model_path or str(model))
-    folder = path.resolve().parent if model_path and path.is_dir() else Path()
+    is_run = model_path is not None and (path / CONFIG).is_file()
+    folder = path if is_run else path.resolve().parent if model_path and path.is_dir() else Path()
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     count = num_samples or run.data.test_samples
     sampling: dict[str, Any] = {

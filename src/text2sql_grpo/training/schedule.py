@@ -182,7 +182,7 @@ def _paused_alerts(trainer: Trainer) -> Iterator[None]:
 def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> int:
     """Load the weights that `evaluation.keep` selects; return their step.
 
-    Step 0, the weights before training, is selected if no later step was as good. A warning says so, also
+    Step 0, the weights before training, is selected if no later step was as good. A warning is printed, also
     where the last step is kept though it is worse.
     """
     # The state counts 0 if the run resumed from a checkpoint that had done all steps.
