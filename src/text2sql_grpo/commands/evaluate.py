@@ -100,15 +100,15 @@ def _unlike_the_run(
 ) -> list[str]:
     """A line that names what differs from the evaluation of the run; none if nothing does."""
     facts = {
-        "sets": (list(chosen), list(test)),
-        "questions of a set": (
-            {name: len(named) for name, named in chosen.items()},
-            {name: min(run.data.test_samples or len(test[name]), len(test[name])) for name in chosen},
+        "sets": (", ".join(chosen), ", ".join(test)),
+        "questions": (
+            sum(map(len, chosen.values())),
+            sum(min(run.data.test_samples or len(test[name]), len(test[name])) for name in chosen),
         ),
         "temperature": (sampling["temperature"], run.evaluation.temperature),
         "seed": (sampling["seed"], run.run.seed),
     }
-    unlike = [f"{name} {here}, there {there}" for name, (here, there) in facts.items() if here != there]
+    unlike = [f"{name} {here} instead of {there}" for name, (here, there) in facts.items() if here != there]
     return [f"Not to be compared with the figures of the run: {'; '.join(unlike)}"] if unlike else []
 
 
