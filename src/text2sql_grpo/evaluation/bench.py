@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, RolloutConfig
+from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, GradingConfig, RolloutConfig
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
@@ -87,10 +87,13 @@ class Environment:
         **fields: Any,
     ) -> None:
         config = EnvironmentConfig(**fields)
+        grading = GradingConfig(neighbours=neighbours, neighbour_url=neighbour_url)
         self.databases = Databases(databases)
         self.executor = SQLExecutor(config.limits)
         self.sessions = _sessions(self.databases, self.executor, config)
-        self.grader = open_grader(self.executor, neighbours=neighbours, neighbour_url=neighbour_url)
+        self.grader = open_grader(
+            self.executor, neighbours=grading.neighbours, neighbour_url=grading.neighbour_url
+        )
 
     @classmethod
     def of(cls, config: Config) -> Self:
