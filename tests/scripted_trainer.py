@@ -71,8 +71,10 @@ class Bench:
         )
         parts: dict[str, Any] = {}
         if selection is not None:
-            sizes = {"num_generations": args.num_generations, "seed": args.seed}
-            parts = {"select": open_select(examples, selection, **sizes), "gate": open_gate(selection)}
+            parts = {
+                "select": open_select(examples, selection, seed=args.seed),
+                "gate": open_gate(selection),
+            }
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
             shop(folder, **settings),

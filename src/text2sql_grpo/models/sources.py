@@ -67,8 +67,8 @@ def model_folder(path: str) -> str:
 def split_revision(path: str) -> tuple[str, str | None]:
     """Hub id and revision of `owner/name@revision`; any other path is returned with None.
 
-    >>> split_revision("Qwen/Qwen3-0.6B@main"), split_revision("runs/a@b/merged")
-    (('Qwen/Qwen3-0.6B', 'main'), ('runs/a@b/merged', None))
+    >>> split_revision("Qwen/Qwen3-0.6B@main"), split_revision("runs/mine/a@b")
+    (('Qwen/Qwen3-0.6B', 'main'), ('runs/mine/a@b', None))
     """
     found = _HUB_ID.fullmatch(path)
     return (path, None) if found is None or Path(path).exists() else (found[1], found[2])
