@@ -44,7 +44,7 @@ def test_slots_read_no_draft_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drafts = _Scheduler._drafts
     monkeypatch.setattr(_Scheduler, "_drafts", lambda self: found.append(drafts(self)) or found[-1])
     bench = Bench(tmp_path, [ask("Lisbon?")], engine="slots", max_turn_tokens=8, use_cpu=False)
-    bench.trainer.rollouts.run([bench.trainer.environment.session(ask("Lisbon?")) for _ in range(4)])
+    bench.trainer.rollouts.run([bench.trainer.environment.sessions.session(ask("Lisbon?")) for _ in range(4)])
     assert found
     assert not any(found)
 
