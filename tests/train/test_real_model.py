@@ -9,6 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.scripted_policy import SHOP
+from tests.tiny_run import write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.rollout.policy import trial_obstacle
 
@@ -30,9 +32,16 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_small_steps_of_the_real_model(smollm2: Path, tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    (tmp_path / "databases" / "shop.sql").write_text(SHOP, encoding="utf-8")
+    questions = write_questions(tmp_path / "questions.jsonl")
     first, second = fine_tune(
-        tmp_path,
+        tmp_path / "sft",
         f"--model.path {smollm2}",
+        f"--data.databases {tmp_path / 'databases'}",
+        f"--data.train {questions}",
+        f"--sft.questions {questions}",
+        "--data.dev null",
         "--sft.max_steps 2",
         "--sft.batch_size 2",
         "--sft.group_size 2",
@@ -43,7 +52,7 @@ def test_two_small_steps_of_the_real_model(smollm2: Path, tmp_path: Path) -> Non
     )
     assert 1.0 < first["loss"] < 8.0 and second["loss"] != first["loss"]
     assert first["grad_norm"] > 0.01
-    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    weights = load_file(tmp_path / "sft" / "adapter" / "adapter_model.safetensors")
     learned = [bool(weight.any()) for name, weight in weights.items() if "lora_B" in name]  # they start at 0
     assert len(learned) == 210 and all(learned)
 
