@@ -72,14 +72,13 @@ def test_the_shipped_start_is_made_again(smollm2: Path, tmp_path: Path) -> None:
         tmp_path,
         f"--model.path {smollm2}",
         "--sft.evaluate_every 3",
-        "--sft.stop {accuracy: 0.0}",
         "--evaluation.schedule_samples 1",
     )
     assert len(made) == 3
     for row, expected in zip(made, recorded, strict=False):
         assert row["tokens"] == expected["tokens"]
         assert round(row["learning_rate"], 9) == expected["learning_rate"]
-        assert row["loss"] == pytest.approx(expected["loss"], rel=0.02)  # bfloat16, on any processor
+        assert row["loss"] == pytest.approx(expected["loss"], rel=0.02)  # on any processor
 
 
 def test_the_shipped_start_is_small_and_whole() -> None:
