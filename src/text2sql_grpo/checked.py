@@ -26,6 +26,7 @@ class Bounds:
 
 Positive = Annotated[int, Bounds(ge=1)]
 NotNegative = Annotated[int, Bounds(ge=0)]
+Seed = Annotated[int, Bounds(ge=0, le=2**32 - 1)]
 AboveZero = Annotated[float, Bounds(gt=0)]
 Temperature = Annotated[float, Bounds(ge=0)]
 Share = Annotated[float, Bounds(ge=0, le=1)]

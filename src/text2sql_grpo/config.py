@@ -21,6 +21,7 @@ from text2sql_grpo.checked import (
     AboveZeroShare,
     NotNegative,
     Positive,
+    Seed,
     Share,
     Temperature,
     adapter,
@@ -43,11 +44,11 @@ class RunConfig:
 
     Attributes:
         output_dir: The run folder; made if absent.
-        seed: Seed of every random generator.
+        seed: Seed of every random generator, from 0 to 2**32 - 1 as NumPy's.
     """
 
     output_dir: Path = Path("runs/run")
-    seed: int = 0
+    seed: Seed = 0
 
 
 @checked
@@ -134,6 +135,21 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.dev is not None and self.dev_databases:
             raise ValueError("dev and dev_databases exclude each other: set one of them")
+
+    def held_out(self, sets: Sequence[str] | None = None) -> list[str]:
+        """Names of the held-out sets, or those of them that are asked for.
+
+        Raises:
+            ConfigError: A name is unknown, or there is no set.
+        """
+        for name in sets or ():
+            if name not in self.test:
+                raise ConfigError(
+                    f"--sets must be of data.test ({', '.join(self.test) or 'none'}), got {name!r}"
+                )
+        if not self.test:
+            raise ConfigError("data.test has no held-out sets")
+        return [name for name in self.test if sets is None or name in sets]
 
 
 @checked
@@ -482,7 +498,18 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that reads `1e-4` as a number; in YAML 1.1 it is text."""
+    """Loader that reads `1e-4` as a number, in YAML 1.1 text, and refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make the dict of a mapping."""
+        first: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            if first.setdefault(str(key.value), key) is not key:
+                lines = f"in lines {first[str(key.value)].start_mark.line + 1} and {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value!r} stands twice, {lines}"
+                )
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -573,7 +600,7 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     while rest:
         flag = rest.pop(0)
         key, equals, text = flag.removeprefix("--").partition("=")
-        if not flag.startswith("--") or (not equals and not rest):
+        if not flag.startswith("--") or (not equals and (not rest or rest[0].startswith("--"))):
             raise ConfigError(f"options must be --section.key VALUE, got {flag!r} (command line)")
         text = text if equals else rest.pop(0)
         try:

@@ -50,15 +50,17 @@ def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> 
         (["--grpo.learning_rte", "1"], ["grpo.learning_rte", "did you mean learning_rate?"]),
         (["--run.sed", "1"], ["run.sed", "did you mean seed?", "tiny.yaml"]),
         (["--run.seed", "x"], ["run.seed", "'x'", "tiny.yaml"]),
+        (["--run.seed", "-5"], ["run.seed", ">= 0", "-5"]),
+        (["--run.output_dir", "--sft", "null"], ["must be --section.key VALUE", "'--run.output_dir'"]),
         (["--grpo.max_steps", "x"], ["grpo.max_steps", "integer", "'x'"]),
         (["--grpo.per_device_train_batch_size", "6"], ["grpo: ", "divisible by num_generations (4)"]),
         (
             ["--grpo.per_device_train_batch_size", "32"],
             ["one batch needs at least 8 questions", "got 4 (data.train)"],
         ),
-        (["--data.train", "none.jsonl"], ["none.jsonl", "No such file"]),
-        (["--sft.questions", "none.jsonl"], ["none.jsonl", "No such file"]),
-        (["--sft.chats", "none.jsonl"], ["none.jsonl", "No such file"]),
+        (["--data.train", "none.jsonl"], ["none.jsonl", "no such file"]),
+        (["--sft.questions", "none.jsonl"], ["none.jsonl", "no such file"]),
+        (["--sft.chats", "none.jsonl"], ["none.jsonl", "no such file"]),
         (["--data.databases", "none"], ["no databases: no such file or folder", "none"]),
         (["--resume", "auto"], ["no checkpoint to resume from in ", "run"]),
         (["--resume", "databases"], ["--resume names no checkpoint", "databases"]),
@@ -73,6 +75,25 @@ def test_wrong_settings_and_missing_files(
     for part in parts:
         assert part in message
     assert "\n" not in message.rstrip()
+
+
+def test_a_key_that_stands_twice(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(config.read_text("utf-8") + "grpo: {max_steps: 1}\n", "utf-8")
+    assert "'grpo' stands twice" in refused(capsys, config)
+
+
+def test_both_models_are_found_before_one_answers(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(tmp_path / "model"), "run/adapter", "--config", str(config)]) == 1
+    assert "run/adapter" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*-base.jsonl"))
+
+
+def test_a_run_without_a_model(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "run" / "checkpoint-1")
+    assert main(["evaluate", "--model_path", "run", "--config", str(config)]) == 1
+    assert "name one of run/checkpoint-1" in capsys.readouterr().err
 
 
 def test_missing_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

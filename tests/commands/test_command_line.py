@@ -176,9 +176,9 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
     assert "add --config FILE" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
-    assert "config.yaml" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
+    assert "config.json" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
     assert "nowhere" in refused("merge", "--adapter", "nowhere", capsys=capsys)
-    assert "HF_HUB_OFFLINE" in refused("push", "--folder", "a", "--repo_id", "me/a", capsys=capsys)
+    assert "config.json" in refused("push", "--folder", "a", "--repo_id", "me/a", capsys=capsys)
     assert "nowhere" in refused("data", "make", "--databases", "nowhere", capsys=capsys)
     assert "nowhere" in refused("data", "overlap", "--questions", "nowhere", capsys=capsys)
     assert "nowhere" in refused("audit", "data", "a.jsonl", "--db", "nowhere", capsys=capsys)
@@ -235,13 +235,13 @@ def test_null_leaves_out_a_section(
     Path("a.yaml").write_text(f"sft: {{max_steps: 1}}\nstart: {{samples: 2}}\nalerts: {{}}\n{rest}")
     read: list[Config] = []
 
-    def noted(path: Path, settings: Sequence[str]) -> Config:
+    def noted(path: Path, settings: Sequence[str], **_: bool) -> Config:
         read.append(load_config(path, settings))
         raise RunError("read")
 
     options = ["--sft", "null", "--start=null", "--alerts", "null", "--run.seed", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr("text2sql_grpo.commands.train.read_config", noted)
+        patch.setattr("text2sql_grpo.commands.train.config_with_files", noted)
         refused("train", "--config", "a.yaml", *options, capsys=capsys)
     assert (read[0].sft, read[0].start, read[0].alerts, read[0].run.seed) == (None, None, None, 1)
     line = refused("train", "--config", "a.yaml", "--grpo", "null", capsys=capsys)

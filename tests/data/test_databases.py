@@ -1,3 +1,4 @@
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -74,6 +75,17 @@ def test_sql_text_is_built_once_per_content(folder: Path) -> None:
     assert rows(first) == [("é;x",)]
     assert rows(changed) == [("é;x",), ("new",)]
     assert sorted(cache_folder("databases").iterdir()) == sorted([first, changed])
+
+
+def test_rows_are_read_again_when_only_their_content_changed(folder: Path) -> None:
+    file = folder / "rows" / "t.csv"
+    file.parent.mkdir()
+    for price in (11, 55):
+        file.write_text(f"name,price\naa,{price}\n")
+        os.utime(file, (1, 1))
+        built = Databases(file.parent).address("rows")
+        with closing(duckdb.connect(str(built).removeprefix("duckdb://"), read_only=True)) as connection:
+            assert connection.execute("SELECT price FROM t").fetchall() == [(price,)]
 
 
 def test_two_processes_build_the_same_database(folder: Path) -> None:

@@ -210,6 +210,24 @@ def test_a_run_is_evaluated_as_it_was_and_a_difference_is_named(
     assert record["temperature"] == 0 and record["sets"]["test_values"]["overall"]["strict"]["total"] == 1
     (line,) = [line for line in out.splitlines() if "Not to be compared" in line]
     assert all(name in line for name in ("sets", "questions", "temperature")) and "seed" not in line
+    settings = ("--run.seed", "6", "--data.test_samples", "2", "--environment.max_turns", "1")
+    record, out = evaluated(*settings)
+    (line,) = [line for line in out.splitlines() if "Not to be compared" in line]
+    assert all(name in line for name in ("questions", "seed 6", "environment.max_turns 1"))
+    assert record["environment"]["max_turns"] == 1
+
+
+def test_nothing_but_an_earlier_evaluation_is_overwritten(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = str(next(iter(config.data.test.values())))
+    before = Path(questions).read_bytes()
+    assert (
+        main(["evaluate", "--model_path", "run/merged", "--out", questions.replace(".jsonl", ".json")]) == 1
+    )
+    assert Path(questions).read_bytes() == before
+    assert main(["evaluate", "--model_path", "run/merged", "--out", "run/evaluation.json"]) == 1
+    assert "record of the run" in capsys.readouterr().err
 
 
 def test_all_questions_of_one_set_sampled_alike_under_one_seed(
@@ -239,7 +257,7 @@ def test_all_questions_of_one_set_sampled_alike_under_one_seed(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--model_path", "databases", "--config", "run/config.yaml"], "cannot read the model"),
+        (["--model_path", "databases", "--config", "run/config.yaml"], "no model in the folder"),
         (["--sets", "dev"], "test_values, test_databases"),
         (["--out", "."], "--out"),
         (["--data.test", "{}"], "data.test has no held-out sets"),

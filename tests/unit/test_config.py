@@ -301,7 +301,7 @@ def test_overrides(tmp_path: Path) -> None:
 
 
 def test_the_last_override_wins(tmp_path: Path) -> None:
-    assert load(tmp_path, SMALLEST, "--run.seed", "1", "--run.seed", "-2").run.seed == -2
+    assert load(tmp_path, SMALLEST, "--run.seed", "1", "--run.seed", "2").run.seed == 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -108,15 +109,16 @@ def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
     options = inspect.signature(_verb(words[0])).parameters if words and words[0] in VERBS else {}
     sections = {field.name for field in fields(Config)} - {*options}
-    own, settings, rest = list[str](), list[str](), iter(words)
-    for word in rest:
+    own, settings, rest = list[str](), list[str](), deque(words)
+    while rest:
+        word = rest.popleft()
         name, equals, _ = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not ("." in name or name in sections):
             own.append(word)
             continue
         settings.append(word)
-        if not equals:
-            settings += [value for value in [next(rest, None)] if value is not None]
+        if not equals and rest and not rest[0].startswith("--"):
+            settings.append(rest.popleft())
     return own, settings
 
 

@@ -6,8 +6,8 @@ from text2sql_grpo.commands.options import (
     Count,
     check_models,
     check_place,
+    config_with_files,
     quiet_console,
-    read_config,
     writing_to,
 )
 from text2sql_grpo.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ def compare(
         sets: Held-out sets; default: all.
         out: Default: comparison.json in the folder around the trained model.
     """
-    check_models(base, trained)
+    check_models(*(name for name in (base, trained) if not Path(name).is_dir()))  # may hold answers
     path = Path(trained)
     folder = path if (path / CONFIG).is_file() else path.parent if path.exists() else Path()
     out = out or folder / "comparison.json"
@@ -54,6 +54,7 @@ def compare(
         from text2sql_grpo.evaluation.bench import Bench, opened_model
         from text2sql_grpo.evaluation.comparison import compare as compared
         from text2sql_grpo.files import write_json
+        from text2sql_grpo.models.sources import readable_folder
         from text2sql_grpo.reporting.comparison_tables import show_comparison
         from text2sql_grpo.reporting.progress import answer_with_bar
 
@@ -64,7 +65,10 @@ def compare(
             option = "--config" if config is not None else settings[0]
             raise ConfigError(f"{option} has no effect: both sides are saved answers")
         if len(known) < 2:
-            run = read_config(config or config_around(trained, base), settings)
+            run = config_with_files(config or config_around(trained, base), settings)
+            run.data.held_out(sets)
+            for role in given.keys() - known.keys():
+                readable_folder(given[role])  # both, before one of them answers for hours
             with Bench.open(run) as bench:
                 chosen = _shared_questions(bench, sets, num_samples, *known.values())
                 examples = {

@@ -1,13 +1,19 @@
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
-from text2sql_grpo.run_folder import CONFIG, config_around
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run_folder import CONFIG, config_around, find_config
 
 if TYPE_CHECKING:
     from text2sql_grpo.config import Config
+
+
+# Fields that change answers or verdicts; of a section without names all.
+_DECISIVE = {"data": ("databases", "test", "quarantine"), "environment": (), "grading": ()}
 
 
 def evaluate(
@@ -47,7 +53,9 @@ def evaluate(
     options.check_one_of(model_path=model_path, base_url=base_url)
     options.check_served(base_url, model, config)
     options.check_models(model_path)
-    run = options.read_config(config or config_around(str(model_path)), settings)
+    run = options.config_with_files(config or config_around(str(model_path)), settings)
+    recorded = find_config(str(model_path))  # before options and settings
+    run.data.held_out(sets)
     path = Path(model_path or str(model))
     is_run = model_path is not None and (path / CONFIG).is_file()
     folder = path if is_run else path.resolve().parent if model_path and path.is_dir() else Path()
@@ -59,6 +67,9 @@ def evaluate(
     }
     with options.writing_to(out):
         options.check_place(out)
+        lines = out.with_suffix(".jsonl")
+        if lines.exists() and not out.exists():
+            raise ConfigError(f"--out would overwrite {lines}, which no evaluation wrote: name another file")
         console = options.quiet_console()
         from rich.text import Text
 
@@ -74,7 +85,7 @@ def evaluate(
         served = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
         with Bench.open(run) as bench:
             chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
-            for line in _unlike_the_run(run, bench.test, chosen, sampling):
+            for line in _unlike_the_run(run, recorded, bench.test, chosen, sampling):
                 console.print(Text(line), soft_wrap=True)
             answers = answer_with_bar(
                 bench, chosen, opened_model(model_path) if model_path else served, console, **sampling
@@ -87,6 +98,7 @@ def evaluate(
                 for answer in answered:
                     show_answer(answer, name, console)
         record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
+        record["environment"] = asdict(run.environment)
         write_json(out, record)
         write_answers(out.with_suffix(".jsonl"), answers)
         console.print(accuracy_table(scores, metrics or ()))
@@ -96,9 +108,18 @@ def evaluate(
 
 
 def _unlike_the_run(
-    run: "Config", test: dict[str, Any], chosen: dict[str, Any], sampling: dict[str, Any]
+    here: "Config",
+    recorded: Path | None,
+    test: dict[str, Any],
+    chosen: dict[str, Any],
+    sampling: dict[str, Any],
 ) -> list[str]:
-    """A line that names what differs from the evaluation of the run; none if nothing does."""
+    """A line that names what differs from the evaluation of the run; none if nothing does.
+
+    Args:
+        recorded: Config of the run folder; None without one.
+    """
+    run = here if recorded is None else options.read_config(recorded)
     facts = {
         "sets": (", ".join(chosen), ", ".join(test)),
         "questions": (
@@ -108,7 +129,13 @@ def _unlike_the_run(
         "temperature": (sampling["temperature"], run.evaluation.temperature),
         "seed": (sampling["seed"], run.run.seed),
     }
-    unlike = [f"{name} {here} instead of {there}" for name, (here, there) in facts.items() if here != there]
+    facts |= {
+        f"{section}.{name}": (value, getattr(getattr(run, section), name))
+        for section, names in _DECISIVE.items()
+        for name in names or vars(getattr(here, section))
+        for value in [getattr(getattr(here, section), name)]
+    }
+    unlike = [f"{name} {value} instead of {its}" for name, (value, its) in facts.items() if value != its]
     return [f"Not to be compared with the figures of the run: {'; '.join(unlike)}"] if unlike else []
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.run_folder import CONFIG, EVALUATION
 
 if TYPE_CHECKING:  # slow to import, and help needs neither
     from rich.console import Console
@@ -66,10 +67,12 @@ def check_place(out: Path) -> None:
     """Fail early if `out` cannot be written; an existing file stays.
 
     Raises:
-        ConfigError: It cannot be written, or does not end in `.json`.
+        ConfigError: It cannot be written, does not end in `.json`, or is what a run wrote about itself.
     """
     if out.suffix != ".json":
         raise ConfigError(f"--out must name a .json file, got {out}")
+    if out.name == EVALUATION and (out.parent / CONFIG).is_file():
+        raise ConfigError(f"--out is the record of the run itself: name another file ({out})")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         is_new = not out.exists()
@@ -98,6 +101,34 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     from text2sql_grpo.config import load_config
 
     return load_config(path, settings)
+
+
+def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: bool = False) -> "Config":
+    """`read_config`, with the files and reward functions that it names looked up before slow imports.
+
+    Args:
+        is_trained: Questions for training are needed too.
+
+    Raises:
+        RunError: A file or a reward function does not exist.
+    """
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.data.question_files import check_exists
+
+    config = read_config(path, settings)
+    config.reward_mix()
+    Databases(config.data.databases)
+    named: dict[str, str | Path | None] = {
+        f"data.test.{name}": source for name, source in config.data.test.items()
+    }
+    if is_trained:
+        named |= {"data.train": config.data.train, "data.dev": config.data.dev}
+        if config.sft is not None:
+            named |= {"sft.questions": config.sft.questions, "sft.chats": config.sft.chats}
+    for field, source in named.items():
+        if source is not None:
+            check_exists(source, field)
+    return config
 
 
 def quiet_console(*, highlight: bool = True) -> "Console":

@@ -4,9 +4,9 @@ from pathlib import Path
 from text2sql_grpo.commands.options import (
     INTERRUPTED,
     QUICKSTART,
+    config_with_files,
     importing,
     quiet_console,
-    read_config,
     writing_to,
 )
 
@@ -20,7 +20,7 @@ def train(*, config: Path = QUICKSTART, resume: str | None = None, settings: Seq
         config: YAML of the run.
         resume: Checkpoint to resume from; auto: the newest of the run.
     """
-    run = read_config(config, settings)
+    run = config_with_files(config, settings, is_trained=True)
     with writing_to(run.run.output_dir):
         console = quiet_console()
         with importing():

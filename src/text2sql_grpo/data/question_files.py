@@ -1,6 +1,7 @@
 """Questions of any source, and readers of question files: this package's JSONL and CSV, and JSON lists."""
 
 import csv
+import glob
 import json
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -21,6 +22,17 @@ from text2sql_grpo.data.question_rows import (
     with_field_names,
 )
 from text2sql_grpo.errors import DataError
+
+
+def check_exists(source: str | Path, field: str) -> None:
+    """Refuse a local file, folder or pattern that matches none, by the name of its field.
+
+    Raises:
+        DataError: See above.
+    """
+    if is_hub_id(source) or Path(source).exists() or glob.glob(str(source), recursive=True):
+        return
+    raise DataError(f"cannot read the questions: no such file: {source} ({field})")
 
 
 def read_questions(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import DataError, needs_extra
-from text2sql_grpo.files import draft
+from text2sql_grpo.files import draft, sha256
 from text2sql_grpo.sql.names import quote_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
-    """DuckDB file with a table for each file, made once for each version (name, size, time) of the files.
+    """DuckDB file with a table for each file, made once for each name and content of the files.
 
     DuckDB infers the columns' types from all rows, and streams: a file may be larger than memory. What it
     found is logged. Safe if several processes call it at once.
@@ -48,17 +48,13 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
                 f"two files make one table {file.stem!r}: {other.name} and {file.name} (at {source})"
             )
     try:
-        stats = [file.stat() for file in files]
-        versions = [
-            (str(file.absolute()), stat.st_size, stat.st_mtime_ns)
-            for file, stat in zip(files, stats, strict=True)
-        ]
+        versions = [(str(file.absolute()), sha256(file)) for file in files]  # copies may keep a time
         digest = hashlib.sha256(json.dumps([duckdb.__version__, versions]).encode()).hexdigest()
         target = cache / f"{source.stem}-{digest[:16]}.duckdb"
         if target.exists():
             return target
         cache.mkdir(parents=True, exist_ok=True)
-        needed, free = sum(stat.st_size for stat in stats), shutil.disk_usage(cache).free
+        needed, free = sum(file.stat().st_size for file in files), shutil.disk_usage(cache).free
         if needed > free:
             raise DataError(
                 f"too little disk space to copy {needed / 1e9:.1f} GB of rows: {free / 1e9:.1f} GB are free "

@@ -17,7 +17,7 @@ from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import ConfigError, DataError, RunError
+from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
 from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
@@ -383,15 +383,9 @@ class Bench:
         """Held-out sets of these names; all of the config for None.
 
         Raises:
-            ConfigError: A name is unknown, or the config has no set.
+            ConfigError: See `DataConfig.held_out`.
         """
-        known = ", ".join(self.test) or "none"
-        for name in sets or ():
-            if name not in self.test:
-                raise ConfigError(f"--sets must be of data.test ({known}), got {name!r}")
-        if not self.test:
-            raise ConfigError("data.test has no held-out sets")
-        return {name: examples for name, examples in self.test.items() if sets is None or name in sets}
+        return {name: self.test[name] for name in self.config.data.held_out(sets)}
 
     def answer(self, questions: Sequence[Example], model: "Model", **options: Any) -> list[Answer]:
         """Answer questions with the config's engine, batch size and precision; see `Environment.answer`."""

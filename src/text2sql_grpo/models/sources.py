@@ -87,13 +87,18 @@ def _snapshot(hub_id: str, revision: str) -> str:
 
 
 def check_name(path: str) -> None:
-    """Refuse a path that is neither a folder or file nor a Hub id, before anything slow is imported.
+    """Refuse a path that is neither a folder of a model nor a file or Hub id, before slow imports.
 
     Raises:
         ModelError: See above.
     """
     if not Path(path).exists() and path != SMOLLM2 and _HUB_ID.fullmatch(split_revision(path)[0]) is None:
         raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
+    folder = Path(path)
+    if folder.is_dir() and not (any(folder.glob("*config.json")) or (folder / "merged").is_dir()):
+        within = sorted({str(place.parent) for place in folder.glob("*/*config.json")})
+        hint = f"name one of {', '.join(within)}" if within else "it has no config.json"
+        raise ModelError(f"no model in the folder {path}: {hint}")
 
 
 def readable_folder(path: str) -> str:

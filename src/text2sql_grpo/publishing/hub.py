@@ -68,10 +68,10 @@ def push_to_hub(
             in a file, no space left, or a failure of the Hub; states whether anything was sent.
         ModelError: `folder` is no loadable model or adapter.
     """
-    token = _token(token, folder)
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS
     (check_adapter_folder if is_adapter else check_model_folder)(folder)
+    token = _token(token, folder)
     return _push(
         folder,
         repo_id,
@@ -106,7 +106,6 @@ def push_run_folder(
         HubError: See `push_to_hub`.
         DataError: No run folder, or nothing in it has a name of `include`.
     """
-    token = _token(token, run)
     if not (run / "config.yaml").is_file():
         raise DataError(f"no run folder: config.yaml is missing ({run})")
     for pattern in include:
@@ -114,6 +113,7 @@ def push_run_folder(
         is_inside = parts and ".." not in parts and not Path(pattern).is_absolute()
         if not is_inside or not any(run.glob(pattern)):
             raise DataError(f"--include must name files in the run folder, got {pattern!r} ({run})")
+    token = _token(token, run)
 
     def names() -> list[str]:
         chosen = [path for pattern in include for path in run.glob(pattern)]
