@@ -54,7 +54,7 @@ class Databases:
         if isinstance(where, Mapping):
             self.shown = "the mapping of names"
             for name, one in where.items():
-                self._sources[name] = _source(one)
+                self._sources[name] = _fixed(_source(one))
             return
         source = _source(where)
         self.shown = str(source)
@@ -67,6 +67,7 @@ class Databases:
             self._sources[Path(os.path.abspath(source)).name] = source  # of `.` too
         else:
             self._sources |= _in_folder(source)
+        self._sources = {name: _fixed(one) for name, one in self._sources.items()}
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -147,6 +148,11 @@ def open_address(where: Database) -> tuple[str, Database]:
         shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
         raise DataError(f"one database is needed, got {shown} ({databases.shown}): give {WHAT_IS_READ}")
     return names[0], databases.address(names[0])
+
+
+def _fixed(source: Database) -> Database:
+    """Make a path absolute, so that a change of the working folder changes no database."""
+    return source.absolute() if isinstance(source, Path) else source
 
 
 def _source(where: Database) -> Database:

@@ -3,6 +3,7 @@
 import csv
 import glob
 import json
+import re
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -22,6 +23,8 @@ from text2sql_grpo.data.question_rows import (
     with_field_names,
 )
 from text2sql_grpo.errors import DataError
+
+_OTHER_FILES = (".tsv", ".parquet", ".xlsx", ".arrow", ".feather")
 
 
 def check_exists(source: str | Path, field: str) -> None:
@@ -88,10 +91,14 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
     if is_hub_id(source):
         return hub_questions(source, database)
     path = Path(source)
+    if path.suffix.lower() in _OTHER_FILES:
+        raise DataError(f"questions are read of .jsonl, .json and .csv, got {path}: load it by `datasets`")
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the questions as UTF-8: {error} (at {path})") from error
+        is_id = not path.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source))
+        hint = f"; a dataset of the Hub is hub:{source}" if is_id and not path.suffix else ""
+        raise DataError(f"cannot read the questions as UTF-8: {error} (at {path}){hint}") from error
     if path.suffix.lower() == ".json":
         return _json_list(text, path, database)
     read = _csv_rows if path.suffix.lower() == ".csv" else _json_lines

@@ -1,6 +1,7 @@
 """Questions of rows, their columns mapped by name: dicts, a `datasets.Dataset`, a dataset of the Hub."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,8 @@ _COLUMNS = {name: (name,) for name in TYPES} | {
     "difficulty": ("difficulty", "hardness"),
     "other_golds": ("other_golds", "alternatives"),
 }
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _HUB_ID = re.compile(r"hub:(?P<path>[^:]+)(:(?P<name>[^:\[]+))??(:(?P<split>[^:\[]+(\[.*\])?))?")
 
 
@@ -85,10 +88,13 @@ def hub_questions(source: Path | str, database: str | None) -> Iterator[Question
         yield row_question(row, number, f"{source}[{number}]", origin=split, database=database)
 
 
-def iterable_questions(rows: Iterable[Any], database: str | None) -> Iterator[Question]:
+def iterable_questions(rows: Any, database: str | None) -> Iterator[Question]:
     """Questions of dicts or examples; see `row_question`."""
     if isinstance(rows, Mapping):
         raise DataError(f"questions must be rows, got a mapping of {', '.join(map(str, rows))}: choose one")
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # of pandas
+    if not isinstance(rows, Iterable):
+        raise DataError(f"questions must be rows, a file or hub:owner/name, got {type(rows).__name__}")
     for number, row in enumerate(rows):
         place = f"row {number}"
         is_example = isinstance(row, Example)
@@ -116,6 +122,11 @@ def row_question(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
+    row = {column: _plain(value) for column, value in row.items()}
+    for columns in _COLUMNS.values():
+        texts = {column: row[column] for column in columns if isinstance(row.get(column), str)}
+        if len(set(texts.values())) > 1:
+            raise DataError(f"the columns {' and '.join(texts)} contradict each other: keep one (at {place})")
     given = {
         name: next((row[column] for column in columns if row.get(column) is not None), None)
         for name, columns in _COLUMNS.items()
@@ -164,12 +175,18 @@ def with_field_names(row: Any, number: int | str, database: str | None) -> Any:
 def accepted_queries(query: str) -> list[str]:
     """Queries that a `query` of sql-eval accepts, by its own rule (`eval/eval.py`).
 
-    Semicolons separate them, and braces stand for every choice of the columns within.
+    Semicolons separate them, and braces stand for every choice of the columns within; not so in quotes.
 
     >>> accepted_queries("SELECT {id, name} FROM t; SELECT 1;")
     ['SELECT id FROM t', 'SELECT name FROM t', 'SELECT id, name FROM t', 'SELECT 1']
     """
-    found = []
+    found, quoted = list[str](), list[str]()
+
+    def hidden(match: re.Match[str]) -> str:
+        quoted.append(match[0])
+        return f"\0{len(quoted) - 1}\0"
+
+    query = _QUOTED.sub(hidden, query)
     for part in filter(None, map(str.strip, query.split(";"))):
         before, brace, rest = part.partition("{")
         inside, end, after = rest.partition("}")
@@ -180,7 +197,14 @@ def accepted_queries(query: str) -> list[str]:
         sizes = range(1, len(columns) + 1)
         for chosen in map(", ".join, chain.from_iterable(combinations(columns, size) for size in sizes)):
             found.append(before + chosen + after.replace("GROUP BY {}", f"GROUP BY {chosen}"))
-    return found
+    return [re.sub("\0(\\d+)\0", lambda place: quoted[int(place[1])], part) for part in found]
+
+
+def _plain(value: Any) -> Any:
+    """Value as JSON has it: pandas' NaN is a missing one, and NumPy's text is text."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return str(value) if isinstance(value, str) else value
 
 
 def example_of(row: Any, place: str) -> Example:
@@ -198,6 +222,10 @@ def example_of(row: Any, place: str) -> Example:
         is_text = not isinstance(value, tuple) or all(
             isinstance(part, str) and part.strip() for part in value
         )
+        if isinstance(value, str) and _HALF_OF_A_PAIR.search(value):
+            raise DataError(
+                f"{name} holds half of a surrogate pair, which is no text, {value!r:.80} (at {place})"
+            )
         if type(value) not in TYPES[name] or not is_text:
             expected = " or ".join(_JSON_NAMES[kind] for kind in TYPES[name])
             shown = json.dumps(value, default=str)[:80]
