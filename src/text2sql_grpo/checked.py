@@ -28,7 +28,7 @@ Positive = Annotated[int, Bounds(ge=1)]
 NotNegative = Annotated[int, Bounds(ge=0)]
 Seed = Annotated[int, Bounds(ge=0, le=2**32 - 1)]
 AboveZero = Annotated[float, Bounds(gt=0)]
-Temperature = Annotated[float, Bounds(ge=0)]
+Temperature = Annotated[float, Bounds(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Bounds(ge=0, le=1)]
 AboveZeroShare = Annotated[float, Bounds(gt=0, le=1)]
 

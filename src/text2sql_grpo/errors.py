@@ -17,6 +17,10 @@ class ConfigError(RunError):
     """A config file or option is wrong, or asks for a package that is not installed."""
 
 
+class ArgumentError(ConfigError, ValueError):
+    """An argument that Python hands in has a wrong value."""
+
+
 class DataError(RunError):
     """A question file, database or gold query is wrong."""
 

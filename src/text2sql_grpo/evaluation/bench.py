@@ -10,16 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from text2sql_grpo.checked import Positive, Seed, Temperature, checked
 from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, GradingConfig, RolloutConfig
-from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
-from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader
+from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader, reward_mix
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
 
@@ -30,6 +31,22 @@ if TYPE_CHECKING:  # load torch, which grading and verifiers can do without
     Model = LoadedPolicy | Sampler | Endpoint
 
 T = TypeVar("T")
+
+
+@checked
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are sampled.
+
+    Attributes:
+        samples: Answers of each question.
+        temperature: 0 is greedy.
+        seed: Random seed.
+    """
+
+    samples: Positive = 1
+    temperature: Temperature = 0.0
+    seed: Seed = 0
 
 
 class UnansweredError(RunError):
@@ -89,6 +106,9 @@ class Environment:
         config = EnvironmentConfig(**fields)
         grading = GradingConfig(neighbours=neighbours, neighbour_url=neighbour_url)
         self.databases = Databases(databases)
+        if not self.databases.names():
+            raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
+        self._is_open = True
         self.executor = SQLExecutor(config.limits)
         self.sessions = _sessions(self.databases, self.executor, config)
         self.grader = open_grader(
@@ -118,14 +138,15 @@ class Environment:
 
     def examples(self, source: Any, **options: Any) -> Sequence[Example]:
         """Questions with checked gold queries, see `load_examples`; examples are returned as they are."""
-        if isinstance(source, Sequence) and source and isinstance(source[0], Example):
+        is_rows = isinstance(source, list | tuple) and not all(isinstance(one, Example) for one in source)
+        if isinstance(source, Sequence) and source and not is_rows and isinstance(source[0], Example):
             return source
         return load_examples(source, self.databases, self.executor, **options)
 
     def answer(
         self,
         questions: Sequence[Example],
-        model: "Model",
+        model: "Model | str | Path",
         *,
         samples: int = 1,
         temperature: float = 0.0,
@@ -139,6 +160,7 @@ class Environment:
         """Answer questions by the sessions and the engine of training, and judge the answers meanwhile.
 
         Args:
+            model: See `opened_model`.
             samples: Answers of each question.
             temperature: 0 is greedy.
             seed: Random seed of sampling.
@@ -156,19 +178,28 @@ class Environment:
             UnansweredError: An endpoint failed for some questions, after `on_answer` got all others.
             RunError: See `served_episodes` and `Judge.judge`.
         """
+        self.check_open()
+        Sampling(samples=samples, temperature=temperature, seed=seed)
         examples = [example for example in questions for _ in range(samples)]
-        judge, found = self.judge(rewards), dict[int, Future[Answer]]()
+        judge = self.judge(None if rewards is None else reward_mix(rewards))
+        found, errors = dict[int, Future[Answer]](), list[Exception]()
 
         def judged(place: int, episode: Episode) -> Answer:
-            database = self.databases.address(episode.example.database)
-            answer = judge.judge(episode, database, runs_published=rewards is None)
-            if on_answer is not None:
-                on_answer(place, answer)
+            try:
+                database = self.databases.address(episode.example.database)
+                answer = judge.judge(episode, database, runs_published=rewards is None)
+                if on_answer is not None:
+                    on_answer(place, answer)
+            except Exception as error:
+                errors.append(error)
+                raise
             return answer
 
         with ThreadPoolExecutor(1, thread_name_prefix="judge") as thread:
 
             def on_end(place: int, episode: Episode) -> None:
+                if errors:
+                    raise errors[0]  # at once, before more is played for nothing
                 found[place] = thread.submit(judged, place, episode)
 
             failures = self._roll_out(
@@ -208,8 +239,9 @@ class Environment:
             DataError: The question is empty, or it could be about several databases.
             ModelError: There is no such model.
         """
-        if not question.strip():
-            raise DataError("the question is empty")
+        self.check_open()
+        if not isinstance(question, str) or not question.strip():
+            raise DataError(f"the question is empty or no text: {question!r}")
         names = self.databases.names()
         if database is None and len(names) != 1:
             raise DataError(f"one database is needed, got {len(names)} ({self.databases.shown}): name it")
@@ -218,7 +250,7 @@ class Environment:
         episodes: list[Episode] = []
         failures = self._roll_out(
             [example],
-            opened_model(model),
+            model,
             temperature=0.0,
             seed=0,
             rollout=rollout or RolloutConfig(),
@@ -237,7 +269,7 @@ class Environment:
     def _roll_out(
         self,
         examples: Sequence[Example],
-        model: "Model",
+        model: "Model | str | Path",
         *,
         temperature: float,
         seed: int,
@@ -247,6 +279,7 @@ class Environment:
         on_end: Callable[[int, Episode], None],
     ) -> list[str]:
         """Hand over an episode of each example with its index; return failures of an endpoint."""
+        model = opened_model(model)
         if isinstance(model, Endpoint):
             return served_episodes(
                 examples, self.sessions, model, temperature=temperature, seed=seed, on_end=on_end
@@ -274,10 +307,20 @@ class Environment:
 
     def close(self) -> None:
         """End the servers of the tools, and the worker processes."""
+        self._is_open = False
         try:
             self.sessions.close()
         finally:
             self.executor.close()
+
+    def check_open(self) -> None:
+        """Refuse to go on after `close`.
+
+        Raises:
+            ConfigError: The environment is closed.
+        """
+        if not self._is_open:
+            raise ConfigError("the environment is closed: open another, or use it within its `with`")
 
     def __enter__(self) -> Self:
         return self
@@ -286,13 +329,36 @@ class Environment:
         self.close()
 
 
-def opened_model(model: "Model | str | Path") -> "Model":
-    """Load a model that is given by its folder or Hub id; return any other as it is."""
-    if not isinstance(model, str | Path):
-        return model
-    from text2sql_grpo.models.loaded_policy import load_policy
+def opened_model(model: Any) -> "Model":
+    """Load a model that is given by its folder or Hub id; find the tokenizer of one that is loaded.
 
-    return load_policy(str(model))
+    Args:
+        model: A folder, an adapter, a run folder or a Hub id; a trainer; a model of transformers or PEFT; an
+            `Endpoint`; or what this function made.
+
+    Raises:
+        ModelError: It is none of these, or cannot be read.
+    """
+    if isinstance(model, Endpoint):
+        return model
+    from transformers import AutoTokenizer, Trainer
+
+    from text2sql_grpo.evaluation.sampler import Sampler
+    from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
+
+    if isinstance(model, str | Path):
+        return load_policy(str(model))
+    if isinstance(model, LoadedPolicy | Sampler):
+        return model
+    if isinstance(model, Trainer):
+        return LoadedPolicy(model.accelerator.unwrap_model(model.model), model.processing_class, "")
+    name = getattr(model, "name_or_path", None)
+    if name is None:
+        raise ModelError(f"a model must be a folder, a Hub id or a loaded one, got {type(model).__name__}")
+    try:
+        return LoadedPolicy(model, AutoTokenizer.from_pretrained(name), name)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the loaded model has no tokenizer: {error} ({name})") from error
 
 
 def _sessions(databases: Databases, executor: SQLExecutor, config: EnvironmentConfig) -> SQLEnvironment:

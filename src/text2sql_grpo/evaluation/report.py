@@ -1,5 +1,6 @@
 """`evaluate` and its `Report`: the accuracy of a model on questions with gold queries."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from text2sql_grpo.evaluation.bench import Environment, opened_model
+from text2sql_grpo.errors import ArgumentError
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
 from text2sql_grpo.rewards import Answer
 
 if TYPE_CHECKING:
     from text2sql_grpo.evaluation.bench import Model
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,11 @@ class Report:
 
     answers: Sequence[Answer]
     samples: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or len(self.answers) % self.samples:
+            count = f"{len(self.answers)} answers"
+            raise ArgumentError(f"samples must be >= 1 and divide the {count}, got {self.samples}")
 
     @property
     def accuracy(self) -> float:
@@ -53,10 +63,10 @@ class Report:
         Unbiased estimator, Chen et al. 2021 (arXiv:2107.03374, sec. 2.1).
 
         Raises:
-            ValueError: k is outside of 1..samples.
+            ArgumentError: k is no int from 1 to samples.
         """
-        if not 1 <= k <= self.samples:
-            raise ValueError(f"k must be from 1 to {self.samples}, the number of samples, got {k}")
+        if not isinstance(k, int) or not 1 <= k <= self.samples:
+            raise ArgumentError(f"k must be an int from 1 to {self.samples}, the number of samples, got {k}")
         n, right = self.samples, np.array([sum(row) for row in self._right()])
         # Product form of 1 - C(n - c, k) / C(n, k); 0 wrong answers left give a factor of 0.
         chosen = np.arange(k)
@@ -112,14 +122,18 @@ def evaluate(
     """
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
+    environment.check_open()
     examples = environment.examples(questions)
     answers = environment.answer(
         examples,
-        opened_model(model),
+        model,
         samples=samples,
         temperature=temperature,
         seed=seed,
         on_answer=on_answer,
         **options,
     )
+    failed = {answer.example.id for answer in answers if answer.verdict.reason == "gold_failed"}
+    if failed:
+        _logger.warning("%d golds failed, whose answers count as wrong: %s", len(failed), ", ".join(failed))
     return Report(answers, samples)

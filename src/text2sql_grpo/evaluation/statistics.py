@@ -134,7 +134,8 @@ def interval_of_shares(shares: Sequence[float], samples: int) -> tuple[float, fl
     """
     share, count = fmean(shares), len(shares) * samples
     by_chance = share * (1 - share) / samples
-    effect = min(max(pvariance(shares) / by_chance, 1.0), samples) if by_chance else 1.0
+    # If all answers are alike, nothing shows that samples of a question differ.
+    effect = min(max(pvariance(shares) / by_chance, 1.0), samples) if by_chance else samples
     independent = round(count / effect)
     return Accuracy(round(share * independent), independent).interval
 

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ConfigError, RewardError, RunError
+from text2sql_grpo.errors import ConfigError, RewardError, ServerGoneError
 from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -100,7 +100,7 @@ class RewardFunction:
         where = f"question {episode.example.id}, reason {verdict.reason}"
         try:
             found = self._called(episode, verdict, results)
-        except RunError:
+        except ServerGoneError:
             raise
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1]
@@ -109,7 +109,8 @@ class RewardFunction:
                 f"({line.filename}:{line.lineno}, {where})"
             ) from error
         if self._has_trl_signature:
-            scores = list(found) if isinstance(found, Iterable) else []
+            has_length = isinstance(found, Iterable) and getattr(found, "ndim", 1) > 0
+            scores = list(found) if has_length else []
             if len(scores) != 1:
                 raise RewardError(
                     f"reward {self.name} must return a list of 1 score for 1 completion, "
