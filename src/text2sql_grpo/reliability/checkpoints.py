@@ -17,7 +17,7 @@ from safetensors.torch import load_model, save_model
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,23 @@ def find_damage(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         return f"not readable: {error}"
     return None
+
+
+def find_whole(folder: Path, resume: str | Path | bool) -> Path:
+    """Checkpoint to resume from: a path, or for True and `auto` the newest undamaged one of a folder.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not isinstance(resume, bool) and resume != "auto":
+        damage = find_damage(Path(resume))
+        if damage is not None:
+            raise ConfigError(f"no checkpoint to resume from: {damage} ({resume})")
+        return Path(resume)
+    for checkpoint in reversed(saved_checkpoints(folder)):
+        if find_damage(checkpoint) is None:
+            return checkpoint
+    raise ConfigError(f"no undamaged checkpoint to resume from in {folder}: start without one")
 
 
 def best_checkpoint(folder: Path) -> Path | None:

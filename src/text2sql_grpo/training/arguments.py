@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
 
-from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
 
@@ -103,6 +103,26 @@ class SQLGRPOConfig(GRPOConfig):
     vllm_importance_sampling_mode: str = "token_truncate"
 
     def __post_init__(self) -> None:
+        try:
+            self._complete()
+        except ArgumentError:
+            raise
+        except ValueError as error:  # TRL's and transformers' own
+            raise ArgumentError(str(error)) from error
+
+    def _complete(self) -> None:
+        """Refuse wrong values, and set the fields that depend on others."""
+        is_integer = self.eval_steps is None or self.eval_steps == int(self.eval_steps)
+        for name, is_right, range_ in (
+            ("temperature", self.temperature > 0, "> 0"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("beta", self.beta >= 0, ">= 0"),
+            ("learning_rate", self.learning_rate >= 0, ">= 0"),
+            ("max_steps", self.max_steps > 0 or self.max_steps == -1, ">= 1, or -1 for num_train_epochs"),
+            ("eval_steps", is_integer and (self.eval_steps or 1) >= 1, "an int >= 1 or None"),
+        ):
+            if not is_right:
+                raise ArgumentError(f"{name} must be {range_}, got {getattr(self, name)!r}")
         for f in dataclasses.fields(self):  # before TRL changes some of them
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             if f.name in REFUSED and getattr(self, f.name) != default:

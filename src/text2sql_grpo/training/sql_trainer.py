@@ -1,22 +1,30 @@
 """`SQLGRPOTrainer`: the parts of a step for questions over SQL databases."""
 
+import copy
+import logging
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftConfig
+from rich.console import Console
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import TrainOutput
 
 from text2sql_grpo.config import LoraSettings, ModelConfig, RolloutConfig
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
+from text2sql_grpo.reliability.checkpoints import find_whole, steps_done
+from text2sql_grpo.reliability.signals import StopOnInterrupt
 from text2sql_grpo.rewards import reward_mix
-from text2sql_grpo.run_folder import ROLLOUTS, RunLog
+from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.parts import Gate, Record, Select
@@ -24,6 +32,8 @@ from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
 from text2sql_grpo.training.schedule import schedule_evaluations
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+
+_logger = logging.getLogger(__name__)
 
 
 class SQLGRPOTrainer(RolloutGRPOTrainer):
@@ -70,10 +80,28 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         select: Select | None = None,
         gate: Gate | None = None,
     ) -> None:
-        args = args or SQLGRPOConfig()
+        for name, value, kind in (
+            ("model", model, str | Path | torch.nn.Module),
+            ("environment", environment, Environment),
+            ("args", args, SQLGRPOConfig | None),
+            ("peft_config", peft_config, PeftConfig | None),
+            ("rollout", rollout, RolloutConfig | None),
+        ):
+            if not isinstance(value, kind):
+                shown = getattr(kind, "__name__", str(kind))
+                raise ArgumentError(f"{name} must be of type {shown}, got {type(value).__name__}")
+        args = copy.copy(args) if args else SQLGRPOConfig()  # the trainer writes into it
+        self._is_base_in_memory = not isinstance(model, str | Path)
         rewards = reward_mix(reward_funcs)
         if args.eval_steps is not None and eval_dataset is None:
             raise ConfigError("eval_steps needs eval_dataset")
+        normalizes_each = args.multi_objective_aggregation == "normalize_then_sum"
+        if normalizes_each and len(rewards.weights) > 1:
+            _logger.warning(
+                "multi_objective_aggregation: normalize_then_sum scales each reward by its group, so that a "
+                "wrong answer may out-score a right one"
+            )
+        environment.check_open()
         examples = environment.examples(train_dataset)
         args.check_questions(len(examples))
         held_out = [] if eval_dataset is None else environment.examples(eval_dataset)
@@ -88,46 +116,108 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             else:
                 model = model_folder(str(model))
         record: list[Record] = [Families(), Episodes(partial(RunLog(Path(args.output_dir)).write, ROLLOUTS))]
-        super().__init__(
-            model,
-            args,
-            num_questions=len(examples),
-            play=SQLPlay(examples, environment.sessions, environment.judge(rewards)),
-            rollout=rollout,
-            select=select,
-            gate=gate,
-            credit=GroupCredit(
-                rewards.weights,
-                group_size=args.num_generations,
-                scale=args.scale_rewards,
-                normalizes_each=args.multi_objective_aggregation == "normalize_then_sum",
-            ),
-            record=record,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
+        try:
+            super().__init__(
+                model,
+                args,
+                num_questions=len(examples),
+                play=SQLPlay(examples, environment.sessions, environment.judge(rewards)),
+                rollout=rollout,
+                select=select,
+                gate=gate,
+                credit=GroupCredit(
+                    rewards.weights,
+                    group_size=args.num_generations,
+                    scale=args.scale_rewards,
+                    normalizes_each=normalizes_each,
+                ),
+                record=record,
+                processing_class=processing_class,
+                peft_config=peft_config,
+                quantization_config=quantization_config,
+                callbacks=callbacks,
+                optimizers=optimizers,
+            )
+        except ValueError as error:  # of TRL, transformers or PEFT
+            raise ArgumentError(f"cannot make the trainer: {error}") from error
         if loaded is not None:
             name_base(self.model, loaded)
+        given = optimizers[0]
+        if given is not None:
+            held = {id(weight) for group in given.param_groups for weight in group["params"]}
+            if not any(id(weight) in held for weight in self.model.parameters() if weight.requires_grad):
+                raise ArgumentError(
+                    "optimizers holds none of the trained weights, so that nothing would be learned: hand in "
+                    "a model with its adapter (peft.get_peft_model), and make the optimizer of its weights"
+                )
         self.environment = environment
         environment.sessions.count_tokens_by(self.rollouts.chat.count_tokens)
         if held_out:
-            every = int(args.eval_steps or self.args.max_steps)
+            last = self.args.max_steps if self.args.max_steps > 0 else sys.maxsize  # epochs: at their end
+            every = int(args.eval_steps or last)
             schedule_evaluations(self, environment.answer, held_out, every=every)
 
-    def merge(self, out: Path | str) -> Path:
-        """Save the trained weights beside `out`, as `adapter` or `model`, and the merged model in it.
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:
+        """Train; after Ctrl-C or SIGTERM a checkpoint is saved before KeyboardInterrupt is raised.
+
+        Args:
+            resume_from_checkpoint: A checkpoint; True or `auto` for the newest undamaged one of the output
+                folder, whose logs are cut back to its step. None starts afresh, in an unused folder.
 
         Raises:
-            RunError: See `merge_adapter`.
+            RunError: No such checkpoint, a used folder, or a failure of a reward, a server or the memory.
         """
-        out = Path(out)
+        if any(isinstance(one, StopOnInterrupt) for one in self.callback_handler.callbacks):
+            return super().train(resume_from_checkpoint, **options)  # the main job prepares the folder itself
+        folder, checkpoint = Path(self.args.output_dir), None
+        if resume_from_checkpoint:
+            checkpoint = find_whole(folder, resume_from_checkpoint)
+            if checkpoint.resolve().parent == folder.resolve() and ranks.is_main():
+                RunLog(folder).cut_back(steps_done(checkpoint))
+        elif any((folder / name).exists() for name in (ROLLOUTS, SCHEDULE)):
+            raise ArgumentError(
+                f"output_dir holds another training: {folder}; choose an unused folder, or resume with "
+                "resume_from_checkpoint=True"
+            )
+        stopper = StopOnInterrupt(Console())
+        self.add_callback(stopper)
+        try:
+            with stopper.listening():
+                result = super().train(str(checkpoint) if checkpoint else None, **options)
+        finally:
+            self.remove_callback(stopper)
+        if stopper.is_stopping:
+            raise KeyboardInterrupt
+        return result
+
+    def merge(self, out: Path | str) -> Path:
+        """Save the trained weights, as `adapter` or `model` in the output folder, and merge them into `out`.
+
+        A base that was handed in as an object is merged as it is in memory, since its folder may hold others.
+
+        Args:
+            out: A folder in the output folder, or one that does not exist.
+
+        Raises:
+            RunError: `out` holds something else, or see `merge_adapter`.
+        """
+        out, folder = Path(out), Path(self.args.output_dir)
         is_adapted = hasattr(self.model, "peft_config")
-        trained = out.parent / ("adapter" if is_adapted else "model")
+        trained = folder / ("adapter" if is_adapted else "model")
+        base = Path(self.model.get_base_model().name_or_path if is_adapted else self.model.name_or_path)
+        is_own = out.resolve().is_relative_to(folder.resolve())
+        if (out.exists() and not is_own) or base.resolve() in (out.resolve(), trained.resolve()):
+            raise ModelError(
+                f"merging would overwrite another model ({out}, {trained}): choose another folder"
+            )
         self.save_model(str(trained))
+        is_four_bit = is_adapted and getattr(self.model.get_base_model(), "is_loaded_in_4bit", False)
+        if is_adapted and self._is_base_in_memory and not is_four_bit:
+            trained = folder / "model"
+            whole = copy.deepcopy(self.accelerator.unwrap_model(self.model)).cpu().float()
+            whole.merge_and_unload(safe_merge=True).save_pretrained(trained)
+            self.processing_class.save_pretrained(trained)
         if ranks.is_main():
-            merge_adapter(trained, out)
+            merge_adapter(trained, out, quantization="4bit" if is_four_bit else "auto")
         ranks.barrier()
         return out
