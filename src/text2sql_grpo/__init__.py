@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from text2sql_grpo.environment.observation import ObservationLimits as ObservationLimits
     from text2sql_grpo.environment.session import EnvironmentSettings as EnvironmentSettings
     from text2sql_grpo.environment.session import SQLEnvironment as SQLEnvironment
+    from text2sql_grpo.errors import ConfigError as ConfigError
+    from text2sql_grpo.errors import DataError as DataError
+    from text2sql_grpo.errors import HubError as HubError
+    from text2sql_grpo.errors import ModelError as ModelError
+    from text2sql_grpo.errors import RewardError as RewardError
     from text2sql_grpo.errors import RunError as RunError
     from text2sql_grpo.evaluation.bench import Asked as Asked
     from text2sql_grpo.evaluation.bench import Environment as Environment
@@ -61,7 +66,7 @@ _NAMES = {
     "environment.episode": "Action Episode",
     "environment.observation": "ObservationLimits",
     "environment.session": "EnvironmentSettings SQLEnvironment",
-    "errors": "RunError",
+    "errors": "ConfigError DataError HubError ModelError RewardError RunError",
     "evaluation.bench": "Asked Environment",
     "evaluation.endpoint": "Endpoint",
     "evaluation.report": "Report evaluate",

@@ -2,15 +2,22 @@
 
 import inspect
 import json
+import os
 import re
+import shutil
+import signal
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOConfig
 
 import text2sql_grpo as t2s
 from tests.scripted_policy import SHOP
@@ -100,9 +107,6 @@ def test_evaluation_on_a_schedule_is_written_and_logged(model: str) -> None:
 
 
 def test_an_optimizer_and_a_callback_of_the_caller_are_used(model: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, TrainerCallback
-
     steps: list[int] = []
 
     class Seen(TrainerCallback):
@@ -150,6 +154,139 @@ def test_a_reward_that_fails_in_training_leaves_the_steps_before_it(started_mode
     assert Path("run/checkpoint-1/trainer_state.json").is_file()
 
 
+def small(**fields: Any) -> t2s.Environment:
+    return t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60, **fields)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(8)[None]).logits
+
+
+def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) -> None:
+    with small() as env:
+
+        def trainer() -> t2s.SQLGRPOTrainer:
+            args = arguments(max_steps=2, save_steps=1)
+            return t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, eval_dataset=ROWS[:1], args=args)
+
+        with pytest.raises(t2s.ConfigError, match="undamaged checkpoint"):
+            trainer().train(resume_from_checkpoint=True)
+        trainer().train()
+        with pytest.raises(t2s.ConfigError, match="another training"):
+            trainer().train()
+        shutil.rmtree("run/checkpoint-2")
+        trainer().train(resume_from_checkpoint=True)
+        with pytest.raises(t2s.ConfigError, match="no checkpoint"):
+            trainer().train(resume_from_checkpoint=model)
+    lines = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
+    assert Counter(line["step"] for line in lines) == {0: 4, 1: 4}
+    lines = Path("run/evaluation_schedule.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 2]
+
+
+def test_training_by_epochs_is_evaluated_at_its_ends(model: str) -> None:
+    with small() as env:
+        args = arguments(max_steps=-1, num_train_epochs=1)
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, eval_dataset=ROWS[:1], args=args)
+        last = trainer.train().global_step
+    lines = Path("run/evaluation_schedule.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, last] and last > 1
+
+
+def test_ctrl_c_saves_a_checkpoint(model: str) -> None:
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(
+            model, env, train_dataset=ROWS, args=arguments(max_steps=9), callbacks=[Interrupt()]
+        )
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert list(Path("run").glob("checkpoint-*"))
+
+
+def test_a_base_in_memory_is_merged_as_it_is(model: str) -> None:
+    changed = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        changed.lm_head.weight.mul_(2.0)
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(
+            changed, env, train_dataset=ROWS, args=arguments(), peft_config=LoraConfig(r=2)
+        )
+        trainer.train()
+        merged = trainer.merge("run/merged")
+        assert len(t2s.evaluate(trainer.model, env, ROWS).answers) == len(ROWS)
+        shutil.copytree(model, "other")
+        with pytest.raises(t2s.ModelError, match="overwrite"):
+            trainer.merge("other")
+    written = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    assert torch.allclose(logits(trainer.model), logits(written), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"samples": 0}, "samples"),
+        ({"samples": "two"}, "samples"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"seed": -1}, "seed"),
+        ({"rewards": ["exection"]}, "execution"),
+    ],
+)
+def test_wrong_numbers_of_an_evaluation(options: dict[str, Any], name: str, model: str) -> None:
+    with small() as env, pytest.raises(t2s.RunError, match=name):
+        t2s.evaluate(model, env, ROWS, **options)
+
+
+def test_an_error_of_a_callback_ends_an_evaluation_at_once(model: str) -> None:
+    called = []
+
+    def fails(place: int, answer: t2s.Answer) -> None:
+        called.append(place)
+        raise ZeroDivisionError
+
+    with small() as env, pytest.raises(ZeroDivisionError):
+        t2s.evaluate(model, env, ROWS, samples=64, on_answer=fails)
+    assert len(called) < 4 * 64
+
+
+def test_a_closed_environment_answers_nothing(model: str) -> None:
+    with small() as env:
+        pass
+    for use in (lambda: env.ask("Branches?", model), lambda: t2s.evaluate(model, env, ROWS)):
+        with pytest.raises(t2s.ConfigError, match="closed"):
+            use()
+
+
+def test_another_working_folder_leaves_the_database(model: str, tmp_path: Path) -> None:
+    with small() as env:
+        (tmp_path / "other").mkdir()
+        os.chdir(tmp_path / "other")
+        outcome = env.executor.execute(env.databases.address("shop"), "SELECT COUNT(*) FROM branch")
+    assert outcome.is_ok
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"beta": -1.0}, "beta"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"eval_steps": 0.5}, "eval_steps"),
+        ({"loss_type": "x"}, "loss_type"),
+    ],
+)
+def test_wrong_training_arguments(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(t2s.ConfigError, match=name):
+        arguments(**fields)
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no database": ({"databases": "nowhere.sqlite"}, "nowhere.sqlite"),
     "a field that is unknown": ({"max_turn": 3}, "max_turns"),
@@ -164,6 +301,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown reward": ({"reward_funcs": ["exection"]}, "did you mean execution"),
     "a reward that pays wrong answers more": ({"reward_funcs": [(len, 2.0)]}, "rewards"),
     "steps of evaluation without questions": ({"args": {"eval_steps": 1}}, "eval_dataset"),
+    "rows of no kind": ({"train_dataset": 5}, "got int"),
+    "two gold queries": ({"train_dataset": [ROWS[0] | {"sql": "SELECT 99"}]}, "contradict"),
+    "half a surrogate pair": ({"train_dataset": [ROWS[0] | {"question": "\ud800"}]}, "surrogate"),
+    "no environment": ({"environment": "shop.sqlite"}, "environment must be"),
+    "arguments of TRL": (
+        {"training_arguments": GRPOConfig("run", report_to="none", bf16=False, use_cpu=True)},
+        "SQLGRPOConfig",
+    ),
+    "an adapter of no layer": ({"peft_config": LoraConfig(target_modules=["nope"])}, "nope"),
+    "an optimizer of other weights": (
+        {"optimizers": (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), None)},
+        "optimizers",
+    ),
     "too few questions": ({"train_dataset": ROWS[:1], "args": {"num_generations": 2}}, "questions"),
 }
 
@@ -179,9 +329,10 @@ def test_a_mistake_of_the_caller_is_one_clear_error(case: str, model: str) -> No
     ):
         t2s.SQLGRPOTrainer(
             given["model"],
-            env,
+            given.get("environment", env),
             train_dataset=given["train_dataset"],
             reward_funcs=given.get("reward_funcs"),
-            args=arguments(**given["args"]),
-            peft_config=LoraConfig(r=2, target_modules="all-linear"),
+            args=given.get("training_arguments") or arguments(**given["args"]),
+            peft_config=given.get("peft_config") or LoraConfig(r=2, target_modules="all-linear"),
+            optimizers=given.get("optimizers", (None, None)),
         )
