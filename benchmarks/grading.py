@@ -37,7 +37,7 @@ from rich.table import Table
 
 from text2sql_grpo.grading.gold_query import read_gold
 from text2sql_grpo.grading.mutants import mutants
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
@@ -73,7 +73,8 @@ class Tally:
     right_disproved: int = 0
     base_s: list[float] = field(default_factory=list)
     neighbours_s: list[float] = field(default_factory=list)
-    n_neighbours: Counter[int] = field(default_factory=Counter)
+    n_databases: Counter[int] = field(default_factory=Counter)
+    searching_s: float = 0.0
 
 
 class Benchmark:
@@ -84,8 +85,8 @@ class Benchmark:
         self.seed = seed
         self.tries = tries
         self.executor = SQLExecutor()
-        self.neighbours = Neighbours(self.executor, cache)
-        self.grader = Grader(self.executor, neighbours=self.neighbours)
+        self.suite = TestSuite(self.executor, cache)
+        self.grader = Grader(self.executor, suite=self.suite)
         self.plain = Grader(self.executor)
         self.originals: dict[str, Original] = {}
         self.tally = Tally()
@@ -108,7 +109,9 @@ class Benchmark:
                 answer = set(execute(base, gold).rows)
                 wrong |= {sql for sql in suspects if set(execute(base, sql).rows) != answer}
         self.tally.not_proved += len((suspects.keys() | hard.keys()) - wrong)
-        self.tally.n_neighbours[len(self.neighbours.of(path, gold))] += 1
+        started = time.perf_counter()
+        self.tally.n_databases[len(self.suite.databases(path, gold).databases)] += 1
+        self.tally.searching_s += time.perf_counter() - started
         for sql in suspects.keys() & wrong:
             self._grade(self.tally.wrong[suspects[sql]], path, gold, sql, " ".join(suspects[sql]))
         for sql in hard.keys() & wrong:
@@ -241,7 +244,7 @@ def main() -> None:
     show(console, tally)
     wrong, hard, right = (total(d.values()) for d in (tally.wrong, tally.hard, tally.right))
     held_out = total(count for (kind, _), count in tally.wrong.items() if kind == "held out")
-    made = max(benchmark.neighbours.made, 1)
+    searched = max(benchmark.suite.n_searched, 1)
     summary = {
         "benchmark": "grading",
         "wrong_accepted": share(wrong.accepted, wrong.queries),
@@ -260,8 +263,8 @@ def main() -> None:
         "right": right.queries,
         "mutants_not_proved_wrong": tally.not_proved,
         "rewrites_disproved": tally.right_disproved,
-        "neighbours": dict(sorted(tally.n_neighbours.items())),
-        "making_s_per_gold": round(benchmark.neighbours.seconds_making / made, 3),
+        "neighbours": dict(sorted(tally.n_databases.items())),
+        "making_s_per_gold": round(benchmark.tally.searching_s / searched, 3),
         "bytes_per_neighbour": round(sum(sizes) / max(len(sizes), 1)),
         "grade_ms": round(1000 * sum(tally.base_s) / max(len(tally.base_s), 1), 3),
         "grade_with_neighbours_ms": round(

@@ -195,6 +195,6 @@ def executor() -> "Iterator[SQLExecutor]":
 def grader(executor: "SQLExecutor", tmp_path_factory: pytest.TempPathFactory) -> "Grader":
     """A grader with neighbours."""
     from text2sql_grpo.grading import Grader
-    from text2sql_grpo.grading.neighbours import Neighbours
+    from text2sql_grpo.grading.suite import TestSuite
 
-    return Grader(executor, neighbours=Neighbours(executor, tmp_path_factory.mktemp("neighbours")))
+    return Grader(executor, suite=TestSuite(executor, tmp_path_factory.mktemp("suites")))

@@ -21,7 +21,7 @@ from text2sql_grpo.data.generator import QUESTION_SETS, QuestionSet, make_questi
 from text2sql_grpo.data.templates import OWN, templates
 from text2sql_grpo.data.words import open_with_words
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.stand_in import StandIn
+from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
@@ -294,9 +294,9 @@ def test_questions_for_other_engines_hold_there(
     address, golds = named.address(named.names()[0]), [row["gold_sql"] for row in rows]
     with SQLExecutor() as executor:
         outcomes = executor.execute_many([(address, gold) for gold in golds])
-        stand_in = StandIn(executor, address, tmp_path / "likenesses")
+        translator = Translator(executor, address, tmp_path / "mirrors")
         same, other = "SELECT max(age) FROM Customers", "SELECT typeof(age) FROM Customers"
-        assert stand_in.native(same) and stand_in.native(other) is None and stand_in.n_refused == 1
+        assert translator.native(same) and translator.native(other) is None and translator.n_refused == 1
     assert len(rows) == 120 and all(outcome.is_ok and outcome.rows for outcome in outcomes)
     text = " ".join(golds)
     if kind == "postgresql":

@@ -19,7 +19,7 @@ from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql import Limits, SQLExecutor
 
 
@@ -82,10 +82,10 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
 def test_golds_without_neighbours_are_reported_and_kept(
     tmp_path: Path, databases: Databases, executor: SQLExecutor
 ) -> None:
-    neighbours = Neighbours(executor, tmp_path / "cache")
-    result = audit(databases, executor, ask("fine"), ask("three", "SELECT 3"), neighbours=neighbours)
+    suite = TestSuite(executor, tmp_path / "cache")
+    result = audit(databases, executor, ask("fine"), ask("three", "SELECT 3"), suite=suite)
 
-    assert found(result) == [("three", "uncovered", "it reads no table whose columns are known")]
+    assert found(result) == [("three", "gap", "it reads no table whose columns are known")]
     assert result.quarantine() == []
 
 

@@ -15,7 +15,7 @@ from text2sql_grpo.audit.variations import rewrites
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 
@@ -29,7 +29,7 @@ GOLDS = (
 
 @pytest.fixture(scope="module")
 def grader(executor: SQLExecutor, tmp_path_factory: pytest.TempPathFactory) -> Grader:
-    return Grader(executor, neighbours=Neighbours(executor, tmp_path_factory.mktemp("neighbours")))
+    return Grader(executor, suite=TestSuite(executor, tmp_path_factory.mktemp("suites")))
 
 
 def misjudged(answers: list[Answer]) -> list[str]:

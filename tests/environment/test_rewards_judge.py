@@ -87,7 +87,7 @@ def test_record_holds_the_whole_episode(judged: Judged) -> None:
         **{"question": "Lisbon?", "gold_sql": RIGHT},
         **{"final_sql": "SELECT 8", "stop_reason": "submitted", "is_masked": False},
         **{"strict": answer.verdict.strict, "official": answer.verdict.official},
-        **{"reason": answer.verdict.reason, "flags": list(answer.flags)},
+        **{"reason": answer.verdict.reason, "gap": "", "flags": list(answer.flags)},
         **{"scores": answer.scores, "reward": answer.reward},
         **{"prompt_ids": [1, 2], "completion_ids": [3, 4, 5], "completion_mask": [1, 0, 1]},
         "log_probs": [-0.12346, None],

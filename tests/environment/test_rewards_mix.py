@@ -19,7 +19,7 @@ from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader, Verdict
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.rewards import PRESETS, Results, RewardMix
 from text2sql_grpo.sql import SQLExecutor
 
@@ -223,7 +223,7 @@ def test_golden_episodes(case: dict[str, Any], folder: Path, executor: SQLExecut
     for turn in case["turns"]:
         session.step(turn)
     episode, database = session.episode, folder / "staff.sqlite"
-    grader = Grader(executor, neighbours=Neighbours(executor, folder / "neighbours"))
+    grader = Grader(executor, suite=TestSuite(executor, folder / "suites"))
     verdict = grader.grade(database, case["gold"], episode.final_sql)
 
     for preset, expected in case["rewards"].items():

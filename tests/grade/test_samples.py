@@ -12,10 +12,10 @@ from sqlglot import parse_one
 
 from tests.databases import make_shop
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.base_sample import BaseSample, Reference, read_sample, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.perturb import perturbed
-from text2sql_grpo.grading.small_database import build, run_trusted, without_keys
+from text2sql_grpo.grading.materialise import materialise, reversed_copy, run_gold
+from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
 from text2sql_grpo.sql.outcome import Row
 
@@ -34,7 +34,7 @@ def test_keys_references_and_columns_are_read(tmp_path: Path) -> None:
     assert len(base.tables["visit"].rows) == 30
     names = list(base.tables)
     assert names.index("city") < names.index("person") < names.index("friend")
-    assert any(statement.startswith("CREATE VIEW") for statement in base.statements)
+    assert any(statement.sql.startswith("CREATE VIEW") for statement in base.statements)
 
 
 def test_text_that_is_not_utf8_is_read(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_missing_file_is_our_error(tmp_path: Path) -> None:
         read_sample(tmp_path / "absent.sqlite")
 
 
-def test_rows_that_a_constraint_refuses_and_their_children_are_left_out(base: BaseSample) -> None:
+def test_rows_that_a_constraint_refuses_and_their_children_are_left_out(base: DatabaseSample) -> None:
     people = [
         ("p1", "A", 20, 1, None, None, 1.0),
         ("p2", "B", 200, 1, None, None, 1.0),
@@ -98,56 +98,56 @@ def test_rows_that_a_constraint_refuses_and_their_children_are_left_out(base: Ba
         "person": [*people, ("p4", "D", 20, 2, None, None, 1.0)],
         "friend": [("p1", "p1"), ("p1", "p1"), ("p1", "p2"), ("p4", "p1")],
     }
-    with closing(build(base, rows)) as connection:
+    with closing(materialise(base, rows)) as connection:
         assert connection.execute("SELECT id FROM city").fetchall() == [(1,)]
         assert connection.execute("SELECT code FROM person").fetchall() == [("p1",)]
         assert connection.execute("SELECT a, b FROM friend").fetchall() == [("p1", "p1")]
         assert connection.execute("SELECT count(*) FROM adult").fetchall() == [(1,)]
 
 
-def test_the_whole_base_can_be_built_again(base: BaseSample, tmp_path: Path) -> None:
+def test_the_whole_base_can_be_built_again(base: DatabaseSample, tmp_path: Path) -> None:
     rows = {name: table.rows for name, table in base.tables.items()}
-    with closing(build(base, rows, tmp_path / "again.sqlite")) as connection:
+    with closing(materialise(base, rows, tmp_path / "again.sqlite")) as connection:
         assert connection.execute("SELECT sum(doubled) FROM visit").fetchone()[0] > 0
         assert connection.execute("SELECT count(*) FROM person").fetchone() == (14,)
     assert read_sample(tmp_path / "again.sqlite").tables == base.tables
 
 
-def test_copies_without_keys_keep_rows_and_collations_and_turn_the_order(base: BaseSample) -> None:
+def test_copies_without_keys_keep_rows_and_collations_and_turn_the_order(base: DatabaseSample) -> None:
     rows = {name: table.rows for name, table in base.tables.items()}
-    with closing(build(base, rows)) as connection:
-        forward = without_keys(base, connection, is_reversed=False)
-        backward = without_keys(base, connection, is_reversed=True)
-    with closing(forward), closing(backward):
+    with closing(materialise(base, rows)) as connection:
         query = "SELECT n FROM visit"
-        assert forward.execute(query).fetchall() == backward.execute(query).fetchall()[::-1]
-        assert forward.execute("SELECT count(*) FROM visit WHERE kind = 'NIGHT'").fetchone() == (15,)
+        rows_in_order = connection.execute(query).fetchall()
+        backward = reversed_copy(base, connection)
+    with closing(backward):
+        assert backward.execute(query).fetchall() == rows_in_order[::-1]
+        assert backward.execute("SELECT count(*) FROM visit WHERE kind = 'NIGHT'").fetchone() == (15,)
 
 
-def test_failures_and_long_runs_are_outcomes(base: BaseSample) -> None:
-    with closing(build(base, {})) as connection:
-        assert run_trusted(connection, "SELECT nothing FROM city").status == "error"
-        assert run_trusted(connection, "SELECT 1; SELECT 2").status == "error"
+def test_failures_and_long_runs_are_outcomes(base: DatabaseSample) -> None:
+    with closing(materialise(base, {})) as connection:
+        assert run_gold(connection, "SELECT nothing FROM city").status == "error"
+        assert run_gold(connection, "SELECT 1; SELECT 2").status == "error"
         endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-        assert run_trusted(connection, endless).status == "timeout"
+        assert run_gold(connection, endless).status == "timeout"
         many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000) SELECT i FROM n"
-        assert run_trusted(connection, many).is_truncated
-        assert run_trusted(connection, "SELECT 1 AS a").columns == ("a",)
+        assert run_gold(connection, many).is_truncated
+        assert run_gold(connection, "SELECT 1 AS a").columns == ("a",)
 
 
 SEEDS = range(40)
 
 
-def contents(base: BaseSample, sql: str, seeds: Sequence[int] = SEEDS) -> list[dict[str, list[Row]]]:
+def contents(base: DatabaseSample, sql: str, seeds: Sequence[int] = SEEDS) -> list[dict[str, list[Row]]]:
     gold = read_gold(sql, base.schema)
     assert gold is not None
-    return [perturbed(base, gold, Random(seed)) for seed in seeds]
+    return [draw_rows(base, gold, Random(seed)) for seed in seeds]
 
 
-def results(base: BaseSample, sql: str) -> list[list[Row]]:
+def results(base: DatabaseSample, sql: str) -> list[list[Row]]:
     found = []
     for content in contents(base, sql):
-        with closing(build(base, content)) as connection:
+        with closing(materialise(base, content)) as connection:
             found.append(connection.execute(sql).fetchall())
     return found
 
@@ -158,9 +158,9 @@ JOIN = (
 )
 
 
-def test_keys_references_and_types_are_kept(base: BaseSample) -> None:
+def test_keys_references_and_types_are_kept(base: DatabaseSample) -> None:
     for content in contents(base, JOIN):
-        with closing(build(base, content)) as connection:
+        with closing(materialise(base, content)) as connection:
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             kinds = "SELECT DISTINCT typeof(age), typeof(joined), typeof(rating), typeof(name) FROM person"
@@ -169,23 +169,23 @@ def test_keys_references_and_types_are_kept(base: BaseSample) -> None:
             assert connection.execute("SELECT count(*) FROM friend").fetchone()[0] >= 1
 
 
-def test_the_same_seed_makes_the_same_rows(base: BaseSample) -> None:
+def test_the_same_seed_makes_the_same_rows(base: DatabaseSample) -> None:
     assert contents(base, JOIN, [7, 8])[0] == contents(base, JOIN, [7])[0]
     assert contents(base, JOIN, [7])[0] != contents(base, JOIN, [8])[0]
 
 
-def test_results_are_empty_and_not_and_differ(base: BaseSample) -> None:
+def test_results_are_empty_and_not_and_differ(base: DatabaseSample) -> None:
     found = results(base, JOIN)
     assert any(not rows for rows in found) and any(len(rows) > 1 for rows in found)
     assert len({str(sorted(rows)) for rows in found}) > 10
 
 
-def test_an_empty_result_becomes_one_with_rows(base: BaseSample) -> None:
+def test_an_empty_result_becomes_one_with_rows(base: DatabaseSample) -> None:
     sql = "SELECT name FROM person WHERE age = 77 AND note = 'never seen' AND joined > '2031-01-01'"
     assert any(results(base, sql))
 
 
-def test_values_beside_a_literal_and_the_literal_occur(base: BaseSample) -> None:
+def test_values_beside_a_literal_and_the_literal_occur(base: DatabaseSample) -> None:
     found = {
         row[2]
         for content in contents(base, "SELECT name FROM person WHERE age > 59")
@@ -194,7 +194,7 @@ def test_values_beside_a_literal_and_the_literal_occur(base: BaseSample) -> None
     assert {58, 59, 60} <= found
 
 
-def test_group_sizes_around_the_asked_one_occur(base: BaseSample) -> None:
+def test_group_sizes_around_the_asked_one_occur(base: DatabaseSample) -> None:
     sql = "SELECT kind FROM visit GROUP BY kind HAVING count(*) >= 25"
     sizes = set()
     for content in contents(base, sql):
@@ -203,14 +203,14 @@ def test_group_sizes_around_the_asked_one_occur(base: BaseSample) -> None:
     assert {24, 25, 26} <= sizes
 
 
-def test_nulls_come_only_where_the_base_has_some(base: BaseSample) -> None:
+def test_nulls_come_only_where_the_base_has_some(base: DatabaseSample) -> None:
     for content in contents(base, "SELECT name, note, age FROM person"):
         assert all(None not in (row[0], row[1], row[2]) for row in content["person"])
     notes = [row[5] for content in contents(base, "SELECT note FROM person") for row in content["person"]]
     assert None in notes
 
 
-def test_duplicates_ties_and_missing_matches_occur(base: BaseSample) -> None:
+def test_duplicates_ties_and_missing_matches_occur(base: DatabaseSample) -> None:
     names = [
         [row[1] for row in content["person"]] for content in contents(base, "SELECT name, age FROM person")
     ]
@@ -220,7 +220,7 @@ def test_duplicates_ties_and_missing_matches_occur(base: BaseSample) -> None:
     assert any(found) and not all(found)
 
 
-def test_dates_keep_their_format(base: BaseSample) -> None:
+def test_dates_keep_their_format(base: DatabaseSample) -> None:
     sql = (
         "SELECT name FROM person WHERE strftime('%Y-%m', joined) = '2015-04' "
         "AND joined > date('now', '-30 days') AND joined LIKE '%-07-%'"
@@ -230,7 +230,7 @@ def test_dates_keep_their_format(base: BaseSample) -> None:
     assert {"2015-03-31", "2015-04-01", "2015-04-30", "2015-05-01"} <= days
 
 
-def test_a_table_without_rows_gets_some(base: BaseSample) -> None:
+def test_a_table_without_rows_gets_some(base: DatabaseSample) -> None:
     assert any(results(base, "SELECT label FROM empty WHERE id > 2"))
 
 
@@ -261,7 +261,7 @@ def test_references_in_a_circle_and_to_the_own_table_are_kept(tmp_path: Path) ->
     base = read_sample(path)
     n_rows = 0
     for content in contents(base, "SELECT x.v FROM a AS x JOIN a AS y ON x.boss = y.id JOIN b ON b.a = x.id"):
-        with closing(build(base, content)) as connection:
+        with closing(materialise(base, content)) as connection:
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
             n_rows += connection.execute("SELECT count(*) FROM a").fetchone()[0]
     assert n_rows > 0
@@ -286,11 +286,11 @@ CASES = {
 
 @pytest.mark.parametrize(("sql", "expected"), CASES.items())
 def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
-    base: BaseSample, sql: str, expected: bool
+    base: DatabaseSample, sql: str, expected: bool
 ) -> None:
     again = with_ties_decided(parse_one(sql, dialect="sqlite"))  # type: ignore[arg-type]
-    with closing(build(base, {name: table.rows for name, table in base.tables.items()})) as connection:
-        result = run_trusted(connection, sql)
+    with closing(materialise(base, {name: table.rows for name, table in base.tables.items()})) as connection:
+        result = run_gold(connection, sql)
         assert result.is_ok
         differs = differs_from(connection, sql, result)
         assert is_stable(base, connection, sql, again, differs) is expected

@@ -68,7 +68,7 @@ def test_same_gold_on_two_databases_is_not_confused(database: Path, tmp_path: Pa
 
 def test_least_recently_used_gold_is_dropped(database: Path) -> None:
     with SQLExecutor() as executor:
-        grader = Grader(executor, max_cached_golds=2)
+        grader = Grader(executor, max_gold_bytes=20)  # two results of one number
         for gold, queries in [
             ("SELECT 1", 1),
             ("SELECT 2", 2),
@@ -213,17 +213,17 @@ def test_gold_and_answer_are_read_from_one_version_of_the_database(
     with SQLExecutor() as executor:
         grader = Grader(executor)
         assert grader.grade(path, gold, answer).strict
-        execute = SQLExecutor.execute
+        execute_many = SQLExecutor.execute_many
 
-        def sell_before_the_answer(self: SQLExecutor, database: Path, sql: str, **options: Any) -> Any:
-            if sql == answer and not grader.changed_golds:
+        def sell_before_the_answer(self: SQLExecutor, asked: Any, **options: Any) -> Any:
+            if (path, answer) in asked and not grader.changed_golds:
                 with closing(sqlite3.connect(path)) as connection, connection:
                     connection.execute("INSERT INTO sale VALUES (2)")
                 monkeypatch.undo()
-            return execute(self, database, sql, **options)
+            return execute_many(self, asked, **options)
 
-        monkeypatch.setattr(SQLExecutor, "execute", sell_before_the_answer)
+        monkeypatch.setattr(SQLExecutor, "execute_many", sell_before_the_answer)
         assert grader.grade(path, gold, answer).strict
         assert not grader.grade(path, gold, "SELECT 1").strict
         assert grader.changed_golds == {(path, gold)}
-    assert caplog.messages == [f"The database changed: this gold has another result now: {gold}"]
+    assert caplog.messages == [f"The database changed: this gold query has another result now: {gold}"]

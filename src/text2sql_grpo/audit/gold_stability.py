@@ -9,7 +9,7 @@ from typing import Literal
 from sqlglot import exp
 
 from text2sql_grpo.grading.base_sample import read_sample
-from text2sql_grpo.grading.small_database import run_trusted, without_keys
+from text2sql_grpo.grading.materialise import reversed_copy, run_gold
 from text2sql_grpo.grading.stability import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict, parse_query
 from text2sql_grpo.grading.ties import tie_groups, widened_query
@@ -100,9 +100,9 @@ def _differing_backwards(
     for database, group in by_file.items():
         base = read_sample(database)
         with closing(open_database(database)) as connection:
-            copy = without_keys(base, connection, is_reversed=True)
+            copy = reversed_copy(base, connection)
         with closing(copy):
-            yield from (i for i in group if _differs(outcomes[i], run_trusted(copy, golds[i][1])))
+            yield from (i for i in group if _differs(outcomes[i], run_gold(copy, golds[i][1])))
 
 
 def _differs(outcome: ExecutionOutcome, other: ExecutionOutcome) -> bool:

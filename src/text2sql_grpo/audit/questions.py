@@ -14,9 +14,8 @@ from text2sql_grpo.data.question_rows import Question
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_jsonl
-from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
@@ -32,12 +31,12 @@ REASONS = {
     "duplicated": "the question was asked before",
     "leaking": "the question or its gold is in another split too",
     "too_long": "the prompt is longer than allowed",
-    "uncovered": "the gold has fewer neighbours than asked for, or such as prove little",
+    "gap": "too few test databases tell this gold query from wrong answers",
     "suspect": "most answers agree, and not with the gold",
 }
-# The grader accepts any choice among rows that tie, and grades an uncovered gold on its database.
+# The grader accepts any choice among rows that tie, and grades a gold query with a gap on its database.
 # Most answers of a weak model may be wrong.
-KEPT = ("tie_dependent", "uncovered", "suspect")
+KEPT = ("tie_dependent", "gap", "suspect")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def audit_questions(
     environment: SQLEnvironment,
     *,
     others: Mapping[str, Sequence[Question]] | None = None,
-    neighbours: EngineNeighbours | Neighbours | None = None,
+    suite: TestSuite | None = None,
     suspects: Iterable[Mapping[str, Any]] = (),
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
@@ -94,7 +93,7 @@ def audit_questions(
 
     Args:
         others: Questions of other splits, by the name of their file, which should share none.
-        neighbours: Makes the neighbours of each gold; None leaves out the reason `uncovered`.
+        suite: Makes the test databases of each gold query; None leaves out the reason `gap`.
         slow_s: A gold that takes longer is `slow`.
         max_prompt_tokens: A prompt with more, estimated at four characters each, is `too_long`.
     """
@@ -108,9 +107,7 @@ def audit_questions(
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))
     for start in range(0, len(known), GOLDS_PER_BATCH):
-        findings += _gold_findings(
-            known[start : start + GOLDS_PER_BATCH], paths, executor, neighbours, slow_s
-        )
+        findings += _gold_findings(known[start : start + GOLDS_PER_BATCH], paths, executor, suite, slow_s)
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
@@ -144,7 +141,7 @@ def _gold_findings(
     questions: Sequence[Question],
     paths: Mapping[str, Database],
     executor: SQLExecutor,
-    neighbours: EngineNeighbours | Neighbours | None,
+    suite: TestSuite | None,
     slow_s: float,
 ) -> list[Finding]:
     findings = []
@@ -165,9 +162,9 @@ def _gold_findings(
             outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
         findings += [_finding(question, *fault) for fault in _faults(question.example, outcome, slow_s)]
         findings += [_finding(question, *reason)] if reason else []
-        if neighbours is not None and outcome.is_ok and not outcome.is_truncated:
-            gap = neighbours.cover(*gold).gap
-            findings += [_finding(question, "uncovered", gap)] if gap else []
+        if suite is not None and outcome.is_ok and not outcome.is_truncated:
+            gap = suite.databases(*gold).gap
+            findings += [_finding(question, "gap", gap)] if gap else []
     return findings
 
 

@@ -15,13 +15,13 @@ from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.base_sample import BaseSample, read_sample, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, read_sample, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
+from text2sql_grpo.grading.materialise import run_gold
+from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.grading.mutants import mutants
-from text2sql_grpo.grading.perturb import perturbed
-from text2sql_grpo.grading.small_database import build, run_trusted
-from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
-from text2sql_grpo.grading.stand_in import StandIn
+from text2sql_grpo.grading.perturb import draw_rows
+from text2sql_grpo.grading.search import drawn_databases
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -71,7 +71,7 @@ class RewardAudit:
 
     def __init__(self, rewards: RewardMix, grader: Grader, executor: SQLExecutor) -> None:
         self.left_out = 0
-        self._stand_ins: dict[Database, StandIn] = {}
+        self._translators: dict[Database, Translator] = {}
         self._judge = Judge(grader, executor, rewards)
 
     def probes(self) -> list[Answer]:
@@ -112,11 +112,11 @@ class RewardAudit:
 
     def _of_gold(self, example: Example, database: Database, seed: int) -> Iterator[Answer]:
         gold_sql, executor = example.gold_sql, self._judge.executor
-        if database not in self._stand_ins:
-            folder = cache_folder("neighbours") / "likenesses"
-            self._stand_ins[database] = StandIn(executor, database, folder)
-        stand_in = self._stand_ins[database]
-        path, query = stand_in.path, stand_in.in_sqlite(gold_sql)
+        if database not in self._translators:
+            folder = cache_folder("test_suites") / "mirrors"
+            self._translators[database] = Translator(executor, database, folder)
+        translator = self._translators[database]
+        path, query = translator.path, translator.in_sqlite(gold_sql)
         result = self._judge.grader.gold_result(database, gold_sql)
         base = read_sample(path)
         gold = read_gold(query, base.schema, base.views) if query else None
@@ -138,7 +138,7 @@ class RewardAudit:
         running = [
             (suspect, native, outcome)
             for suspect in suspects
-            if (native := stand_in.native(suspect[2]))
+            if (native := translator.native(suspect[2]))
             and (outcome := executor.execute(database, native)).is_ok
             and not outcome.is_truncated
         ]
@@ -188,7 +188,7 @@ class RewardAudit:
 
 
 def _differing(
-    base: BaseSample,
+    base: DatabaseSample,
     gold: GoldQuery,
     gold_sql: str,
     queries: Sequence[str],
@@ -201,23 +201,16 @@ def _differing(
     Args:
         is_like_exact: whether LIKE tells upper from lower case, as on other engines than SQLite.
     """
-    again = with_ties_decided(gold.tree)
     wrong: set[str] = set()
-    for _ in range(VARIANTS):
-        left = [sql for sql in queries if sql not in wrong]
-        if not left:
+    contents = (draw_rows(base, gold, rng) for _ in range(VARIANTS))
+    for drawn in drawn_databases(base, contents, gold, gold_sql, case_sensitive_like=is_like_exact):
+        with closing(drawn.connection) as connection:
+            for sql in (sql for sql in queries if sql not in wrong):
+                outcome = run_gold(connection, sql)
+                if outcome.is_ok and drawn.differs(outcome):
+                    wrong.add(sql)
+        if len(wrong) == len(queries):
             break
-        with closing(build(base, perturbed(base, gold, rng))) as connection:
-            connection.execute(f"PRAGMA case_sensitive_like = {is_like_exact:d}")
-            result = run_trusted(connection, gold_sql)
-            if not result.is_ok or result.is_truncated:
-                continue
-            differs = differs_from(connection, gold_sql, result)
-            if is_stable(base, connection, gold_sql, again, differs):
-                for sql in left:
-                    outcome = run_trusted(connection, sql)
-                    if outcome.is_ok and differs(outcome):
-                        wrong.add(sql)
     return wrong
 
 

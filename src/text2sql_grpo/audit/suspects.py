@@ -24,8 +24,8 @@ from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.base_sample import TableSample, quoted, read_sample
 from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.perturb import perturbed
-from text2sql_grpo.grading.small_database import build
+from text2sql_grpo.grading.materialise import materialise
+from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell
@@ -253,7 +253,7 @@ def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> lis
     folder.mkdir()
     paths = [folder / f"{number}.sqlite" for number in range(N_VARIANTS)]
     for number, path in enumerate(paths):
-        build(base, perturbed(base, seeds, Random(number)), path).close()
+        materialise(base, draw_rows(base, seeds, Random(number)), path).close()
     return paths
 
 

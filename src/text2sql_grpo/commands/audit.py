@@ -39,7 +39,7 @@ def data(
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.
-        keep: Reasons that do not quarantine; default: tie_dependent, uncovered, suspect.
+        keep: Reasons that do not quarantine; default: tie_dependent, gap, suspect.
         answers: JSONL of rollouts, collected episodes or predictions (id, sql), at least 4 of a question.
         suspects: File to write the suspects to, with a page to read beside it (.md).
         json: Print JSON instead of a report.
@@ -76,7 +76,7 @@ def data(
             executor,
             SQLEnvironment(databases, executor, settings),
             others={str(path): read_questions(path) for path in against or ()},
-            neighbours=grader.neighbours,
+            suite=grader.suite,
             suspects=found,
             slow_s=slow_s,
             max_prompt_tokens=max_prompt_tokens,

@@ -19,7 +19,7 @@ from text2sql_grpo.data.templates import BUNDLED, OWN, Template, templates
 from text2sql_grpo.data.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
-from text2sql_grpo.grading.stand_in import StandIn
+from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
 
@@ -100,15 +100,15 @@ def make_questions(
     taken, n_questions = Taken(), 0
     with ExitStack() as stack:
         executor, opened = stack.enter_context(SQLExecutor()), list[Database]()
-        stand_ins: dict[str, StandIn] = {}
-        likenesses = cache_folder("neighbours") / "likenesses"
+        translators: dict[str, Translator] = {}
+        mirrors = cache_folder("test_suites") / "mirrors"
         for name in found.names():
-            stand_in = StandIn(executor, found.address(name), likenesses)
+            translator = Translator(executor, found.address(name), mirrors)
             is_inside = found.source(name) != folder  # else the JSON files are rows
             words = folder / (f"{name}.json" if is_inside else "no words")
-            opened.append(replace(open_with_words(stand_in.path, name, words), native=stand_in.native))
+            opened.append(replace(open_with_words(translator.path, name, words), native=translator.native))
             stack.callback(opened[-1].connection.close)
-            stand_ins[name] = stand_in
+            translators[name] = translator
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed, every=every)
@@ -119,8 +119,8 @@ def make_questions(
             if examples:
                 path = out / f"{question_set.name}.jsonl"
                 path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
-    for name, stand_in in stand_ins.items():
-        if count := stand_in.n_refused:
+    for name, translator in translators.items():
+        if count := translator.n_refused:
             _log.warning("%s: %d queries left out, which return something else than in SQLite", name, count)
     if not n_questions:
         raise DataError(

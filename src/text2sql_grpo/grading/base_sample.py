@@ -1,11 +1,13 @@
 """Sample of a database for small variants of it: schema, rows, and keys that hold."""
 
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlglot import exp
 
@@ -18,6 +20,7 @@ from text2sql_grpo.sql.sqlite_file import open_database
 
 MAX_ROWS_READ = 400
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,66 @@ class TableSample:
         return {position: found for position, found in formats.items() if found}
 
 
+class Statement(NamedTuple):
+    """CREATE statement of a table, of an index on a table, or of a view."""
+
+    sql: str
+    table: str = ""
+    view: str = ""
+
+
 @dataclass(frozen=True)
-class BaseSample:
+class DatabaseSample:
     """Schema and sampled tables of a database.
 
     Attributes:
-        statements: CREATE statements of tables, unique indexes and views, in their order.
+        statements: CREATE statements of tables, indexes and views, in their order.
         views: Query of each view, by its name in lower case.
         tables: Tables by name, parents before children unless references form a cycle.
     """
 
     schema: Schema
-    statements: tuple[str, ...]
+    statements: tuple[Statement, ...]
     views: dict[str, str]
     tables: dict[str, TableSample]
+
+    def named_in(self, *sqls: str) -> set[str]:
+        """Names of the tables that queries may read: their name, or that of a view on them, is in the text.
+
+        A superset of the tables that a parser finds, also where it fails.
+        """
+        found, seen = set[str](), set[str]()
+        texts = [sql.lower() for sql in sqls]
+        while texts:
+            text = texts.pop()
+            words = set(_WORD.findall(text))
+            if any(word.startswith(("sqlite_", "pragma_")) for word in words):  # reads the schema itself
+                return {statement.table for statement in self.statements if statement.table}
+            for statement in self.statements:
+                name = (statement.table or statement.view).lower()
+                if name not in (words if _WORD.fullmatch(name) else text):
+                    continue
+                if statement.table:
+                    found.add(statement.table)
+                elif name not in seen:
+                    seen.add(name)
+                    texts.append(statement.sql.lower())
+        return found
+
+    def restricted(self, names: Iterable[str]) -> "DatabaseSample":
+        """Sample of some tables and of those that they refer to, with all views."""
+        kept, waiting = set[str](), list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in kept:
+                kept.add(name)
+                references = self.tables[name].references if name in self.tables else ()
+                waiting += [reference.parent for reference in references]
+        return replace(
+            self,
+            tables={name: table for name, table in self.tables.items() if name in kept},
+            statements=tuple(one for one in self.statements if not one.table or one.table in kept),
+        )
 
 
 def quoted(name: str) -> str:
@@ -87,7 +136,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def read_sample(database: Path) -> BaseSample:
+def read_sample(database: Path) -> DatabaseSample:
     """Read the schema, the constraints and some rows of a SQLite file.
 
     Raises:
@@ -101,7 +150,8 @@ def read_sample(database: Path) -> BaseSample:
                 "SELECT lower(name), sql FROM sqlite_master WHERE type = 'view'"
             ).fetchall()
             statements = connection.execute(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND substr(name, 1, 7) <> 'sqlite_'"
+                "SELECT sql, iif(type = 'view', '', tbl_name), iif(type = 'view', name, '')"
+                " FROM sqlite_master WHERE sql IS NOT NULL AND substr(name, 1, 7) <> 'sqlite_'"
                 " AND type IN ('table', 'index', 'view') ORDER BY type = 'view', type = 'index', rowid"
             ).fetchall()
             tables = [_read_table(connection, schema, table.name) for table in schema.tables]
@@ -109,7 +159,7 @@ def read_sample(database: Path) -> BaseSample:
         raise DataError(f"cannot read the database: {error} (at {database})") from error
     ordered = parents_first(table for table in tables if table is not None)
     queries = {name: _view_query(statement) for name, statement in views}
-    return BaseSample(schema, tuple(statement for (statement,) in statements), queries, ordered)
+    return DatabaseSample(schema, tuple(Statement(*row) for row in statements), queries, ordered)
 
 
 def _view_query(create: str) -> str:
@@ -124,8 +174,8 @@ def _view_query(create: str) -> str:
 
 
 def with_links(
-    base: BaseSample, database: Path, links: Iterable[tuple[tuple[str, str], tuple[str, str]]]
-) -> BaseSample:
+    base: DatabaseSample, database: Path, links: Iterable[tuple[tuple[str, str], tuple[str, str]]]
+) -> DatabaseSample:
     """Copy of the base with a reference for each link of columns that holds like a foreign key.
 
     Many databases do not declare the keys that their queries join on. A link counts if one column is
@@ -159,7 +209,7 @@ def is_contained(
 
     True as well if the tables are too large to check: a declared key is trusted.
     """
-    return not _exists(connection, orphans(child, columns, parent, references))
+    return not _exists(connection, orphans(quoted(child), columns, quoted(parent), references))
 
 
 def _exists(connection: sqlite3.Connection, source: str) -> bool:
@@ -176,14 +226,11 @@ def _exists(connection: sqlite3.Connection, source: str) -> bool:
 
 
 def orphans(child: str, columns: Sequence[str], parent: str, references: Sequence[str]) -> str:
-    """`FROM .. WHERE ..` of the rows of `child` without a row in `parent`."""
+    """`FROM .. WHERE ..` of the rows of `child` without a row in `parent`, both quoted."""
     own = [f"c_.{quoted(column)}" for column in columns]
     matches = " AND ".join(f"p_.{quoted(r)} = {c}" for r, c in zip(references, own, strict=True))
     present = " AND ".join(f"{column} IS NOT NULL" for column in own)
-    return (
-        f"FROM {quoted(child)} AS c_ WHERE {present} AND NOT EXISTS "
-        f"(SELECT 1 FROM {quoted(parent)} AS p_ WHERE {matches})"
-    )
+    return f"FROM {child} AS c_ WHERE {present} AND NOT EXISTS (SELECT 1 FROM {parent} AS p_ WHERE {matches})"
 
 
 def _read_table(connection: sqlite3.Connection, schema: Schema, name: str) -> TableSample | None:

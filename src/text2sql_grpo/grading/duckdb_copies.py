@@ -1,7 +1,8 @@
-"""Copies of variants as DuckDB files."""
+"""Copies of test databases as DuckDB files."""
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,8 +12,9 @@ import duckdb
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
-from text2sql_grpo.grading.copies import as_text, fill, tried
-from text2sql_grpo.grading.likeness import Catalogue, Likeness, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.copies import as_text, fill, run_script
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
@@ -60,23 +62,23 @@ _QUERY = re.compile(r"\bAS\b", re.IGNORECASE)
 
 
 class DuckDBCopies:
-    """Copies as files of one folder, by the names of their variants; see `copies.Copies`.
+    """Copies as files of one folder, by the names of their originals; see `copies.CopyEngine`.
 
     Args:
         folder: One folder for all: workers start again when they need another one.
     """
 
-    max_golds = 65_536
+    max_suites = 65_536
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._connection = duckdb.connect(":memory:", config=_CONFIG)  # attaches one file after the other
 
     def check(self) -> None:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
         tables = read(executor, database, _TABLES)
         columns = read(executor, database, _COLUMNS)
         constraints = read(executor, database, _CONSTRAINTS)
@@ -107,31 +109,34 @@ class DuckDBCopies:
         script += [Step(str(sql)) for *_, sql in indexes] + [Step(sql, name) for name, sql in views]
         queries = tuple((name, _QUERY.split(sql, maxsplit=1)[1].rstrip("; ")) for name, sql in views)
         with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
-            kept, unmade = tried(script, connection.execute, duckdb.Error)
-        return Catalogue("duckdb", tuple(found), queries, kept, unmade)
+            kept, gaps = run_script(script, connection.execute, duckdb.Error)
+        return Catalogue("duckdb", tuple(found), queries, kept, gaps)
 
-    def create(self, variant: Path, likeness: Likeness) -> str:
-        """See `copies.Copies`."""
-        script = hashlib.sha256("\0".join(likeness.catalogue.script).encode()).hexdigest()[:12]
-        path = self._folder / f"{variant.parent.name}-{variant.stem}-{script}.duckdb"
-        if not path.exists():
+    def create(self, path: Path, mirror: Mirror) -> str:
+        """See `copies.CopyEngine`."""
+        script = hashlib.sha256("\0".join(mirror.catalogue.script).encode()).hexdigest()[:12]
+        copy = self._folder / f"{path.parent.name}-{path.stem}-{script}.duckdb"
+        if copy.exists():
+            os.utime(copy)
+        else:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with draft(path) as scratch:
+                prune_once(self._folder)
+                with draft(copy) as scratch:
                     scratch.unlink(missing_ok=True)
-                    _build(self._connection, scratch, variant, likeness)
+                    _build(self._connection, scratch, path, mirror)
             except (OSError, duckdb.Error) as error:
                 self._connection = duckdb.connect(":memory:", config=_CONFIG)
-                raise DataError(f"cannot write a neighbour database: {error} (at {path})") from error
-        return f"duckdb:///{path.absolute()}"
+                raise DataError(f"cannot write a test database: {error} (at {copy})") from error
+        return f"duckdb:///{copy.absolute()}"
 
     def drop(self, url: str) -> None:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
         Path(url.removeprefix("duckdb:///")).unlink(missing_ok=True)
 
 
-def _build(connection: duckdb.DuckDBPyConnection, path: Path, variant: Path, likeness: Likeness) -> None:
-    quoted_path = str(path).replace("'", "''")
+def _build(connection: duckdb.DuckDBPyConnection, copy: Path, path: Path, mirror: Mirror) -> None:
+    quoted_path = str(copy).replace("'", "''")
     connection.execute(f"ATTACH '{quoted_path}' AS copy_ (BLOCK_SIZE {BLOCK_BYTES})")
     connection.execute("USE copy_")
 
@@ -142,19 +147,21 @@ def _build(connection: duckdb.DuckDBPyConnection, path: Path, variant: Path, lik
         connection.execute(f"INSERT INTO {table.sql} ({listed}) SELECT {values}", cells)
 
     def make(*errors: type[Exception]) -> None:
-        for statement in likeness.catalogue.script:
+        for statement in mirror.catalogue.script:
             connection.execute(statement)
-        fill(variant, likeness, insert=insert, execute=connection.execute, errors=errors)
+        fill(path, mirror, insert=insert, execute=connection.execute, errors=errors)
 
     try:
-        connection.execute("BEGIN")
-        make()
-        connection.execute("COMMIT")
-    except duckdb.Error:  # a row was refused, which ends the transaction: without one, which takes longer
-        connection.execute("ROLLBACK")
-        make(duckdb.Error)
-    connection.execute("USE memory")
-    connection.execute("DETACH copy_")
+        try:
+            connection.execute("BEGIN")
+            make()
+            connection.execute("COMMIT")
+        except duckdb.Error:  # a row was refused, which ends the transaction: without one, which takes longer
+            connection.execute("ROLLBACK")
+            make(duckdb.Error)
+    finally:
+        connection.execute("USE memory")
+        connection.execute("DETACH copy_")
 
 
 def _labels(kind: str) -> tuple[str, ...]:

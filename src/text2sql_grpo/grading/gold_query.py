@@ -122,6 +122,15 @@ def why_unread(sql: str) -> str:
     return "it reads no table whose columns are known"
 
 
+def why_unread_answer(sql: str, dialect: str) -> str:
+    """Why the literals and columns of an answer are unknown; empty if they are not."""
+    tree = parse_query(sql, dialect)
+    if not isinstance(tree, exp.Query):
+        return "the answer cannot be parsed"
+    n_nodes = sum(1 for _ in tree.walk())
+    return f"the answer is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
+
+
 def literal_value(node: exp.Expr) -> Cell:
     """Value of a literal, with its minus sign; None for any other node, and beyond SQLite's integers."""
     if not isinstance(node, exp.Literal):

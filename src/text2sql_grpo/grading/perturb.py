@@ -1,13 +1,13 @@
 """Random content for a small variant of a database, biased towards the dependencies of one query."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import permutations
 from random import Random
 
-from text2sql_grpo.grading.base_sample import BaseSample, Reference, TableSample
+from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSample
 from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.near_values import as_column_value, matching_texts, near_values
 from text2sql_grpo.sql.outcome import Cell, Row
@@ -58,25 +58,46 @@ class Recipe:
         )
 
 
-def perturbed(
-    base: BaseSample, gold: GoldQuery, rng: Random, recipe: Recipe | None = None
+def draw_rows(
+    base: DatabaseSample,
+    gold: GoldQuery,
+    rng: Random,
+    recipe: Recipe | None = None,
+    *,
+    known: Mapping[str, Sequence[Row]] | None = None,
 ) -> dict[str, list[Row]]:
-    """Rows of each table, parents first, which keep keys and references (CHECKs may refuse some)."""
-    return _Content(base, gold, rng, recipe or Recipe.drawn(rng)).rows
+    """Rows of each table, parents first, which keep keys and references (CHECKs may refuse some).
+
+    Args:
+        base: Sample of the database.
+        gold: Query towards whose dependencies the rows are biased.
+        rng: Random numbers.
+        recipe: Parameters; None to draw some.
+        known: Rows of some tables, which stay.
+    """
+    return _Content(base, gold, rng, recipe or Recipe.drawn(rng), known or {}).rows
 
 
 class _Content:
     """Rows made so far, parents first."""
 
-    def __init__(self, base: BaseSample, gold: GoldQuery, rng: Random, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        base: DatabaseSample,
+        gold: GoldQuery,
+        rng: Random,
+        recipe: Recipe,
+        known: Mapping[str, Sequence[Row]],
+    ) -> None:
         self._base = base
         self._gold = gold
         self._rng = rng
         self._recipe = recipe
         self._fresh: dict[tuple[str, int], int] = {}
         self.rows: dict[str, list[Row]] = {}
-        for table in base.tables.values():
-            self.rows[table.name] = [tuple(row) for row in self._table_rows(table)]
+        for name, table in base.tables.items():
+            made = known[name] if name in known else self._table_rows(table)
+            self.rows[name] = [tuple(row) for row in made]
 
     def _table_rows(self, table: TableSample) -> list[list[Cell]]:
         rows = self._start(table)

@@ -1,4 +1,4 @@
-"""Copies of variants as databases of a PostgreSQL server."""
+"""Copies of test databases as databases of a PostgreSQL server."""
 
 import json
 import secrets
@@ -15,8 +15,8 @@ import psycopg
 
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.grading.base_sample import quoted
-from text2sql_grpo.grading.copies import as_text, fill, tried
-from text2sql_grpo.grading.likeness import Catalogue, Likeness, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.copies import as_text, fill, run_script
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, NativeColumn, NativeTable, Step, read
 from text2sql_grpo.grading.postgres_server import PostgresServer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -107,14 +107,14 @@ class _Template:
 
 
 class PostgresCopies:
-    """Copies on a server of this process alone, or on the server of a URL; see `copies.Copies`.
+    """Copies on a server of this process alone, or on the server of a URL; see `copies.CopyEngine`.
 
     Args:
         cache: Parent of the private server's folder.
         url: URL of a superuser of another server; empty for the private one.
     """
 
-    max_golds = 128  # a copy takes 8 MB
+    max_suites = 128  # a copy takes 8 MB
 
     def __init__(self, cache: Path, url: str = "") -> None:
         self._cache = cache
@@ -126,11 +126,11 @@ class PostgresCopies:
         self._token = secrets.token_hex(4)
 
     def check(self) -> None:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
         self._admin()
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
         columns = read(executor, database, _COLUMNS)
         constraints = read(executor, database, _CONSTRAINTS)
         indexes = read(executor, database, _INDEXES)
@@ -164,7 +164,7 @@ class PostgresCopies:
         self._admin().execute(f"CREATE DATABASE {template.database} OWNER {template.owner}")
         with self._connected(template, template.database, search_path) as connection:
             connection.execute("SET check_function_bodies = off")  # functions come before their tables
-            kept, unmade = tried(script, connection.execute, psycopg.Error)
+            kept, gaps = run_script(script, connection.execute, psycopg.Error)
         schemas = sorted({str(row[1]) for row in columns}) or ["public"]
         with psycopg.connect(self._address(template.database), autocommit=True) as admin:
             rights = restricted_role_sql(
@@ -173,13 +173,13 @@ class PostgresCopies:
             admin.execute(rights)
             admin.execute(f"ALTER ROLE {template.reader} SET search_path = {search_path}")
         queries = tuple((str(name), str(sql)) for _, name, sql in views)
-        found = Catalogue("postgres", tuple(tables), queries, kept, unmade, search_path)
+        found = Catalogue("postgres", tuple(tables), queries, kept, gaps, search_path)
         self._templates[found] = template
         return found
 
-    def create(self, variant: Path, likeness: Likeness) -> str:
-        """See `copies.Copies`."""
-        template = self._templates[likeness.catalogue]
+    def create(self, path: Path, mirror: Mirror) -> str:
+        """See `copies.CopyEngine`."""
+        template = self._templates[mirror.catalogue]
         name = self._new_name()
         try:
             admin = self._admin()
@@ -188,20 +188,20 @@ class PostgresCopies:
                 f"CREATE DATABASE {name} OWNER {template.owner} TEMPLATE {template.database}{strategy}"
             )
             admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC")
-            opened = self._connected(template, name, likeness.catalogue.search_path)
+            opened = self._connected(template, name, mirror.catalogue.search_path)
             with opened as connection, connection.transaction():
 
                 def insert(table: NativeTable, rows: Sequence[Row]) -> None:
                     with connection.transaction():
                         connection.execute(*_insertion(table, rows))
 
-                fill(variant, likeness, insert=insert, execute=connection.execute, errors=(psycopg.Error,))
+                fill(path, mirror, insert=insert, execute=connection.execute, errors=(psycopg.Error,))
         except psycopg.Error as error:
-            raise DataError(f"cannot make a neighbour database on PostgreSQL: {error}") from None
+            raise DataError(f"cannot make a test database on PostgreSQL: {error}") from None
         return self._address(name, f"{template.reader}:{template.password}")
 
     def drop(self, url: str) -> None:
-        """See `copies.Copies`."""
+        """See `copies.CopyEngine`."""
         self._admin().execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
 
     def _admin(self) -> Connection:
@@ -213,7 +213,7 @@ class PostgresCopies:
         try:
             opened: Connection = psycopg.connect(self._address(), autocommit=True)
         except psycopg.Error as error:
-            raise ConfigError(f"the PostgreSQL server for neighbours cannot be used: {error}") from None
+            raise ConfigError(f"the PostgreSQL server for test databases cannot be used: {error}") from None
         if opened.info.parameter_status("is_superuser") != "on":
             opened.close()
             raise ConfigError(

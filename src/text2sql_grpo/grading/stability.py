@@ -7,9 +7,9 @@ from functools import cache
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.base_sample import BaseSample
+from text2sql_grpo.grading.base_sample import DatabaseSample
+from text2sql_grpo.grading.materialise import reversed_copy, run_gold
 from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.small_database import run_trusted, without_keys
 from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
 from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.outcome import ExecutionOutcome
@@ -59,7 +59,7 @@ def differs_from(
     @cache
     def ties() -> Sequence[TieGroup] | None:
         widened = widened_query(gold_sql, result.columns)
-        return tie_groups(widened, result, run_trusted(connection, widened.sql)) if widened else None
+        return tie_groups(widened, result, run_gold(connection, widened.sql)) if widened else None
 
     def differs(other: ExecutionOutcome) -> bool:
         return not other.is_ok or compare_strict(result, other, ordered=ordered, ties=ties) != "equal"
@@ -68,7 +68,7 @@ def differs_from(
 
 
 def is_stable(
-    base: BaseSample,
+    base: DatabaseSample,
     connection: sqlite3.Connection,
     gold_sql: str,
     again: Sequence[str],
@@ -79,16 +79,13 @@ def is_stable(
     Then no bare column of a group and no inner tie decides, so that a right query with another plan agrees.
 
     Args:
-        base: The original database.
-        connection: The variant.
+        base: Sample of the database.
+        connection: The small database.
         gold_sql: The gold.
         again: The gold with ties broken in other ways.
-        differs: True for outcomes that differ from the gold's on the variant.
+        differs: True for outcomes that differ from the gold's on the small database.
     """
-    if any(differs(run_trusted(connection, sql)) for sql in again):
+    if any(differs(run_gold(connection, sql)) for sql in again):
         return False
-    for is_reversed in (False, True):
-        with closing(without_keys(base, connection, is_reversed=is_reversed)) as copy:
-            if differs(run_trusted(copy, gold_sql)):
-                return False
-    return True
+    with closing(reversed_copy(base, connection)) as copy:
+        return not differs(run_gold(copy, gold_sql))

@@ -1,27 +1,46 @@
-"""Verdict on a predicted query, by the gold's result."""
+"""Verdict on a predicted query, by the gold query's result."""
 
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from marshal import dumps
 from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.bird import bird_execution_accuracy
-from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.neighbours import Neighbours
-from text2sql_grpo.grading.refute import Refuter
 from text2sql_grpo.grading.strict import Difference, find_nothing
+from text2sql_grpo.grading.suite import Suite, TestSuite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
-MAX_READINGS = 3  # of a gold and an answer, where the database changes between the two
+MAX_READINGS = 3  # of gold queries and answers, where the database changes between the two
+MAX_GOLD_BYTES = 200_000_000  # of the gold queries' rows in memory
 
-Reason = Difference | Literal["neighbour", "not_submitted", "query_failed", "gold_failed"]
+Reason = Difference | Literal["test_database", "not_submitted", "query_failed", "gold_failed"]
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Answer to a question.
+
+    Attributes:
+        database: The question's database.
+        gold_sql: Its gold query.
+        sql: The submitted query; None if nothing was submitted.
+        other_golds: Other accepted queries.
+    """
+
+    database: Database
+    gold_sql: str
+    sql: str | None
+    other_golds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,57 +49,54 @@ class Verdict:
 
     Attributes:
         official: BIRD's execution accuracy.
-        strict: Strict comparison, which training rewards; on neighbour databases, and on variants made for
-            the answer, too if the grader has them.
-        reason: `equal` if `strict`; else the fault. With `neighbour` the result is right on the database
-            itself and wrong on a neighbour or variant. With `gold_failed` the prediction is unknown: mask
-            the sample, neither pay nor punish it.
+        strict: Strict comparison, which training rewards; if the grader has a test suite, on the gold query's
+            test databases, and on candidates drawn for the answer, too.
+        reason: `equal` if `strict`; else the fault. With `test_database` the result is right on the database
+            itself and wrong on a test database or a candidate. With `gold_failed` the prediction is unknown:
+            mask the sample, neither pay nor punish it.
         executes: True if the submitted query ran to its end (its rows may have been cut).
-        uncovered: Reason why an accepted answer was tried on fewer neighbours than asked for, or on such as
-            prove little; empty if it was tried on all, or was not accepted.
+        gap: Why an accepted answer was checked less than configured; empty if it was not, or not accepted.
     """
 
     official: bool
     strict: bool
     reason: Reason
     executes: bool
-    uncovered: str = ""
+    gap: str = ""
 
 
 class Grader:
-    """Grader by execution, with a cache of at most `max_cached_golds` results of golds.
+    """Grader by execution, with a cache of gold queries' results, of at most `max_gold_bytes`.
 
-    With `neighbours`, a prediction that is right on the database must also have the gold's result on each
-    of the gold's neighbours, and on variants made for the prediction; a wrong one costs nothing more.
+    With a test suite, a prediction that is right on the database must also have the gold query's result on
+    each of its test databases, and on candidates drawn for the prediction; a wrong one costs nothing more.
 
-    A gold and an answer are compared as of one version of the database: if it changed between them, both are
-    read again, `MAX_READINGS` times at most. A gold whose result changes is logged and counted.
+    A gold query and an answer are compared as of one version of the database: if it changed between them,
+    both are read again, `MAX_READINGS` times at most. A gold query whose result changes is logged and
+    counted.
 
     Attributes:
-        changed_golds: Databases and golds that returned another result, or failed, at a later time.
-        gaps: Reason of each database and gold with fewer neighbours than asked for; without neighbours, of
-            each whose answers were accepted.
+        suite: Test suite; None to judge on the database alone.
+        accepted: Number of accepted answers by their `Verdict.gap`: the one place that counts gaps.
+        changed_golds: Databases and gold queries that returned another result, or failed, at a later time.
     """
 
     def __init__(
         self,
         executor: SQLExecutor,
         *,
+        suite: TestSuite | None = None,
         limits: Limits | None = None,
-        max_cached_golds: int = 4096,
-        neighbours: Neighbours | None = None,
-        neighbour_url: str = "",
+        max_gold_bytes: int = MAX_GOLD_BYTES,
     ) -> None:
-        self.neighbours: EngineNeighbours | None = None
-        if neighbours is not None:
-            self.neighbours = EngineNeighbours(executor, neighbours, limits=limits, url=neighbour_url)
-        self.refuter = Refuter(executor, limits=limits) if neighbours is not None else None
-        self.gaps = self.neighbours.gaps if self.neighbours is not None else {}
+        self.suite = suite
+        self.accepted: Counter[str] = Counter()
+        self.changed_golds: set[tuple[Database, str]] = set()
         self._executor = executor
         self._limits = limits
-        self._max_cached_golds = max_cached_golds
-        self.changed_golds: set[tuple[Database, str]] = set()
-        self._golds: OrderedDict[tuple[Database, str], tuple[GoldResult, object]] = OrderedDict()
+        self._golds: Lru[tuple[Database, str], tuple[GoldResult, object]] = Lru(
+            max_gold_bytes, lambda entry: len(dumps(entry[0].outcome.rows))
+        )
         self._lock = Lock()
 
     def grade(
@@ -91,101 +107,163 @@ class Grader:
         *,
         other_golds: Sequence[str] = (),
     ) -> Verdict:
-        """Grade one submitted query; None if nothing was submitted.
+        """Grade one submitted query, None if nothing was submitted; see `grade_many`."""
+        return self.grade_many([Submission(database, gold_sql, predicted_sql, tuple(other_golds))])[0]
 
-        A gold that is not usable gives `gold_failed`. With several accepted golds a
-        prediction is right if it agrees with one of them, on that gold's neighbours too; else the reason
-        is the first gold's, or `gold_failed` if one of them is not usable. The official verdict uses the
-        first gold alone.
+    def grade_many(self, submissions: Sequence[Submission]) -> list[Verdict]:
+        """Grade submitted queries, which run in one batch, and those right on their database in another.
+
+        A gold query that is not usable gives `gold_failed`. With several accepted gold queries a prediction
+        is right if it agrees with one of them, on its test databases too; else the reason is the first one's,
+        or `gold_failed` if one of them is not usable. The official verdict uses the first one alone.
         """
-        gold, predicted = self._read(database, gold_sql, predicted_sql)
-        if not gold.is_usable:
-            return Verdict(official=False, strict=False, reason="gold_failed", executes=False)
-        if predicted_sql is None or predicted is None:
-            return Verdict(official=False, strict=False, reason="not_submitted", executes=False)
-        if not predicted.is_ok:
-            return Verdict(official=False, strict=False, reason="query_failed", executes=False)
-        official = bird_execution_accuracy(gold.outcome, predicted)
-        if gold.outcome.is_truncated:
-            official = gold.difference(predicted, predicted_sql) in ("equal", "order")
-        accepting = gold_sql
-        reason = self._reason(database, gold_sql, predicted_sql, predicted)
-        for other_sql in other_golds if reason != "equal" else ():
-            found = self._reason(database, other_sql, predicted_sql, predicted)
-            if found in ("equal", "gold_failed"):
-                reason, accepting = found, other_sql
-            if found == "equal":
-                break
-        is_right = reason == "equal"
-        uncovered = ""
-        if is_right and self.neighbours is None:
-            self.gaps[str(database), accepting] = "none asked for, as grading.neighbours is 0"
-        elif is_right and self.neighbours is not None:
-            uncovered = self.neighbours.cover(database, accepting, predicted_sql).gap
-        return Verdict(official, is_right, reason, executes=True, uncovered=uncovered)
+        read = self._read(submissions)
+        reasons = [
+            self._on_database(one, predicted) if predicted is not None and predicted.is_ok else ()
+            for one, (_, predicted) in zip(submissions, read, strict=True)
+        ]
+        accepted: dict[int, str] = {}
+        for place in range(max(map(len, reasons), default=0)):
+            tried = [
+                index
+                for index, found in enumerate(reasons)
+                if index not in accepted and found[place : place + 1] == ("equal",)
+            ]
+            golds = [(submissions[i].gold_sql, *submissions[i].other_golds)[place] for i in tried]
+            asked = [(submissions[i], gold) for i, gold in zip(tried, golds, strict=True)]
+            for index, gap in zip(tried, self._gaps(asked), strict=True):
+                if gap is not None:
+                    accepted[index] = gap
+        verdicts = []
+        for index, (one, (gold, predicted)) in enumerate(zip(submissions, read, strict=True)):
+            found = _verdict(one, gold, predicted, reasons[index], accepted.get(index))
+            if found.strict:
+                self.accepted[found.gap] += 1
+            verdicts.append(found)
+        return verdicts
 
-    def _read(
-        self, database: Database, gold_sql: str, predicted_sql: str | None
-    ) -> tuple[GoldResult, ExecutionOutcome | None]:
-        """Results of a gold and of a submitted query on one version of the database."""
+    def _read(self, submissions: Sequence[Submission]) -> list[tuple[GoldResult, ExecutionOutcome | None]]:
+        """Results of gold and submitted queries on one version of each database."""
+        found: dict[int, tuple[GoldResult, ExecutionOutcome | None]] = {}
+        left = list(range(len(submissions)))
         for _ in range(MAX_READINGS):
-            version = self._executor.version(database)
-            gold = self.gold_result(database, gold_sql, version=version)
-            if predicted_sql is None or not gold.is_usable:
-                return gold, None
-            predicted = self._executor.execute(database, predicted_sql, limits=self._limits)
-            if self._executor.version(database) == version:
+            databases = {submissions[index].database for index in left}
+            versions = {database: self._executor.version(database) for database in databases}
+            asked = []
+            for index in left:
+                one = submissions[index]
+                gold = self.gold_result(one.database, one.gold_sql, version=versions[one.database])
+                found[index] = (gold, None)
+                if one.sql is not None and gold.is_usable:
+                    asked.append((index, (one.database, one.sql)))
+            outcomes = self._executor.execute_many([query for _, query in asked], limits=self._limits)
+            for (index, _), outcome in zip(asked, outcomes, strict=True):
+                found[index] = (found[index][0], outcome)
+            changed = {
+                database for database in databases if self._executor.version(database) != versions[database]
+            }
+            left = [index for index in left if submissions[index].database in changed]
+            if not left:
                 break
-        return gold, predicted
+        return [found[index] for index in range(len(submissions))]
 
-    def _reason(
-        self, database: Database, gold_sql: str, predicted_sql: str, predicted: ExecutionOutcome
-    ) -> Reason:
-        """Reason of the verdict by one gold, on a prediction that ran on the database."""
-        gold = self.gold_result(database, gold_sql)
-        if not gold.is_usable:
-            return "gold_failed"
-        difference = gold.difference(predicted, predicted_sql)
-        if difference != "equal" or self.neighbours is None or self.refuter is None:
-            return difference
-        neighbours = self.neighbours.of(database, gold_sql, predicted_sql)
-        asked = [(neighbour, predicted_sql) for neighbour in neighbours]
-        outcomes = self._executor.execute_many(asked, limits=self._limits)
-        for neighbour, outcome in zip(neighbours, outcomes, strict=True):
-            gold = self.gold_result(neighbour, gold_sql)
-            if not gold.is_usable:  # it was when the neighbour was made: skip
+    def _on_database(self, one: Submission, predicted: ExecutionOutcome) -> tuple[Reason, ...]:
+        """Reason by each gold query, of a prediction that ran on the database."""
+        reasons: list[Reason] = []
+        for gold_sql in (one.gold_sql, *one.other_golds):
+            gold = self.gold_result(one.database, gold_sql)
+            usable = gold.is_usable
+            reasons.append(gold.difference(predicted, one.sql or "") if usable else "gold_failed")
+        return tuple(reasons)
+
+    def _gaps(self, asked: Sequence[tuple[Submission, str]]) -> list[str | None]:
+        """Gap of each prediction that its gold query's test databases accept; None for the others."""
+        if self.suite is None:
+            return ["" for _ in asked]
+        suites = [self.suite.databases(one.database, gold, one.sql or "") for one, gold in asked]
+        queries = [
+            (database, one.sql or "")
+            for (one, _), suite in zip(asked, suites, strict=True)
+            for database in suite.databases
+        ]
+        outcomes = iter(self._executor.execute_many(queries, limits=self._limits))
+        gaps: list[str | None] = []
+        for (one, gold_sql), suite in zip(asked, suites, strict=True):
+            own = list(islice(outcomes, len(suite.databases)))
+            if not self._agree(suite, gold_sql, one.sql or "", own):
+                gaps.append(None)
+                continue
+            gap = suite.gap
+            if suite.databases:
+                trial = self.suite.counterexample(one.database, gold_sql, one.sql or "")
+                gaps.append(None if trial.is_refuted else gap or trial.gap)
+            else:
+                gaps.append(gap)
+        return gaps
+
+    def _agree(self, suite: Suite, gold_sql: str, sql: str, outcomes: Sequence[ExecutionOutcome]) -> bool:
+        """True if a prediction has the gold query's result on all test databases."""
+        for database, outcome in zip(suite.databases, outcomes, strict=True):
+            gold = self.gold_result(database, gold_sql)
+            if not gold.is_usable:  # it was when the database was made: skip
                 continue
             if not outcome.is_ok:
-                return "neighbour"
+                return False
             if find_nothing(gold.outcome, outcome):
                 continue
-            # Rows that tie at the gold's LIMIT are a chance of the neighbour: all of them are right too.
-            if gold.difference(outcome, predicted_sql, accepts_whole_ties=True) != "equal":
-                return "neighbour"
-        if neighbours and self.neighbours.refutes(self.refuter, database, gold_sql, predicted_sql):
-            return "neighbour"
-        return "equal"
+            # Rows that tie at the gold query's LIMIT are a chance of the database: all of them are right too.
+            if gold.difference(outcome, sql, accepts_whole_ties=True) != "equal":
+                return False
+        return True
 
     def gold_result(self, database: Database, gold_sql: str, *, version: object = None) -> GoldResult:
-        """Result of a gold on one database, run at the first call.
+        """Result of a gold query on one database, run at the first call.
 
         Args:
-            version: The database's version: the gold runs again if it is another; None for any.
+            version: The database's version: the gold query runs again if it is another; None for any.
         """
         key = (database, gold_sql)
         with self._lock:
-            known, known_version = self._golds.get(key, (None, None))
+            known, known_version = self._golds.get(key) or (None, None)
             if known is not None and version in (None, known_version):
-                self._golds.move_to_end(key)
                 return known
         gold = GoldResult(self._executor, database, gold_sql, limits=self._limits)
         differs = known is not None and known.difference(gold.outcome, gold_sql) != "equal"
         if gold.outcome.status in ("ok", "error") and differs and key not in self.changed_golds:
-            _logger.warning("The database changed: this gold has another result now: %s", gold_sql)
+            _logger.warning("The database changed: this gold query has another result now: %s", gold_sql)
             self.changed_golds.add(key)
         if gold.outcome.is_ok:  # failures are not cached: a time-out under load may not happen again
             with self._lock:
-                self._golds[key] = (gold, version)
-                while len(self._golds) > self._max_cached_golds:
-                    self._golds.popitem(last=False)
+                self._golds.put(key, (gold, version))
         return gold
+
+
+def _verdict(
+    one: Submission,
+    gold: GoldResult,
+    predicted: ExecutionOutcome | None,
+    reasons: Sequence[Reason],
+    gap: str | None,
+) -> Verdict:
+    """Verdict on one submission.
+
+    Args:
+        one: The submission.
+        gold: Result of its first gold query.
+        predicted: Outcome of the submitted query; None if it did not run.
+        reasons: Reason by each gold query, on the database.
+        gap: `Verdict.gap` of an accepted answer; None for a refused one.
+    """
+    if not gold.is_usable:
+        return Verdict(official=False, strict=False, reason="gold_failed", executes=False)
+    if predicted is None:
+        return Verdict(official=False, strict=False, reason="not_submitted", executes=False)
+    if not predicted.is_ok:
+        return Verdict(official=False, strict=False, reason="query_failed", executes=False)
+    official = bird_execution_accuracy(gold.outcome, predicted)
+    if gold.outcome.is_truncated:
+        official = reasons[0] in ("equal", "order")
+    if gap is not None:
+        return Verdict(official, strict=True, reason="equal", executes=True, gap=gap)
+    refused: Reason = "gold_failed" if "gold_failed" in reasons else reasons[0]
+    return Verdict(official, False, "test_database" if refused == "equal" else refused, executes=True)

@@ -10,7 +10,8 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, StopReason
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.verdict import Submission
 from text2sql_grpo.rewards.episode_flags import FLAGS, episode_flags
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.mix import RewardMix
@@ -57,6 +58,7 @@ class Answer:
             "strict": verdict.strict,
             "official": verdict.official,
             "reason": verdict.reason,
+            "gap": verdict.gap,
             "flags": list(self.flags),
             "scores": self.scores,
             "reward": self.reward,
@@ -84,14 +86,33 @@ class Judge:
     max_rows_shown: int = ObservationLimits.max_rows
 
     def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
-        """Judge a finished episode.
+        """Judge a finished episode; see `judge_many`."""
+        return self.judge_many([(episode, database)], runs_published=runs_published)[0]
+
+    def judge_many(
+        self, episodes: Sequence[tuple[Episode, Database]], *, runs_published: bool = False
+    ) -> list[Answer]:
+        """Judge finished episodes, each with its database; their queries run in one batch.
 
         Raises:
             RewardError: A reward function raised, or did not return a number in its range.
             RunError: An internal failure, such as a missing database.
         """
+        verdicts = self.grader.grade_many(
+            [
+                Submission(database, one.example.gold_sql, one.final_sql, tuple(one.example.other_golds))
+                for one, database in episodes
+            ]
+        )
+        return [
+            self._answer(episode, database, verdict, runs_published=runs_published)
+            for (episode, database), verdict in zip(episodes, verdicts, strict=True)
+        ]
+
+    def _answer(
+        self, episode: Episode, database: Database, verdict: Verdict, *, runs_published: bool
+    ) -> Answer:
         example, sql = episode.example, episode.final_sql
-        verdict = self.grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
         official = OfficialVerdicts()
         if runs_published and sql is not None:
             official = official_verdicts(self.executor, database, example.gold_sql, sql)
@@ -109,8 +130,8 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
     """Metrics of one episode, which are averaged over a step and logged.
 
     `hack/rate` is the share of answers that are right by the official verdict alone, or that read no table;
-    a literal copied from an observation is no hack by itself. `grading/uncovered` is the share of answers
-    accepted on fewer neighbours than asked for, see `Verdict`.
+    a literal copied from an observation is no hack by itself. `grading/gap` is the share of answers that
+    were accepted though a check did not run as configured, see `Verdict.gap`.
     """
     kinds = [action.kind for action in episode.actions]
     return {
@@ -119,7 +140,7 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "accuracy/official_minus_strict": float(verdict.official) - float(verdict.strict),
         "hack/rate": float("official_only" in flags or "no_table" in flags),
         **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
-        "grading/uncovered": float(bool(verdict.uncovered)),
+        "grading/gap": float(bool(verdict.gap)),
         "episode/turns": float(len(kinds)),
         "episode/looks": float(episode.looks),
         "episode/malformed": float(kinds.count("malformed")),
@@ -129,12 +150,11 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
 
 
 def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:
-    """Make a grader with at most `neighbours` neighbour databases of each gold, kept in the cache folder."""
+    """Make a grader with at most `neighbours` test databases of each gold query, kept in the cache folder."""
     if not neighbours:
         return Grader(executor)
-    folder = cache_folder("neighbours")
-    made = Neighbours(executor, folder, max_neighbours=neighbours)
-    return Grader(executor, neighbours=made, neighbour_url=neighbour_url or "")
+    folder = cache_folder("test_suites")
+    return Grader(executor, suite=TestSuite(executor, folder, size=neighbours, url=neighbour_url or ""))
 
 
 def _log_probs(episode: Episode) -> list[float | None] | None:

@@ -268,17 +268,17 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
         seed=arguments.seed,
         shuffle=arguments.shuffle_dataset,
     )
-    neighbours = bench.environment.grader.neighbours
-    if neighbours is None:
+    suite = bench.environment.grader.suite
+    if suite is None:
         return select
     databases = bench.environment.databases
     for name in databases.names():
         if any(question.database == name for question in questions):
             try:
-                neighbours.check(databases.address(name))
+                suite.check(databases.address(name))
             except ConfigError as error:
                 raise ConfigError(
-                    f"no neighbours of the database {name!r} can be made: {error}; mend that, set "
+                    f"no test databases of {name!r} can be made: {error}; fix that, set "
                     "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
                     "answer that is right by accident is then paid like a right one"
                 ) from error

@@ -1,7 +1,7 @@
 """Report of a finished run: record, learning curve, model card, table and times."""
 
 import shlex
-from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def report(
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
     record["hardware"] = hardware()
     grader = run.bench.environment.grader
-    record["uncovered"] = dict(Counter(grader.gaps.values()).most_common())
+    record["accepted_by_gap"] = dict(grader.accepted.most_common())
     record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in grader.changed_golds)
     comparison = _change(run.folder)
     if comparison is not None:
@@ -46,8 +46,8 @@ def report(
     else:
         run.console.print(comparison_table(comparison, sides=("before", "after"), by_kind=False))
         run.console.print(Text(comparison.verdict()), soft_wrap=True)
-    for gap, n_golds in record["uncovered"].items():
-        run.console.print(f"Graded with fewer neighbours than wanted: {n_golds} golds, {gap}", markup=False)
+    for line in gap_lines(grader.accepted):
+        run.console.print(line, markup=False, soft_wrap=True)
     if changed := record["changed_golds"]:
         run.console.print(
             f"Golds that no longer hold, as their database changed during the run: {len(changed)}, "
@@ -117,3 +117,18 @@ def _change(folder: Path) -> Comparison | None:
     if not before.is_file():
         return None
     return compare(read_answers(before), read_answers(answers_file(folder)))
+
+
+def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
+    """Share of accepted answers that were checked less than configured, and the reasons.
+
+    >>> list(gap_lines({"": 3, "1 test databases instead of 4": 1}))
+    ['Accepted answers checked less than configured: 1 of 4 (25 %)', '  1: 1 test databases instead of 4']
+    """
+    total, n_checked = sum(accepted.values()), accepted.get("", 0)
+    if total > n_checked:
+        share = (total - n_checked) / total
+        yield f"Accepted answers checked less than configured: {total - n_checked} of {total} ({share:.0%})"
+    for gap, n_answers in sorted(accepted.items(), key=lambda entry: -entry[1]):
+        if gap:
+            yield f"  {n_answers}: {gap}"

@@ -131,7 +131,7 @@ class SQLExecutor:
             sql = _text(sql)
         key = None
         if self._cache is not None and len(sql) <= limits.max_sql_bytes:
-            key = _key(location, normalised(sql), _fingerprint(kind, location), limits)
+            key = _key(location, normalised(sql), _fingerprint_of(kind, location), limits)
             known = self._cache.get(key) if key is not None else None
             if known is not None:
                 self._count(1, 0.0)
@@ -177,7 +177,7 @@ class SQLExecutor:
         """
         kind, location = parse_address(database)
         if kind != "postgresql":
-            known = _fingerprint(kind, location)
+            known = _fingerprint_of(kind, location)
             return known and known[:-1]  # without what depends on the time of day
         return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None
 
@@ -291,7 +291,7 @@ class SQLExecutor:
                 twins.append((query, first))
                 continue
             if location not in fingerprints:
-                fingerprints[location] = _fingerprint(kind, location)
+                fingerprints[location] = _fingerprint_of(kind, location)
             key = keys[position] = _key(location, text, fingerprints[location], limits)
             outcomes[position] = cache.get(key) if key is not None else None
             if outcomes[position] is None:
@@ -359,7 +359,7 @@ def _text(sql: str) -> str:
     raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
-def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
+def _fingerprint_of(kind: Kind, location: str) -> Fingerprint | None:
     """Fingerprint of a file; None if it cannot be read, which raises when it is opened."""
     if kind not in _LOGS:
         return None
@@ -367,6 +367,11 @@ def _fingerprint(kind: Kind, location: str) -> Fingerprint | None:
         return fingerprint_of(location, _LOGS[kind])
     except DataError:
         return None
+
+
+def fingerprint(database: Path | str) -> Fingerprint | None:
+    """Fingerprint of a database's file; None for a server, and for a file that cannot be read."""
+    return _fingerprint_of(*parse_address(database))
 
 
 def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Key | None:

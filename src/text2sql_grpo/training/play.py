@@ -194,7 +194,7 @@ class SQLPlay(Play):
         episodes = rollouts.run([self._environment.session(example) for example in examples])
         address = self._environment.databases.address
         with rollouts.stages.of(grade=1):
-            answers = [self._judge.judge(one, address(one.example.database)) for one in episodes]
+            answers = self._judge.judge_many([(one, address(one.example.database)) for one in episodes])
         changed = {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
         self.figures = {"grading/changed_golds": float(len(changed))}
         return [_row(number, answer) for number, answer in zip(questions, answers, strict=True)]

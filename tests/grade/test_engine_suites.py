@@ -1,4 +1,4 @@
-"""Neighbours of DuckDB files and of a real PostgreSQL server, with the types that SQLite does not have."""
+"""Test suites of DuckDB files and of a real PostgreSQL server, with the types that SQLite does not have."""
 
 import shutil
 import subprocess
@@ -13,8 +13,7 @@ import pytest
 from tests.postgres_server import PostgresServer
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
-from text2sql_grpo.grading.engine_neighbours import EngineNeighbours
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
@@ -68,7 +67,7 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def grader(executor: SQLExecutor, shop: str, tmp_path_factory: pytest.TempPathFactory) -> Grader:
-    return Grader(executor, neighbours=Neighbours(executor, tmp_path_factory.mktemp("neighbours")))
+    return Grader(executor, suite=TestSuite(executor, tmp_path_factory.mktemp("suites")))
 
 
 BORN = "SELECT \"Name\" FROM person WHERE born >= DATE '2012-01-01'"
@@ -91,13 +90,13 @@ def test_what_is_right_on_one_database_only_is_refused(
     shop: str, executor: SQLExecutor, grader: Grader, gold: str, wrong: str
 ) -> None:
     assert Grader(executor).grade(shop, gold, wrong).strict
-    assert grader.grade(shop, gold, wrong).reason == "neighbour"
+    assert grader.grade(shop, gold, wrong).reason == "test_database"
 
 
 @pytest.mark.parametrize(("gold", "right"), RIGHT)
 def test_right_rewrites_are_accepted(shop: str, grader: Grader, gold: str, right: str) -> None:
     verdict = grader.grade(shop, gold, right)
-    assert (verdict.reason, verdict.uncovered) == ("equal", "")
+    assert (verdict.reason, verdict.gap) == ("equal", "")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,8 @@ def test_numbers_and_dates_are_compared_by_value(
 def test_copies_have_the_types_and_keys_of_their_database(
     shop: str, executor: SQLExecutor, grader: Grader
 ) -> None:
-    assert grader.neighbours is not None
-    copies = grader.neighbours.of(shop, BORN)
+    assert grader.suite is not None
+    copies = grader.suite.databases(shop, BORN).databases
     assert len(copies) == 4
     typeof = "typeof" if shop.startswith("duckdb") else "pg_typeof"
     names = ("mood", "owes", "active", "seen", "woke", "born", "tags", "extra", "gap", "code")
@@ -150,11 +149,11 @@ def test_a_table_that_no_copy_has_is_reported_and_nothing_is_refused_by_it(shop:
     ):
         verdict = grader.grade(shop, gold, answer)
         assert verdict.strict
-        assert "huge: it holds an integer of more than 64 bits" in verdict.uncovered
-        assert grader.gaps[shop, gold] == verdict.uncovered
+        assert "more than 64 bits" in verdict.gap
+        assert grader.accepted[verdict.gap] > 0
 
 
-def test_neighbours_of_a_duckdb_file_are_found_again(
+def test_test_databases_of_a_duckdb_file_are_found_again(
     tmp_path: Path,
     executor: SQLExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,13 +164,13 @@ def test_neighbours_of_a_duckdb_file_are_found_again(
         connection.execute("CREATE TABLE huge AS SELECT 100000000000000000000::HUGEINT AS n")
         connection.execute("CREATE VIEW vast AS SELECT n FROM huge")
     url, gold = f"duckdb:///{tmp_path}/a.duckdb", "SELECT a FROM t WHERE a > 3"
-    first, again = (EngineNeighbours(executor, Neighbours(executor, tmp_path / "cache")) for _ in range(2))
-    copies = first.of(url, gold)
+    first, again = (TestSuite(executor, tmp_path / "cache") for _ in range(2))
+    copies = first.databases(url, gold).databases
     monkeypatch.setattr("text2sql_grpo.grading.duckdb_copies._build", None)
-    assert len(copies) == 4 and again.of(url, gold) == copies
+    assert len(copies) == 4 and again.databases(url, gold).databases == copies
     assert not caplog.messages  # of the view of a table that has no copy
-    monkeypatch.setattr("text2sql_grpo.grading.engine_neighbours.as_sqlite", None)
-    assert "internal error: TypeError" in again.cover(url, "SELECT a FROM t WHERE a > 4").gap
+    monkeypatch.setattr("text2sql_grpo.grading.mirror.as_sqlite", None)
+    assert "internal error: TypeError" in again.databases(url, "SELECT a FROM t WHERE a > 4").gap
 
 
 def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
@@ -183,12 +182,12 @@ def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
         admin.execute("CREATE TABLE t AS SELECT n AS a FROM generate_series(1, 9) AS n")
         admin.execute(restricted_role_sql("small_reader", "secret", "small"))
     url, gold = postgres_server.url("small_reader", "secret", "small"), "SELECT a FROM t WHERE a > 3"
-    refused = EngineNeighbours(executor, Neighbours(executor, tmp_path), url=url)
+    refused = TestSuite(executor, tmp_path, url=url)
     with pytest.raises(ConfigError, match="needs a superuser"):
         refused.check(url)
-    assert "superuser" in refused.cover(url, gold).gap
-    own = EngineNeighbours(executor, Neighbours(executor, tmp_path), url=postgres_server.admin_url())
-    assert len(own.of(url, gold)) == 4
+    assert "superuser" in refused.databases(url, gold).gap
+    own = TestSuite(executor, tmp_path, url=postgres_server.admin_url())
+    assert len(own.databases(url, gold).databases) == 4
     assert _n_left(postgres_server) > 4
     del own
     assert _n_left(postgres_server) == 0
@@ -207,10 +206,10 @@ def test_without_a_server_the_reason_is_given(
     tmp_path: Path, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "server_binaries", lambda: None)
-    neighbours = EngineNeighbours(executor, Neighbours(executor, tmp_path))
+    suite = TestSuite(executor, tmp_path)
     with pytest.raises(ConfigError, match="initdb is not installed here"):
-        neighbours.check("postgresql://reader@127.0.0.1:1/nowhere")
-    assert "initdb" in neighbours.cover("postgresql://reader@127.0.0.1:1/nowhere", "SELECT 1").gap
+        suite.check("postgresql://reader@127.0.0.1:1/nowhere")
+    assert "initdb" in suite.databases("postgresql://reader@127.0.0.1:1/nowhere", "SELECT 1").gap
 
 
 @pytest.mark.slow

@@ -1,50 +1,77 @@
-"""Small variants of a database, and trusted queries on them in memory."""
+"""Small SQLite databases made from rows, and gold queries on them."""
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from text2sql_grpo.grading.base_sample import BaseSample, orphans, quoted
+from text2sql_grpo.grading.base_sample import DatabaseSample, orphans, quoted
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
 MAX_ROWS = 2_000
 _COLUMNS = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden <> 1"
-PAGE_BYTES = 512  # most tables hold a few rows: a variant of ten tables stays under 20 kB
+PAGE_BYTES = 512  # most tables hold a few rows: a test database of ten tables stays under 20 kB
+
+Content = Mapping[str, Sequence[Row]]  # rows of each table, parents first
+R = TypeVar("R")
 
 
-def build(
-    base: BaseSample, rows: Mapping[str, Sequence[Row]], path: Path | None = None
-) -> sqlite3.Connection:
-    """Build a database with the base's tables, views and constraints from rows.
+def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> sqlite3.Connection:
+    """Make a database with the sample's tables, views and constraints, and other rows.
 
     Rows that a constraint refuses are left out, and so are rows that then lack their parent.
 
     Args:
-        base: The database with the schema.
-        rows: Rows of each table, parents first.
+        base: Sample of the database with the schema.
+        content: Rows of its tables.
         path: A new file; None for a database in memory.
     """
     connection = sqlite3.connect(path or ":memory:", isolation_level=None, cached_statements=0)
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    connection.execute("PRAGMA journal_mode = OFF")
+    connection.execute("PRAGMA journal_mode = MEMORY")
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("BEGIN")
     for statement in base.statements:
         with suppress(sqlite3.OperationalError):  # a virtual table whose module is missing
-            connection.execute(statement)
+            connection.execute(statement.sql)
     for table in base.tables.values():
-        _insert(connection, table.name, table.columns, rows.get(table.name, ()))
+        insert = partial(_insert, connection, table.name, table.columns)
+        insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError,))
     _delete_orphans(connection, base)
     connection.execute("COMMIT")
     return connection
 
 
-def without_keys(base: BaseSample, built: sqlite3.Connection, *, is_reversed: bool) -> sqlite3.Connection:
-    """Copy the rows into tables without keys and indexes, in their order or the reverse.
+def insert_rows(
+    insert: Callable[[Sequence[R]], None], rows: Sequence[R], errors: tuple[type[Exception], ...]
+) -> bool:
+    """Insert all rows except those that the engine refuses; return whether it refused none.
 
-    It exposes a query whose result depends on the order of the scan.
+    Args:
+        insert: Inserts some rows, all or none.
+        rows: The rows.
+        errors: Errors by which it refuses.
+    """
+    if not rows:
+        return True
+    try:
+        insert(rows)
+    except errors:
+        if len(rows) == 1:
+            return False
+        half = len(rows) // 2
+        parts = [insert_rows(insert, part, errors) for part in (rows[:half], rows[half:])]
+        return all(parts)
+    return True
+
+
+def reversed_copy(base: DatabaseSample, built: sqlite3.Connection) -> sqlite3.Connection:
+    """Copy the rows in the reverse order into tables without keys and indexes.
+
+    A query whose result depends on the order of the scan returns different rows there.
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     for table in base.tables.values():
@@ -58,14 +85,14 @@ def without_keys(base: BaseSample, built: sqlite3.Connection, *, is_reversed: bo
             )
         )
         connection.execute(f"CREATE TABLE {quoted(table.name)} ({columns})")
-        _insert(connection, table.name, names, rows[::-1] if is_reversed else rows)
+        _insert(connection, table.name, names, rows[::-1])
     for statement in base.statements:
-        if statement.upper().startswith("CREATE VIEW"):
-            connection.execute(statement)
+        if not statement.table:
+            connection.execute(statement.sql)
     return connection
 
 
-def run_trusted(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
+def run_gold(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
     """Run the gold, or a mutant of it; `timeout` after `MAX_STEPS`."""
     connection.set_progress_handler(lambda: 1, MAX_STEPS)
     try:
@@ -79,26 +106,36 @@ def run_trusted(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
 
 
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Insert rows, all or none; those that break a key or a CHECK are ignored."""
     listed, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
-    connection.executemany(f"INSERT OR IGNORE INTO {quoted(table)} ({listed}) VALUES ({marks})", rows)
+    connection.execute("SAVEPOINT rows_")
+    try:
+        connection.executemany(f"INSERT OR IGNORE INTO {quoted(table)} ({listed}) VALUES ({marks})", rows)
+    except sqlite3.IntegrityError:  # a value of the wrong type in a STRICT table is not ignored
+        connection.execute("ROLLBACK TO rows_")
+        raise
+    finally:
+        connection.execute("RELEASE rows_")
 
 
-def _delete_orphans(connection: sqlite3.Connection, base: BaseSample) -> None:
+def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> None:
     before = -1
     while before != connection.total_changes:
         before = connection.total_changes
         for table in base.tables.values():
             for reference in table.references:
                 columns = [table.columns[position] for position in reference.columns]
-                lost = orphans(table.name, columns, reference.parent, reference.parent_columns)
+                lost = orphans(
+                    quoted(table.name), columns, quoted(reference.parent), reference.parent_columns
+                )
                 connection.execute("DELETE " + lost)
 
 
 def _collations(
-    connection: sqlite3.Connection, base: BaseSample, table: str, columns: Sequence[str]
+    connection: sqlite3.Connection, base: DatabaseSample, table: str, columns: Sequence[str]
 ) -> list[str]:
     """`COLLATE ..` of each column, read from a temporary index on it."""
-    if not any("collate" in statement.lower() for statement in base.statements):
+    if not any("collate" in statement.sql.lower() for statement in base.statements):
         return [""] * len(columns)
     found = []
     for column in columns:

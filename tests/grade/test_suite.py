@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,9 @@ import sqlglot
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.base_sample import BaseSample
-from text2sql_grpo.grading.neighbours import Neighbours, code_alone
-from text2sql_grpo.grading.refute import Refuter
-from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.suite_folder import prune
+from text2sql_grpo.grading.verdict import Grader, Submission
 from text2sql_grpo.sql.executor import SQLExecutor
 
 GOLD = "SELECT name FROM person WHERE age > 30"
@@ -22,13 +22,13 @@ IN_2015 = "SELECT code FROM person WHERE strftime('%Y', joined) = '2015'"
 
 
 @pytest.fixture(scope="module")
-def neighbours(tmp_path_factory: pytest.TempPathFactory, executor: SQLExecutor) -> Neighbours:
-    return Neighbours(executor, tmp_path_factory.mktemp("neighbours"))
+def suite(tmp_path_factory: pytest.TempPathFactory, executor: SQLExecutor) -> TestSuite:
+    return TestSuite(executor, tmp_path_factory.mktemp("suites"))
 
 
 @pytest.fixture(scope="module")
-def grader(executor: SQLExecutor, neighbours: Neighbours) -> Grader:
-    return Grader(executor, neighbours=neighbours)
+def grader(executor: SQLExecutor, suite: TestSuite) -> Grader:
+    return Grader(executor, suite=suite)
 
 
 # Each is right on the shop itself.
@@ -68,7 +68,7 @@ def test_what_is_right_on_one_database_only_is_refused(
 ) -> None:
     assert Grader(executor).grade(shop, gold, wrong).strict
     verdict = grader.grade(shop, gold, wrong)
-    assert (verdict.strict, verdict.reason) == (False, "neighbour")
+    assert (verdict.strict, verdict.reason) == (False, "test_database")
     assert grader.grade(shop, gold, gold).strict
 
 
@@ -141,14 +141,18 @@ def test_right_rewrites_are_accepted(shop: Path, grader: Grader, gold: str, righ
     assert grader.grade(shop, gold, right).reason == "equal"
 
 
-def test_a_wrong_answer_makes_no_neighbours(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:
-    grader = Grader(executor, neighbours=Neighbours(executor, tmp_path / "cache"))
-    assert grader.grade(shop, GOLD, "SELECT 1").reason != "neighbour"
+def test_a_wrong_answer_starts_no_search(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    assert grader.grade(shop, GOLD, "SELECT 1").reason != "test_database"
     assert not (tmp_path / "cache").exists()
 
 
-def test_neighbours_keep_the_rules_and_are_small(shop: Path, neighbours: Neighbours) -> None:
-    paths = neighbours.of(shop, GOLD)
+def of(suite: TestSuite, database: Path, gold: str) -> list[Path]:
+    return [Path(found) for found in suite.databases(database, gold).databases]
+
+
+def test_test_databases_keep_the_rules_and_are_small(shop: Path, suite: TestSuite) -> None:
+    paths = of(suite, shop, GOLD)
     assert 2 <= len(paths) <= 4
     with closing(sqlite3.connect(shop)) as connection:
         schema = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
@@ -163,40 +167,69 @@ def test_neighbours_keep_the_rules_and_are_small(shop: Path, neighbours: Neighbo
             )
 
 
-def test_neighbours_are_kept_by_content(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:
-    first = Neighbours(executor, tmp_path)
-    paths = first.of(shop, GOLD)
+def test_suites_are_kept_by_content(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:
+    first = TestSuite(executor, tmp_path)
+    paths = of(first, shop, GOLD)
     record = json.loads((paths[0].parent / "record.json").read_text())
     assert record["gold"] == GOLD and 0 < record["killed"] <= record["mutants"]
-    again = Neighbours(executor, tmp_path)
-    assert again.of(shop, GOLD) == paths and (first.made, again.made) == (1, 0)
+    again = TestSuite(executor, tmp_path)
+    assert of(again, shop, GOLD) == paths and (first.n_searched, again.n_searched) == (1, 0)
     elsewhere = tmp_path / "elsewhere.sqlite"
     elsewhere.write_bytes(shop.read_bytes())
-    assert again.of(elsewhere, GOLD) == paths
+    assert of(again, elsewhere, GOLD) == paths
     with closing(sqlite3.connect(elsewhere)) as connection, connection:
         connection.execute("UPDATE person SET age = 31 WHERE code = 'p00'")
-    assert not set(again.of(elsewhere, GOLD)) & set(paths)
-    assert not set(again.of(shop, GOLD + " AND city = 1")) & set(paths)
-    assert again.made == 2
+    assert not set(of(again, elsewhere, GOLD)) & set(paths)
+    assert not set(of(again, shop, GOLD + " AND city = 1")) & set(paths)
+    assert again.n_searched == 2
 
 
-def test_the_same_neighbours_are_made_everywhere(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:
-    both = [Neighbours(executor, tmp_path / name).of(shop, GOLD) for name in "ab"]
+def test_entries_that_no_run_used_for_long_are_deleted(
+    shop: Path, executor: SQLExecutor, tmp_path: Path
+) -> None:
+    paths = of(TestSuite(executor, tmp_path / "a"), shop, GOLD)
+    old = paths[0].parents[1] / "0123"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    prune(paths[0].parents[1])
+    assert not old.exists() and paths[0].exists()
+
+
+def test_the_same_test_databases_are_made_everywhere(
+    shop: Path, executor: SQLExecutor, tmp_path: Path
+) -> None:
+    both = [of(TestSuite(executor, tmp_path / name), shop, GOLD) for name in "ab"]
     contents = [["\n".join(sqlite3.connect(path).iterdump()) for path in paths] for paths in both]
     assert contents[0] == contents[1]
 
 
-def test_rewording_comments_and_docstrings_changes_no_neighbours() -> None:
-    first = 'x = 1  # one\ndef f(a: int) -> int:\n    """Old."""\n    return a + 1\n'
-    second = '"""New."""\nx = 1\n\ndef f(\n    a: int) -> int:\n    """Other."""  # why\n    return a + 1\n'
-    assert code_alone(first) == code_alone(second) != code_alone(first.replace("+ 1", "+ 2"))
+def test_tables_that_no_query_reads_are_filled_at_the_end_alone(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    """A search on a wide schema makes the tables that are read; the files hold all tables."""
+    path = tmp_path / "wide.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE a (id INTEGER PRIMARY KEY, x INTEGER)")
+        connection.execute("CREATE TABLE b (id INTEGER PRIMARY KEY, a INTEGER REFERENCES a, y TEXT)")
+        connection.execute("CREATE VIEW v AS SELECT y FROM b WHERE a IN a2")
+        connection.execute("CREATE TABLE a2 (id INTEGER PRIMARY KEY)")
+        connection.executemany("INSERT INTO a VALUES (?, ?)", [(n, n % 5) for n in range(30)])
+        connection.executemany("INSERT INTO b VALUES (?, ?, ?)", [(n, n % 9, f"y{n}") for n in range(30)])
+        connection.executemany("INSERT INTO a2 VALUES (?)", [(n,) for n in range(30)])
+    suite = TestSuite(executor, tmp_path / "cache")
+    for found in of(suite, path, "SELECT count(*) FROM a WHERE x > 2"):
+        with closing(sqlite3.connect(found)) as connection:
+            assert connection.execute("SELECT count(*) FROM b JOIN a ON b.a = a.id").fetchone()[0] > 0
+    grader = Grader(executor, suite=suite)
+    for right in ("SELECT count(y) FROM v", "SELECT count(*) FROM b WHERE a IN a2"):  # `IN table` names none
+        assert grader.grade(path, "SELECT count(*) FROM b WHERE a IN (SELECT id FROM a2)", right).strict
 
 
 @pytest.mark.parametrize(
     "gold", ["SELECT 3", "SELECT name FROM city WHERE random() > 0", "SELECT rowid FROM friend2"]
 )
-def test_some_golds_have_no_neighbours(shop: Path, neighbours: Neighbours, gold: str) -> None:
-    assert neighbours.of(shop, gold) == ()
+def test_some_golds_have_no_test_databases(shop: Path, suite: TestSuite, gold: str) -> None:
+    assert of(suite, shop, gold) == []
 
 
 @pytest.mark.parametrize(
@@ -207,7 +240,7 @@ def test_some_golds_have_no_neighbours(shop: Path, neighbours: Neighbours, gold:
         ("SELECT name FROM city WHERE id IN (" + "1, " * 1_000 + "2)", "too long"),
         ("SELECT nothing FROM city", "failed"),
         ("SELECT body FROM letter WHERE letter MATCH 'hello'", "virtual table letter"),
-        ("SELECT kind FROM visit GROUP BY kind HAVING count(*) > 5000", "finds nothing"),
+        ("SELECT kind FROM visit GROUP BY kind HAVING count(*) > 5000", "returns no rows"),
         ("SELECT count(*) FROM person WHERE age > 120", "hard-coded"),  # a CHECK forbids it
         ("SELECT code FROM visit FULL JOIN person ON person = code WHERE n IS NULL", ""),
         ("SELECT name FROM person WHERE name LIKE '%\\_%' ESCAPE '\\'", ""),
@@ -218,7 +251,7 @@ def test_some_golds_have_no_neighbours(shop: Path, neighbours: Neighbours, gold:
         ("SELECT spent FROM stay WHERE spent > 30", ""),  # a view that names its columns
     ],
 )
-def test_a_gold_without_the_neighbours_asked_for_is_counted_with_its_reason(
+def test_an_answer_that_was_checked_less_than_asked_for_is_counted_with_its_reason(
     executor: SQLExecutor, shop: Path, tmp_path: Path, gold: str, gap: str
 ) -> None:
     letters = tmp_path / "shop.sqlite"
@@ -228,33 +261,31 @@ def test_a_gold_without_the_neighbours_asked_for_is_counted_with_its_reason(
         connection.execute("INSERT INTO letter VALUES ('hello world')")
         connection.execute('CREATE VIEW stay ("as", spent) AS SELECT n, paid FROM visit WHERE paid > 10')
     for _ in range(2):  # made, and found in the folder
-        neighbours = Neighbours(executor, tmp_path / "cache")
-        found = neighbours.cover(letters, gold).gap
+        suite = TestSuite(executor, tmp_path / "cache")
+        found = suite.databases(letters, gold).gap
         assert gap in found and bool(gap) == bool(found)
-        assert neighbours.gaps == ({(str(letters), gold): found} if gap else {})
-        verdict = Grader(executor, neighbours=neighbours).grade(letters, gold, gold)
-        assert (verdict.strict, verdict.uncovered) in ((True, found), (False, ""))
+        grader = Grader(executor, suite=suite)
+        verdict = grader.grade(letters, gold, gold)
+        assert (verdict.strict, verdict.gap) in ((True, found), (False, ""))
+        assert grader.accepted == ({verdict.gap: 1} if verdict.strict else {})
 
 
-def test_an_error_while_making_neighbours_is_counted_and_ends_nothing(
+def test_an_error_of_the_search_is_counted_and_ends_nothing(
     shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr("text2sql_grpo.grading.neighbours.read_gold", fail)
-    verdict = Grader(executor, neighbours=Neighbours(executor, tmp_path)).grade(shop, GOLD, GOLD)
-    assert (verdict.strict, verdict.uncovered) == (True, "internal error: RecursionError: too deep")
+    monkeypatch.setattr("text2sql_grpo.grading.search.read_gold", fail)
+    verdict = Grader(executor, suite=TestSuite(executor, tmp_path)).grade(shop, GOLD, GOLD)
+    assert (verdict.strict, verdict.gap) == (True, "internal error: RecursionError: too deep")
 
 
-def test_other_kinds_of_databases_have_no_neighbours_yet(neighbours: Neighbours) -> None:
-    assert neighbours.of("duckdb:////nowhere/shop.duckdb", GOLD) == ()
-
-
-def test_a_failing_gold_is_not_remembered_in_the_folder(
-    shop: Path, executor: SQLExecutor, tmp_path: Path
+@pytest.mark.parametrize("gold", ["SELECT nothing FROM city", "SELECT 3", "SELECT min(random()) FROM city"])
+def test_a_gold_without_test_databases_is_not_kept_in_the_folder(
+    shop: Path, executor: SQLExecutor, tmp_path: Path, gold: str
 ) -> None:
-    assert Neighbours(executor, tmp_path).of(shop, "SELECT nothing FROM city") == ()
+    assert of(TestSuite(executor, tmp_path), shop, gold) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -263,7 +294,7 @@ def test_a_folder_that_cannot_be_written_is_our_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cache folder"):
-        Neighbours(executor, tmp_path / "file").of(shop, GOLD)
+        TestSuite(executor, tmp_path / "file").databases(shop, GOLD)
 
 
 def test_several_processes_share_a_folder(shop: Path, tmp_path: Path) -> None:
@@ -281,7 +312,7 @@ def test_several_processes_share_a_folder(shop: Path, tmp_path: Path) -> None:
 
 def _make(shop: Path, folder: Path, queue: "multiprocessing.Queue[list[str]]") -> None:
     with SQLExecutor() as executor:
-        queue.put([str(path) for path in Neighbours(executor, folder).of(shop, GOLD)])
+        queue.put([str(path) for path in of(TestSuite(executor, folder), shop, GOLD)])
 
 
 def with_all_that_tie(gold: str) -> str | None:
@@ -306,7 +337,7 @@ def with_all_that_tie(gold: str) -> str | None:
 
 
 @pytest.mark.slow
-def test_no_neighbour_refuses_all_rows_of_a_tie(
+def test_no_test_database_refuses_all_rows_of_a_tie(
     shared_data: Path, executor: SQLExecutor, grader: Grader
 ) -> None:
     spider = shared_data / "spider"
@@ -321,17 +352,12 @@ def test_no_neighbour_refuses_all_rows_of_a_tie(
     }
     assert len(judged) > 80
     assert sum(reason == "equal" for reason in judged.values()) > 60  # some tie on their database
-    refused = [gold for gold, reason in judged.items() if reason == "neighbour"]
+    refused = [gold for gold, reason in judged.items() if reason == "test_database"]
     assert [gold for gold in refused if "LifeExpectancy" not in gold] == []  # a NULL comes before the minimum
 
 
 ITALY = "SELECT name FROM city WHERE country = 'Italy'"
 OLD = "SELECT name FROM person WHERE age > 30"
-
-
-@pytest.fixture(scope="module")
-def refuter(executor: SQLExecutor) -> Refuter:
-    return Refuter(executor)
 
 
 # Each is right on the shop itself, by a value, a column or a size that the gold does not have.
@@ -373,48 +399,74 @@ WRONG = [
 
 @pytest.mark.parametrize(("gold", "wrong"), WRONG)
 def test_an_answer_is_refuted_by_its_own_literals_columns_and_sizes(
-    shop: Path, base: BaseSample, executor: SQLExecutor, refuter: Refuter, gold: str, wrong: str
+    shop: Path, executor: SQLExecutor, suite: TestSuite, gold: str, wrong: str
 ) -> None:
     assert Grader(executor).grade(shop, gold, wrong).strict
-    assert refuter.refutes(base, shop, gold, wrong)
+    assert suite.counterexample(shop, gold, wrong).is_refuted
 
 
 @pytest.mark.parametrize(
-    ("gold", "right"),
+    ("gold", "right", "gap"),
     [
-        (ITALY, "SELECT name FROM city WHERE country IN ('Italy')"),
-        (ITALY, "WITH c AS (SELECT * FROM city) SELECT name FROM c WHERE NOT country <> 'Italy'"),
-        (OLD, "SELECT name FROM person WHERE 30 < age LIMIT -1"),
-        ("SELECT count(*) FROM person", "SELECT sum(CASE WHEN age > 60 THEN 1 ELSE 1 END) FROM person"),
-        (ITALY, ITALY.lower().replace("italy", "Italy")),
-        (OLD, f"{OLD} OR {'(' * 60}age > 31{')' * 60}"),
-        (OLD, f"{OLD} AND age NOT IN ({', '.join(map(str, range(-1_000, 0)))})"),  # too long to read
+        (ITALY, "SELECT name FROM city WHERE country IN ('Italy')", ""),
+        (ITALY, "WITH c AS (SELECT * FROM city) SELECT name FROM c WHERE NOT country <> 'Italy'", ""),
+        (OLD, "SELECT name FROM person WHERE 30 < age LIMIT -1", ""),
+        ("SELECT count(*) FROM person", "SELECT sum(CASE WHEN age > 60 THEN 1 ELSE 1 END) FROM person", ""),
+        (ITALY, ITALY.lower().replace("italy", "Italy"), ""),
+        (OLD, f"{OLD} OR {'(' * 20}age > 31{')' * 20}", ""),
+        (OLD, f"{OLD} AND age NOT IN ({', '.join(map(str, range(-1_000, 0)))})", "too long"),
     ],
 )
-def test_right_answers_are_not_refuted(
-    shop: Path, base: BaseSample, refuter: Refuter, gold: str, right: str
-) -> None:
-    assert not refuter.refutes(base, shop, gold, right)
+def test_right_answers_are_not_refuted(shop: Path, suite: TestSuite, gold: str, right: str, gap: str) -> None:
+    trial = suite.counterexample(shop, gold, right)
+    assert not trial.is_refuted and gap in trial.gap and bool(gap) == bool(trial.gap)
 
 
 def test_a_refuted_answer_is_wrong_and_each_pair_is_tried_once(
     shop: Path, executor: SQLExecutor, tmp_path: Path
 ) -> None:
-    grader = Grader(executor, neighbours=Neighbours(executor, tmp_path))
-    assert grader.refuter is not None
+    suite = TestSuite(executor, tmp_path)
+    grader = Grader(executor, suite=suite)
     for _ in range(2):
         verdict = grader.grade(shop, ITALY, f"{ITALY} OR country = 'zz'")
-        assert (verdict.strict, verdict.reason) == (False, "neighbour")
+        assert (verdict.strict, verdict.reason) == (False, "test_database")
         assert grader.grade(shop, ITALY, "SELECT name FROM city WHERE country IN ('Italy')").strict
         assert not grader.grade(shop, ITALY, "SELECT 1").strict
-    assert grader.refuter.tried == 2
+    assert suite.n_tried == 2
 
 
-def test_an_internal_error_refutes_nothing(
-    shop: Path, base: BaseSample, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+def test_a_search_that_fails_is_a_gap_and_tried_again(
+    shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    suite, wrong = TestSuite(executor, tmp_path), f"{ITALY} OR country = 'zz'"
+    grader = Grader(executor, suite=suite)
+    assert grader.grade(shop, ITALY, ITALY).gap == ""
+
+    def fail(*_: object, **__: object) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr("text2sql_grpo.grading.refute.perturbed", fail)
-    assert not Refuter(executor).refutes(base, shop, ITALY, f"{ITALY} OR country = 'zz'")
+    with monkeypatch.context() as patched:
+        patched.setattr("text2sql_grpo.grading.search.draw_rows", fail)
+        verdict = grader.grade(shop, ITALY, wrong)
+        assert (verdict.strict, verdict.gap) == (True, "internal error: RecursionError: too deep")
+        patched.setattr("text2sql_grpo.grading.search.draw_rows", unread)
+        with pytest.raises(DataError):
+            grader.grade(shop, ITALY, wrong)
+    assert grader.grade(shop, ITALY, wrong).reason == "test_database"
+
+
+def unread(*_: object, **__: object) -> None:
+    raise DataError("disk error")
+
+
+def test_a_batch_is_graded_as_its_answers_one_by_one(shop: Path, grader: Grader) -> None:
+    answers = [sql for gold, sql in (*WRONG, *RIGHT) if gold == ITALY]
+    answers += [ITALY.lower().replace("italy", "Italy"), None, "SELECT", "SELECT 1"]
+    asked = [
+        Submission(shop, ITALY, sql, other_golds=("SELECT nothing",)[:n]) for sql in answers for n in (0, 1)
+    ]
+    one_by_one = [
+        grader.grade(one.database, one.gold_sql, one.sql, other_golds=one.other_golds) for one in asked
+    ]
+    assert grader.grade_many(asked) == one_by_one
+    assert {verdict.reason for verdict in one_by_one} >= {"equal", "test_database", "query_failed"}

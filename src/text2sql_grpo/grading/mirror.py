@@ -1,11 +1,12 @@
-"""SQLite likeness of a database of another engine, on which its neighbours are searched.
+"""SQLite mirror of a DuckDB or PostgreSQL database, on which its test databases are searched.
 
 A search runs thousands of small queries, which take the other engines 10 to 100 times as long as SQLite. So
-it runs on a likeness: the same tables, keys and rows, with every value as a number or the engine's own text.
-The variants it finds are copied to the engine (`copies.py`), and only results there decide.
+it runs on a mirror: the same tables, keys and rows, with every value as a number or the engine's own text.
+The databases that it finds are copied to the engine (`copies.py`), and only results there decide.
 """
 
 import hashlib
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -19,15 +20,25 @@ from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
-from text2sql_grpo.grading.base_sample import BaseSample, Reference, TableSample, parents_first, quoted
-from text2sql_grpo.grading.small_database import build
+from text2sql_grpo.grading.base_sample import (
+    DatabaseSample,
+    Reference,
+    Statement,
+    TableSample,
+    parents_first,
+    quoted,
+)
+from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.strict import parse_query
-from text2sql_grpo.sql.address import Database
+from text2sql_grpo.grading.suite_folder import prune_once
+from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
-from text2sql_grpo.sql.schema import ForeignKey, Schema
+from text2sql_grpo.sql.schema import ForeignKey, Schema, quote_name, read_schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
+MAX_ROWS_TRANSLATED = 200_000  # of a table; on a longer one queries must return the same on all rows
 LIMITS = Limits(timeout_s=60.0, max_rows=10 * MAX_ROWS, max_bytes=200_000_000)
 MAX_ALLOWED = 400  # rows whose values are allowed
 MAX_SQLITE_INTEGER = 2**63 - 1
@@ -43,6 +54,7 @@ _KINDS = {
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
 _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
 _DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
+_NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTERVAL).*", re.I | re.S)
 _OFFSET = re.compile(r"[+-]\d\d$")
 
 
@@ -64,7 +76,7 @@ class NativeColumn:
 
     @property
     def kind(self) -> str:
-        """Type in the likeness: INTEGER, REAL, BOOLEAN, DATE, TIMESTAMP, TEXT, or OPAQUE.
+        """Type in the mirror: INTEGER, REAL, BOOLEAN, DATE, TIMESTAMP, TEXT, or OPAQUE.
 
         An opaque value, such as a list or a label of an enum, is only copied, never changed.
         """
@@ -103,7 +115,7 @@ class Catalogue:
         tables: Tables.
         views: Name and query of each view.
         script: Statements that make the database without rows and foreign keys, in their order.
-        unmade: Each table and view whose statement fails on an empty database, and the reason.
+        gaps: Each table and view whose statement fails on an empty database, and the reason.
         search_path: Schemas in which bare names are found (PostgreSQL).
     """
 
@@ -111,27 +123,32 @@ class Catalogue:
     tables: tuple[NativeTable, ...]
     views: tuple[tuple[str, str], ...]
     script: tuple[str, ...]
-    unmade: tuple[tuple[str, str], ...] = ()
+    gaps: tuple[tuple[str, str], ...] = ()
     search_path: str = ""
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """Likeness of a database.
+class Mirror:
+    """SQLite file in place of a database: the file itself if it is one, else a mirror of it.
 
     Attributes:
-        path: SQLite file.
-        catalogue: The database.
+        path: The SQLite file.
+        catalogue: Contents of the database; None if it is the SQLite file.
         schema: Schema of the database.
-        uncovered: Reason for each table and view that it lacks, by the name in lower case.
+        gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
     """
 
     path: Path
     catalogue: Catalogue
     schema: Schema
-    uncovered: dict[str, str]
+    gaps: dict[str, str]
     allowed: dict[tuple[str, str], tuple[Cell, ...]]
+
+    @classmethod
+    def of_file(cls, path: Path) -> "Mirror":
+        """SQLite file, which is its own mirror."""
+        return cls(path, Catalogue("sqlite", (), (), ()), Schema(()), {}, {})
 
     @property
     def dialect(self) -> str:
@@ -139,13 +156,31 @@ class Likeness:
         return self.catalogue.dialect
 
     @property
+    def is_database(self) -> bool:
+        """True if the database is the SQLite file."""
+        return self.dialect == "sqlite"
+
+    @property
     def tables(self) -> tuple[NativeTable, ...]:
         """Tables that it has."""
-        return tuple(table for table in self.catalogue.tables if table.name.lower() not in self.uncovered)
+        return tuple(table for table in self.catalogue.tables if table.name.lower() not in self.gaps)
+
+    def in_sqlite(self, sql: str) -> str | None:
+        """Query in SQLite's SQL; None if sqlglot cannot parse it."""
+        return sql if self.is_database else as_sqlite(sql, self.dialect)
+
+    def gap_of(self, sql: str) -> str:
+        """Part of a query that the mirror lacks, and why; empty if it has all."""
+        tree = parse_query(sql, self.dialect) if sql and self.gaps else None
+        for table in tree.find_all(exp.Table) if tree else ():
+            reason = self.gaps.get(table.name.lower())
+            if reason:
+                return f"table {table.name} cannot be copied: {reason}"
+        return ""
 
 
 def as_sqlite(sql: str, dialect: str) -> str | None:
-    """Query in SQLite's SQL, for the likeness; None if sqlglot cannot parse it.
+    """Query in SQLite's SQL, for the mirror; None if sqlglot cannot parse it.
 
     Namespaces are dropped, and a date is its text.
 
@@ -177,7 +212,7 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
     return node
 
 
-def build_likeness(
+def build_mirror(
     executor: SQLExecutor,
     database: Database,
     catalogue: Catalogue,
@@ -185,39 +220,39 @@ def build_likeness(
     folder: Path,
     *,
     max_rows: int = MAX_ROWS,
-) -> Likeness:
-    """Build the likeness of a database, or find it in the folder.
+) -> Mirror:
+    """Make the mirror of a database, or find it in the folder.
 
     Args:
         executor: Reads the rows.
         database: The database.
         catalogue: Its tables.
         schema: Its foreign keys.
-        folder: Where likenesses are kept, by their content.
+        folder: Where mirrors are kept, by their content.
         max_rows: Rows read of each table.
 
     Raises:
         DataError: The database cannot be read, or the folder cannot be written.
     """
     names = [table.name.lower() for table in catalogue.tables]
-    uncovered = {name.lower(): reason for name, reason in catalogue.unmade}
-    uncovered |= {name: "several tables have this name" for name in names if names.count(name) > 1}
+    gaps = {name.lower(): reason for name, reason in catalogue.gaps}
+    gaps |= {name: "several tables have this name" for name in names if names.count(name) > 1}
     samples, rows = [], {}
     allowed: dict[tuple[str, str], tuple[Cell, ...]] = {}
     for table in catalogue.tables:
-        if table.name.lower() in uncovered:
+        if table.name.lower() in gaps:
             continue
-        reason = _unlike(executor, database, table, catalogue.dialect)
+        reason = _why_not_mirrored(executor, database, table, catalogue.dialect)
         if reason:
-            uncovered[table.name.lower()] = reason
+            gaps[table.name.lower()] = reason
             continue
         try:
             found = _rows(executor, database, table, schema, catalogue, max_rows)
         except DataError as error:
-            uncovered[table.name.lower()] = str(error)
+            gaps[table.name.lower()] = str(error)
             continue
         if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
-            uncovered[table.name.lower()] = "it holds an integer of more than 64 bits"
+            gaps[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
         samples.append(_sample(table, schema))
         rows[table.name] = found
@@ -228,37 +263,42 @@ def build_likeness(
                 allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others
     for name, text in catalogue.views:
         tree = parse_query(text, catalogue.dialect)
-        lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in uncovered] if tree else []
+        lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in gaps] if tree else []
         if lost:
-            uncovered[name.lower()] = f"it reads {lost[0]}: {uncovered[lost[0].lower()]}"
+            gaps[name.lower()] = f"it reads {lost[0]}: {gaps[lost[0].lower()]}"
     tables = {sample.name for sample in samples}
     samples = [
         replace(sample, references=tuple(r for r in sample.references if r.parent in tables))
         for sample in samples
     ]
-    statements = [_create(sample, catalogue) for sample in samples]
+    statements = [Statement(_create(sample, catalogue), table=sample.name) for sample in samples]
     statements += [
-        f"CREATE VIEW {quoted(name)} AS {query}"
+        Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
         for name, text in catalogue.views
-        if name.lower() not in {*names, *uncovered} and (query := as_sqlite(text, catalogue.dialect))
+        if name.lower() not in {*names, *gaps} and (query := as_sqlite(text, catalogue.dialect))
     ]
-    base = BaseSample(schema, tuple(statements), {}, parents_first(samples))
+    base = DatabaseSample(schema, tuple(statements), {}, parents_first(samples))
     digest = hashlib.sha256(repr((statements, rows)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     path = folder / f"{digest}.sqlite"
-    if not path.exists():
+    if path.exists():
+        os.utime(path)
+    else:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            prune_once(folder)
             with draft(path) as scratch:
-                build(base, rows, scratch).close()
+                materialise(base, rows, scratch).close()
         except (OSError, sqlite3.Error) as error:
-            raise DataError(f"cannot write the likeness of a database: {error} (at {path})") from error
-    return Likeness(path, catalogue, schema, uncovered, allowed)
+            raise DataError(f"cannot write the mirror of a database: {error} (at {path})") from error
+    return Mirror(path, catalogue, schema, gaps, allowed)
 
 
 def read_rows(path: Path, table: NativeTable) -> list[Row]:
-    """Rows of one table of a likeness, or of a variant of one, in its columns' order."""
+    """Rows of one table of a mirror, or of a test database of one, in its columns' order."""
     listed = ", ".join(quoted(column.name) for column in table.columns)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table.name,)).fetchall():
+            return []  # a candidate holds the tables that are read
         return connection.execute(f"SELECT {listed} FROM {quoted(table.name)}").fetchall()
 
 
@@ -270,12 +310,12 @@ def read(executor: SQLExecutor, database: Database, sql: str) -> tuple[Row, ...]
     """
     outcome = executor.execute(database, sql, limits=LIMITS)
     if not outcome.is_ok:
-        raise DataError(f"cannot read the database for its neighbours: {outcome.error}")
+        raise DataError(f"cannot read the database for its test databases: {outcome.error}")
     return outcome.rows
 
 
-def _unlike(executor: SQLExecutor, database: Database, table: NativeTable, dialect: str) -> str:
-    """Reason why the likeness cannot hold a table; empty if it can.
+def _why_not_mirrored(executor: SQLExecutor, database: Database, table: NativeTable, dialect: str) -> str:
+    """Why the mirror cannot hold a table; empty if it can.
 
     A value whose text the engine does not read back as the same value would be changed in silence.
     """
@@ -369,12 +409,13 @@ def _rows(
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]
     columns = [
-        _alike(column, cells) for column, cells in zip(table.columns, zip(*rows, strict=True), strict=False)
+        _normalised(column, cells)
+        for column, cells in zip(table.columns, zip(*rows, strict=True), strict=False)
     ]
     return list(zip(*columns, strict=True))
 
 
-def _alike(column: NativeColumn, cells: Sequence[Cell]) -> Sequence[Cell]:
+def _normalised(column: NativeColumn, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Cells of a column; moments all in one form, by which the search knows a column of dates."""
     if column.kind != "TIMESTAMP":
         return cells
@@ -394,3 +435,84 @@ def _moment(text: str) -> str:
     zone = offset.group() if offset else ""
     whole, _, digits = text.removesuffix(zone).partition(".")
     return f"{whole}.{digits:0<6}{zone and zone + ':00'}"
+
+
+class Translator:
+    """Translator of queries between a database and its mirror, which keeps those with one result on both.
+
+    A SQLite file is its own mirror.
+
+    Attributes:
+        path: The mirror.
+        n_refused: Number of queries that return something else on the database than on the mirror.
+    """
+
+    def __init__(self, executor: SQLExecutor, database: Database, folder: Path) -> None:
+        """Make the mirror, or find it in the folder.
+
+        Raises:
+            DataError: The database cannot be read, or the folder cannot be written.
+        """
+        kind, location = parse_address(database)
+        self.n_refused = 0
+        self._executor, self._database = executor, database
+        self._known: dict[str, str | None] = {}
+        self._schema: Schema | None = None
+        self.path = Path(location)
+        if kind != "sqlite":
+            self._dialect = parse_address(database).dialect
+            self._schema = schema = read_schema(database)
+            catalogue = _catalogue(schema, self._dialect)
+            self.path = build_mirror(
+                executor, database, catalogue, schema, folder, max_rows=MAX_ROWS_TRANSLATED
+            ).path
+
+    def native(self, sql: str) -> str | None:
+        """Translate a query of SQLite to the database's SQL; None if it returns something else there."""
+        if self._schema is None:
+            return sql
+        if sql not in self._known:
+            found = _in_dialect(sql, self._schema, self._dialect)
+            self._known[sql] = found if found and self._agree(found, sql) else None
+            self.n_refused += self._known[sql] is None
+        return self._known[sql]
+
+    def in_sqlite(self, sql: str) -> str | None:
+        """Translate a query of the database to SQLite; None if it returns something else there."""
+        if self._schema is None:
+            return sql
+        found = as_sqlite(sql, self._dialect)
+        return found if found and self._agree(sql, found) else None
+
+    def _agree(self, native: str, sql: str) -> bool:
+        gold = GoldResult(self._executor, self._database, native)
+        outcome = self._executor.execute(self.path, sql)
+        return gold.is_usable and outcome.is_ok and gold.difference(outcome, native) == "equal"
+
+
+def _catalogue(schema: Schema, dialect: str) -> Catalogue:
+    """Tables of a mirror that is only read: each column whose type is no number or date is a text."""
+    tables = []
+    for table in schema.tables:
+        kept = [column for column in table.columns if not _NESTED.fullmatch(column.type)]
+        columns = tuple(NativeColumn(c.name, "TEXT", c.type, c.is_nullable) for c in kept)
+        key = tuple(column.name for column in table.columns if column.is_primary_key)
+        tables.append(NativeTable(table.namespace, table.name, columns, (key,) if key else ()))
+    return Catalogue(dialect, tuple(table for table in tables if table.columns), (), ())
+
+
+def _in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
+    """Query with the namespaces of its tables, and with quotes where the dialect needs them."""
+    tree = parse_query(sql)
+    if tree is None:
+        return None
+    namespaces = {table.name.lower(): table.namespace for table in schema.tables}
+    for table in tree.find_all(exp.Table):
+        if namespace := namespaces.get(table.name.lower()):
+            table.set("db", exp.to_identifier(namespace))
+    for identifier in tree.find_all(exp.Identifier):
+        identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
+    try:
+        return tree.sql(dialect, comments=False)
+    except (SqlglotError, ValueError, RecursionError):
+        return None

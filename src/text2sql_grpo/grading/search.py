@@ -1,0 +1,379 @@
+"""Search for test databases of a gold query, and for counterexamples to an answer, on SQLite.
+
+Of many random small databases those are kept that kill most mutants of the gold query, as in distilled test
+suites (Zhong et al. 2020, arXiv:2010.02840). For each accepted answer more are drawn, biased towards its own
+literals and columns. Only the tables that the queries read, and the tables that those refer to, are made.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from sqlglot import exp
+
+from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_links
+from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
+from text2sql_grpo.grading.materialise import Content, materialise, run_gold
+from text2sql_grpo.grading.mutants import mutants
+from text2sql_grpo.grading.perturb import Recipe, draw_rows
+from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.grading.strict import compare_strict, find_nothing, has_top_level_order
+from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+
+MAX_TRIES = 72  # databases drawn for one gold query
+ENOUGH_CANDIDATES = 28
+BASE_LIMITS = Limits(timeout_s=1.0, max_rows=2_000)
+BATCH = 16  # mutants run together on the database
+BASE_BUDGET_S = 4.0  # for all mutants on the database; those left over count as unknown
+
+ANSWER_WEIGHT = 5.0  # the gold query's result on the database, hard-coded
+NOTHING_WEIGHT = 0.5  # a candidate on which the gold query returns nothing
+AGREEING_WEIGHT = 1.0  # a mutant that the database does not kill
+OTHER_WEIGHT = 0.05
+REPEATED = 0.3  # worth of killing a mutant once more
+
+N_FOR_ANSWER = 12  # candidates drawn for one answer
+N_REPEATING = 4  # more of them, with many rows alike
+ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
+
+NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
+
+
+class NoCandidateError(Exception):
+    """The gold query runs on none of the candidates drawn for an answer."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Test databases that were found.
+
+    Attributes:
+        contents: Their rows, of all tables.
+        base: Sample with the schema of which they are made.
+        gap: Why they are fewer than asked for, or let a hard-coded answer pass; empty if neither.
+        record: Figures of the search.
+    """
+
+    contents: tuple[Content, ...]
+    base: DatabaseSample
+    gap: str
+    record: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Small database on which the gold query runs.
+
+    Attributes:
+        content: Its rows, before constraints refuse some.
+        path: Its file; None for one in memory.
+        connection: The database.
+        result: Outcome of the gold query.
+        differs: True for outcomes that the gold query may not return there.
+    """
+
+    content: Content
+    path: Path | None
+    connection: sqlite3.Connection
+    result: ExecutionOutcome
+    differs: Callable[[ExecutionOutcome], bool]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Rows of a possible test database, with the indices of the mutants that it kills."""
+
+    content: Content
+    killed: frozenset[int]
+
+
+def drawn_databases(
+    base: DatabaseSample,
+    contents: Iterable[Content],
+    gold: GoldQuery,
+    gold_sql: str,
+    *,
+    new_path: Callable[[], Path] | None = None,
+    only_stable: bool = True,
+    case_sensitive_like: bool = False,
+) -> Iterator[Drawn]:
+    """Make databases, and yield those on which the gold query runs; the caller closes them.
+
+    Args:
+        base: Sample of the database.
+        contents: Rows of each.
+        gold: The gold query, parsed.
+        gold_sql: The gold query as written.
+        new_path: Returns the next file to make; None for databases in memory.
+        only_stable: Leave out those on which the result depends on the order of the scan; see `is_stable`.
+        case_sensitive_like: Whether LIKE distinguishes upper from lower case, as on other engines.
+    """
+    again = with_ties_decided(gold.tree)
+    for content in contents:
+        path = new_path() if new_path is not None else None
+        connection = materialise(base, content, path)
+        connection.execute(f"PRAGMA case_sensitive_like = {case_sensitive_like:d}")
+        result = run_gold(connection, gold_sql)
+        if result.is_ok and not result.is_truncated:
+            differs = differs_from(connection, gold_sql, result)
+            if not only_stable or is_stable(base, connection, gold_sql, again, differs):
+                yield Drawn(content, path, connection, result, differs)
+                continue
+        connection.close()
+
+
+def find_test_databases(
+    executor: SQLExecutor,
+    database: Path,
+    base: DatabaseSample,
+    gold_sql: str,
+    answer: ExecutionOutcome,
+    *,
+    size: int,
+    seed: str,
+) -> Found:
+    """Find at most `size` test databases of a gold query.
+
+    Args:
+        executor: Runs mutants on the database.
+        database: SQLite file.
+        base: Sample of the database.
+        gold_sql: The gold query.
+        answer: Its result on the database.
+        size: Number asked for.
+        seed: Seed of the random numbers.
+    """
+    gold = read_gold(gold_sql, base.schema, base.views)
+    gap = _gap_before(gold, gold_sql, base)
+    if gold is None or gap:
+        return Found((), base, gap, {})
+    base = with_links(base, database, gold.links)
+    suspects, weights = _suspects(executor, database, gold, base, answer, has_top_level_order(gold_sql))
+    read = base.restricted(gold.tables | base.named_in(gold_sql))
+    candidates = _candidates(read, gold, gold_sql, suspects, answer, Random(seed))
+    chosen = _greedy(candidates, weights, size)
+    killed = frozenset[int]().union(*(candidate.killed for candidate in chosen))
+    return Found(
+        tuple(
+            draw_rows(base, gold, Random(f"{seed} {index}"), known=candidate.content)
+            for index, candidate in enumerate(chosen)
+        ),
+        base,
+        gap_of(
+            [len(suspects) in candidate.killed for candidate in chosen],
+            [len(suspects) + 1 in candidate.killed for candidate in chosen],
+            size,
+        ),
+        {"mutants": len(weights), "killed": len(killed)},
+    )
+
+
+def draw_test_databases(
+    database: Path, base: DatabaseSample, gold_sql: str, *, size: int, seed: str
+) -> Iterator[Content]:
+    """Rows of random databases for a gold query that SQLite cannot run."""
+    gold = read_gold(gold_sql, base.schema, base.views)
+    if gold is None:
+        return
+    base, rng = with_links(base, database, gold.links), Random(seed)
+    for _ in range(size):
+        yield draw_rows(base, gold, rng)
+
+
+def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
+    """Why test databases prove less than `size` of them should; empty if they do not.
+
+    Args:
+        kills_hard_coded: Of each, whether the gold query's result differs from that on the database.
+        returns_nothing: Of each, whether the gold query returns nothing.
+        size: Number asked for.
+    """
+    if not kills_hard_coded:
+        return NO_CANDIDATE
+    if all(returns_nothing):
+        return "the gold query returns no rows on its test databases"
+    if not any(kills_hard_coded):
+        return "a hard-coded answer passes all its test databases"
+    n_found = len(kills_hard_coded)
+    return f"{n_found} test databases instead of {size}" if n_found < size else ""
+
+
+def find_counterexamples(
+    executor: SQLExecutor,
+    database: Path,
+    base: DatabaseSample,
+    gold_sql: str,
+    answer_sql: str,
+    new_path: Callable[[], Path],
+    *,
+    limits: Limits | None,
+) -> Generator[Path]:
+    """Yield small databases on which an answer has another result than the gold query.
+
+    Args:
+        executor: Runs the answer.
+        database: SQLite file.
+        base: Sample of the database.
+        gold_sql: The gold query.
+        answer_sql: The answer.
+        new_path: Returns the next file to make; all are removed at the end.
+        limits: Limits of the answer; None for the executor's.
+
+    Raises:
+        NoCandidateError: The gold query runs on none of the candidates.
+    """
+    gold = read_gold(gold_sql, base.schema, base.views)
+    answer = read_gold(answer_sql, base.schema, base.views)
+    if gold is None or (answer is not None and answer.tree == gold.tree):
+        return
+    seeds = gold if answer is None else _joined(gold, answer)
+    base = with_links(base, database, seeds.links)
+    read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
+    contents = _contents_for_answer(read, seeds, Random(f"{gold_sql}\0{answer_sql}"))
+    with ExitStack() as stack:
+
+        def file() -> Path:
+            path = new_path()
+            stack.callback(path.unlink, missing_ok=True)
+            return path
+
+        candidates: list[tuple[Path, Drawn]] = []
+        for drawn in drawn_databases(read, contents, gold, gold_sql, new_path=file, only_stable=False):
+            stack.callback(drawn.connection.close)
+            if drawn.path is not None:
+                candidates.append((drawn.path, drawn))
+        if not candidates:
+            raise NoCandidateError
+        outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
+        again = with_ties_decided(gold.tree)
+        for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
+            if outcome.is_ok and find_nothing(drawn.result, outcome):
+                continue
+            if drawn.differs(outcome) and is_stable(read, drawn.connection, gold_sql, again, drawn.differs):
+                yield path
+
+
+def _contents_for_answer(base: DatabaseSample, seeds: GoldQuery, rng: Random) -> Iterator[Content]:
+    for index in range(N_FOR_ANSWER + N_REPEATING):
+        recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
+        content = draw_rows(base, seeds, rng, recipe)
+        if index >= N_FOR_ANSWER:
+            for name in sorted(seeds.tables & content.keys()):
+                content[name] = _repeating(base.tables[name], content[name], rng)
+        yield content
+
+
+def _repeating(table: TableSample, rows: Sequence[Row], rng: Random) -> list[Row]:
+    """Rows that repeat a few of them, keys aside: many share their values, or all equal their mean."""
+    in_keys = {position for key in table.keys for position in key}
+    few = rng.sample(rows, min(rng.choice((1, 2, 4)), len(rows)))
+    return [tuple(row[p] if p in in_keys else cell for p, cell in enumerate(rng.choice(few))) for row in rows]
+
+
+def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
+    """The gold query with the dependencies of both queries."""
+    literals = dict(gold.literals)
+    for column, values in answer.literals.items():
+        literals[column] = tuple(dict.fromkeys((*literals.get(column, ()), *values)))
+    return replace(
+        gold,
+        tables=gold.tables | answer.tables,
+        columns=gold.columns | answer.columns,
+        literals=literals,
+        patterns=gold.patterns | answer.patterns,
+        links=tuple(dict.fromkeys((*gold.links, *answer.links))),
+        grouped=gold.grouped | answer.grouped,
+        group_sizes=tuple(dict.fromkeys((*gold.group_sizes, *answer.group_sizes))),
+    )
+
+
+def _gap_before(gold: GoldQuery | None, gold_sql: str, base: DatabaseSample) -> str:
+    """Why a gold query gets no test databases; empty if it may get some."""
+    if gold is None:
+        return why_unread(gold_sql)
+    if gold.tree.find(exp.Rand):
+        return "the gold query calls random()"
+    virtual = sorted(gold.tables - base.tables.keys())
+    return f"the gold query reads the virtual table {virtual[0]}" if virtual else ""
+
+
+def _suspects(
+    executor: SQLExecutor,
+    database: Path,
+    gold: GoldQuery,
+    base: DatabaseSample,
+    answer: ExecutionOutcome,
+    ordered: bool,
+) -> tuple[list[str], list[float]]:
+    """Mutants and the worth of killing each.
+
+    Two more worths follow: of killing the gold query's hard-coded result, and of an empty result.
+    """
+    deadline = time.monotonic() + BASE_BUDGET_S
+
+    def run(sql: str) -> tuple[Row, ...] | None:
+        if time.monotonic() > deadline:
+            return None
+        outcome = executor.execute(database, sql, limits=BASE_LIMITS)
+        return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
+
+    found = list(mutants(gold, base.schema, run))
+    weights = []
+    for start in range(0, len(found), BATCH):
+        batch = found[start : start + BATCH]
+        if time.monotonic() > deadline:
+            weights += [AGREEING_WEIGHT] * len(batch)
+            continue
+        for outcome in executor.execute_many([(database, sql) for sql in batch], limits=BASE_LIMITS):
+            agrees = outcome.is_ok and compare_strict(answer, outcome, ordered=ordered) == "equal"
+            weights.append(AGREEING_WEIGHT if agrees else OTHER_WEIGHT)
+    return found, [*weights, ANSWER_WEIGHT, NOTHING_WEIGHT]
+
+
+def _candidates(
+    base: DatabaseSample,
+    gold: GoldQuery,
+    gold_sql: str,
+    suspects: Sequence[str],
+    answer: ExecutionOutcome,
+    rng: Random,
+) -> list[_Candidate]:
+    """Databases on which the gold query has one result only, whatever the order of the scan."""
+    candidates: list[_Candidate] = []
+    slow: set[int] = set()
+    contents = (draw_rows(base, gold, rng) for _ in range(MAX_TRIES))
+    for drawn in islice(drawn_databases(base, contents, gold, gold_sql), ENOUGH_CANDIDATES):
+        killed = set()
+        with closing(drawn.connection) as connection:
+            for index, sql in enumerate(suspects):
+                outcome = ExecutionOutcome("timeout") if index in slow else run_gold(connection, sql)
+                if outcome.status == "timeout":  # a join without its condition, say: killed everywhere
+                    slow.add(index)
+                if drawn.differs(outcome):
+                    killed.add(index)
+            if drawn.differs(answer):
+                killed.add(len(suspects))
+        if all(cell is None for row in drawn.result.rows for cell in row):
+            killed.add(len(suspects) + 1)
+        candidates.append(_Candidate(drawn.content, frozenset(killed)))
+    return candidates
+
+
+def _greedy(candidates: Sequence[_Candidate], weights: Sequence[float], limit: int) -> list[_Candidate]:
+    """Greedy choice of candidates, each the one that adds most worth to those before it."""
+    worth = list(weights)
+    left = list(candidates)
+    chosen: list[_Candidate] = []
+    while left and len(chosen) < limit:
+        best = max(left, key=lambda candidate: sum(worth[index] for index in candidate.killed))
+        left.remove(best)
+        chosen.append(best)
+        for index in best.killed:
+            worth[index] *= REPEATED
+    return chosen
