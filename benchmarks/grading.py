@@ -3,7 +3,7 @@
 Wrong queries are mutants of golds, each proved wrong by a database on which the gold's result does not
 hang on the order of visits and the mutant's differs. Those databases are the benchmark's own: see
 `grading_judge.py`. Two kinds of mutants are counted apart: by the operators with which the grader chooses
-its neighbours, and by operators held out from it. BIRD's execution accuracy (EX) stands beside.
+its test databases, and by operators held out from it. BIRD's execution accuracy (EX) stands beside.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/grading.py [--quick] [--golds 300] [--seed 0]
 The last line is JSON.
@@ -53,7 +53,7 @@ class Count:
 
     Attributes:
         agree: Those that the strict verdict accepts on the database itself.
-        accepted: Those that it accepts on the neighbours too.
+        accepted: Those that it accepts on the test databases too.
         bird_ex: Those that BIRD's EX accepts.
     """
 
@@ -72,7 +72,7 @@ class Tally:
     not_proved: int = 0
     right_disproved: int = 0
     base_s: list[float] = field(default_factory=list)
-    neighbours_s: list[float] = field(default_factory=list)
+    suite_s: list[float] = field(default_factory=list)
     n_databases: Counter[int] = field(default_factory=Counter)
     searching_s: float = 0.0
 
@@ -171,7 +171,7 @@ class Benchmark:
             between = time.perf_counter()
             self.grader.grade(path, gold, "/* and again */ " + sql)
             self.tally.base_s.append(between - started)
-            self.tally.neighbours_s.append(time.perf_counter() - between)
+            self.tally.suite_s.append(time.perf_counter() - between)
         count.queries += 1
         count.agree += plain.strict
         count.accepted += verdict.strict
@@ -203,7 +203,7 @@ def share(part: int, whole: int) -> float:
 def show(console: Console, tally: Tally) -> None:
     """The tables for people."""
     table = Table(
-        "sort", "queries", "BIRD EX accepts", "strict accepts", "with neighbours", title="Accepted queries"
+        "sort", "queries", "BIRD EX accepts", "strict accepts", "with test suite", title="Accepted queries"
     )
     sections = [
         *((" / ".join(key), count) for key, count in sorted(tally.wrong.items())),
@@ -225,7 +225,9 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=16, help="judge databases for each gold")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 golds, under a minute")
-    parser.add_argument("--cache", type=Path, help="folder of neighbours to use again; default: a new one")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of test databases to use again; default: a new one"
+    )
     options = parser.parse_args()
     if options.quick:
         options.golds, options.tries = 20, 10
@@ -251,11 +253,11 @@ def main() -> None:
         "wrong_accepted_bird_ex": share(wrong.bird_ex, wrong.queries),
         "hardcoded_accepted": share(hard.accepted, hard.queries),
         "right_refused": share(right.queries - right.accepted, right.queries),
-        "wrong_accepted_strict_without_neighbours": share(wrong.agree, wrong.queries),
+        "wrong_accepted_strict_without_suite": share(wrong.agree, wrong.queries),
         "wrong_accepted_held_out_operators": share(held_out.accepted, held_out.queries),
         "wrong_accepted_of_those_right_on_the_database": share(wrong.accepted, wrong.agree),
         "hardcoded_accepted_bird_ex": share(hard.bird_ex, hard.queries),
-        "right_refused_without_neighbours": share(right.queries - right.agree, right.queries),
+        "right_refused_without_suite": share(right.queries - right.agree, right.queries),
         "golds": min(options.golds, len(golds)),
         "wrong": wrong.queries,
         "wrong_held_out": held_out.queries,
@@ -263,13 +265,11 @@ def main() -> None:
         "right": right.queries,
         "mutants_not_proved_wrong": tally.not_proved,
         "rewrites_disproved": tally.right_disproved,
-        "neighbours": dict(sorted(tally.n_databases.items())),
+        "test_databases": dict(sorted(tally.n_databases.items())),
         "making_s_per_gold": round(benchmark.tally.searching_s / searched, 3),
-        "bytes_per_neighbour": round(sum(sizes) / max(len(sizes), 1)),
+        "bytes_per_test_database": round(sum(sizes) / max(len(sizes), 1)),
         "grade_ms": round(1000 * sum(tally.base_s) / max(len(tally.base_s), 1), 3),
-        "grade_with_neighbours_ms": round(
-            1000 * sum(tally.neighbours_s) / max(len(tally.neighbours_s), 1), 3
-        ),
+        "grade_with_suite_ms": round(1000 * sum(tally.suite_s) / max(len(tally.suite_s), 1), 3),
         "seed": options.seed,
         "wall_s": round(time.perf_counter() - started, 1),
     }

@@ -210,7 +210,7 @@ def _update(case: Case, config: Any, settings: Any, folder: Path) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     trainer = SQLGRPOTrainer(
         model,
-        Environment(folder / "shop.sql", neighbours=0),
+        Environment(folder / "shop.sql", test_databases=0),
         train_dataset=[Example("q", "shop", "Cities?", "SELECT city FROM branch")],
         args=arguments,
         processing_class=tokenizer,

@@ -98,7 +98,7 @@ class Script:
 
     def environment(self) -> Environment:
         sources = {name: self.databases.source(name) for name in self.databases.names()}
-        return Environment(sources, neighbours=0, **vars(self.settings))
+        return Environment(sources, test_databases=0, **vars(self.settings))
 
     @property
     def sampled(self) -> int:

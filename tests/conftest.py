@@ -193,7 +193,7 @@ def executor() -> "Iterator[SQLExecutor]":
 
 @pytest.fixture(scope="module")
 def grader(executor: "SQLExecutor", tmp_path_factory: pytest.TempPathFactory) -> "Grader":
-    """A grader with neighbours."""
+    """A grader with a test suite."""
     from text2sql_grpo.grading import Grader
     from text2sql_grpo.grading.suite import TestSuite
 

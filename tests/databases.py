@@ -1,4 +1,4 @@
-"""Real databases of a test's own, and a small shop with every constraint that neighbours must keep."""
+"""Real databases of a test's own, and a small shop with every constraint that test databases must keep."""
 
 import sqlite3
 from collections.abc import Iterable

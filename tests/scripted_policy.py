@@ -43,10 +43,10 @@ class ScriptedPolicy:
 
 
 def shop(folder: Path, **fields: Any) -> Environment:
-    """An environment over one database, `shop`, with one table of three branches; without neighbours."""
+    """An environment over one database, `shop`, with one table of three branches; without test databases."""
     (folder / "databases").mkdir()
     (folder / "databases" / "shop.sql").write_text(SHOP, "utf-8")
-    return Environment(folder / "databases", neighbours=0, **fields)
+    return Environment(folder / "databases", test_databases=0, **fields)
 
 
 def shop_environment(folder: Path, settings: EnvironmentSettings) -> SQLEnvironment:

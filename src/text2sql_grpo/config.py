@@ -207,21 +207,21 @@ class GradingConfig:
     """Grading of answers, in training and evaluation.
 
     Attributes:
-        neighbours: Maximum number per gold of small variants of its database on which a right answer must
-            agree with the gold too; 0 grades without neighbours. They are made at the first right answer,
+        test_databases: Maximum number per gold query of small databases on which a right answer must agree
+            with it too; 0 judges on the database alone. They are made at the first right answer,
             in some tenths of a second per gold, and kept in the cache folder.
-        neighbour_url: URL of a superuser of a PostgreSQL server on which neighbours of PostgreSQL databases
+        server_url: URL of a superuser of a PostgreSQL server on which test databases of PostgreSQL databases
             are made; without it a private server is started from the system's package. It may hold no
             password: use PGPASSWORD or ~/.pgpass.
     """
 
-    neighbours: NotNegative = 4
-    neighbour_url: str | None = None
+    test_databases: NotNegative = 4
+    server_url: str | None = None
 
     def __post_init__(self) -> None:
-        host = (self.neighbour_url or "").partition("://")[2].rpartition("@")[0]
-        if ":" in host or "password=" in (self.neighbour_url or ""):
-            raise ValueError("neighbour_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
+        host = (self.server_url or "").partition("://")[2].rpartition("@")[0]
+        if ":" in host or "password=" in (self.server_url or ""):
+            raise ValueError("server_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
 
 
 @checked
@@ -426,7 +426,7 @@ class Config:
     data: DataConfig
     run: RunConfig = field(default_factory=RunConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
-    rewards: dict[str, Any] = field(default_factory=lambda: {"preset": "strict_neighbours"})
+    rewards: dict[str, Any] = field(default_factory=lambda: {"preset": "strict"})
     grading: GradingConfig = field(default_factory=GradingConfig)
     sft: SFTSettings | None = None
     grpo: dict[str, Any] = field(default_factory=dict)
@@ -453,8 +453,8 @@ class Config:
         from text2sql_grpo.rewards import RewardMix  # imports sqlglot, which help can do without
 
         rewards = RewardMix(self.rewards)
-        if rewards.preset == "strict_neighbours" and not self.grading.neighbours:
-            raise ConfigError("rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0")
+        if rewards.preset == "strict" and not self.grading.test_databases:
+            raise ConfigError("rewards.preset strict needs grading.test_databases >= 1, got 0")
         return rewards
 
 

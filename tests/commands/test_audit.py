@@ -53,7 +53,7 @@ def test_golds_that_most_answers_contradict_are_listed(
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     argv = ("audit", "data", "questions.jsonl", "--db", "databases", "--answers", "answers.jsonl")
 
-    report = printed(capsys, *argv, "--neighbours", "0", "--quarantine", "none.jsonl")
+    report = printed(capsys, *argv, "--test_databases", "0", "--quarantine", "none.jsonl")
 
     assert "suspect: count (at questions.jsonl:3): 100% of 4 answers have another result" in report
     assert "suspects: suspects.jsonl, to read: suspects.md" in report
@@ -107,7 +107,7 @@ def test_published_reward_is_shown_with_what_it_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = write_config(tmp_path, rewards={"preset": "arctic"}, grading={"neighbours": 0})
+    config = write_config(tmp_path, rewards={"preset": "arctic"}, grading={"test_databases": 0})
 
     report = printed(capsys, "audit", "reward", "--config", str(config), "--golds", "1")
 

@@ -79,7 +79,7 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
     assert [row["id"] for row in result.quarantine(keep=["error", "empty"])] == ["tied"]
 
 
-def test_golds_without_neighbours_are_reported_and_kept(
+def test_golds_without_test_databases_are_reported_and_kept(
     tmp_path: Path, databases: Databases, executor: SQLExecutor
 ) -> None:
     suite = TestSuite(executor, tmp_path / "cache")

@@ -39,7 +39,7 @@ def misjudged(answers: list[Answer]) -> list[str]:
 def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
     executor: SQLExecutor, grader: Grader
 ) -> None:
-    answers = RewardAudit(RewardMix({"preset": "strict_neighbours"}), grader, executor).probes()
+    answers = RewardAudit(RewardMix({"preset": "strict"}), grader, executor).probes()
 
     assert misjudged(answers) == []
     assert [(answer.name, answer.is_right) for answer in answers] == [(p.name, p.is_right) for p in PROBES]
@@ -75,7 +75,7 @@ def test_probes_beside_official_execution_accuracy(executor: SQLExecutor) -> Non
 
     assert accepted(wrong).official == 11
     assert (refused(right).reward, refused(right).official) == (0, 3)
-    # Without neighbours a reward that judges the rows alone cannot know better on one database.
+    # Without test databases a reward that judges the rows alone cannot know better on one database.
     assert set(misjudged(wrong)) == {
         "nothing for an empty gold",
         "a hard-coded number",

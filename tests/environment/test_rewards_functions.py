@@ -17,7 +17,7 @@ from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
 WRONG = Verdict(official=True, strict=False, reason="order", executes=True)
 FAILED = Verdict(official=False, strict=False, reason="query_failed", executes=False)
-NEIGHBOUR = Verdict(official=True, strict=False, reason="neighbour", executes=True)
+TEST_DATABASE = Verdict(official=True, strict=False, reason="test_database", executes=True)
 EMPTY = ExecutionOutcome("ok", ("a",))
 ERROR = ExecutionOutcome("error", error="no such column")
 GOLD = "SELECT name FROM emp WHERE age > 30"
@@ -115,7 +115,7 @@ def result(*rows: tuple[object, ...], elapsed_s: float = 0.0) -> ExecutionOutcom
 
 
 def test_official_execution() -> None:
-    assert [score("official_execution", verdict=v) for v in (RIGHT, NEIGHBOUR, FAILED)] == [1, 1, 0]
+    assert [score("official_execution", verdict=v) for v in (RIGHT, TEST_DATABASE, FAILED)] == [1, 1, 0]
 
 
 def test_well_formed_needs_a_submission_and_readable_turns() -> None:
@@ -192,8 +192,8 @@ def flags(played: Episode, verdict: Verdict = RIGHT) -> tuple[str, ...]:
 
 
 def test_each_flag() -> None:
-    assert flags(episode("SELECT 7", (7,)), NEIGHBOUR) == FLAGS
-    assert flags(episode("SELECT 7"), NEIGHBOUR) == ("official_only", "no_table")
+    assert flags(episode("SELECT 7", (7,)), TEST_DATABASE) == FLAGS
+    assert flags(episode("SELECT 7"), TEST_DATABASE) == ("official_only", "no_table")
     assert flags(episode(STAFF, ("LIS-02",))) == ("copied_literal",)
     assert flags(episode(STAFF, ("LIS-02",), question="Staff of LIS-02?")) == ()
     assert flags(episode(None, (7,))) == flags(episode(STAFF)) == ()

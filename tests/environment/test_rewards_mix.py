@@ -166,7 +166,7 @@ def test_penalty_instead_of_a_mask() -> None:
 
 
 def test_preset_takes_other_weights_beside_and_over_its_own() -> None:
-    assert RewardMix({"preset": "strict_neighbours", "turn_cost": 0.02}).weights == {
+    assert RewardMix({"preset": "strict", "turn_cost": 0.02}).weights == {
         "execution": 1.0, "turn_cost": 0.02,
     }  # fmt: skip
     tamed = RewardMix({"preset": "arctic", "official_execution": 0.0, "execution": 1.0})
@@ -185,7 +185,7 @@ def test_preset_takes_other_weights_beside_and_over_its_own() -> None:
         ({"execution": 1.0, "clip": [0, math.nan]}, "clip must be two finite numbers, .* got"),
         ({"execution": 1.0, "clip": [1, 0]}, "clip must be two finite numbers, the lowest first"),
         ({"execution": 1.0, "clip": [1, 1]}, "widen clip"),
-        ({"preset": ["arctic"]}, r"preset must be one of strict_neighbours, .* got \['arctic'\]"),
+        ({"preset": ["arctic"]}, r"preset must be one of strict, .* got \['arctic'\]"),
         ({"execution": 1.0, "on_error": None}, "on_error must be one of mask, penalty, got None"),
         ({"execution": 1.0, "zzzz": 1.0}, "unknown name 'zzzz': known: execution, .*on_error"),
     ],
@@ -236,7 +236,7 @@ def test_golden_episodes(case: dict[str, Any], folder: Path, executor: SQLExecut
 def test_only_our_own_preset_never_pays_a_wrong_answer() -> None:
     warnings = {name: RewardMix({"preset": name}).warning for name in PRESETS}
 
-    assert [name for name, warning in warnings.items() if warning is None] == ["strict_neighbours"]
+    assert [name for name, warning in warnings.items() if warning is None] == ["strict"]
     assert warnings["arctic"] == (
         "Preset arctic reproduces published work and pays wrong answers, up to 1, a right one as little as "
         "0.1. Paid: official_execution: results that are equal as sets of rows on one database: hard-coded "

@@ -82,7 +82,7 @@ def judged(tmp_path: Path) -> Judged:
         (["execution", short], {"execution": 1.0, "short": 0.1}),
         ([("execution", 3), (trl_short, 2)], {"execution": 3, "trl_short": 2}),
         ({short: 0.3, "executes": 0.1}, {"execution": 1.0, "short": 0.3, "executes": 0.1}),
-        ({"preset": "strict_neighbours", short: 0.3}, {"execution": 1.0, "short": 0.3}),
+        ({"preset": "strict", short: 0.3}, {"execution": 1.0, "short": 0.3}),
         ([functools.partial(brevity.function, per_character=0.001)], None),
         ([RewardFunction("terse", short)], {"execution": 1.0, "terse": 0.1}),
         (RewardMix({short: 0.9}), {"execution": 1.0, "short": 0.9}),

@@ -32,7 +32,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(database: Path, turns: list[str], **settings: Any) -> Asked:
     chat = ChatFormat(write_tokenizer(database.parent / "tokenizer"))
-    with Environment(database, neighbours=0, **settings) as environment:
+    with Environment(database, test_databases=0, **settings) as environment:
         return environment.ask(QUESTION, Sampler(ScriptedPolicy(chat, {QUESTION: turns}), chat))
 
 

@@ -47,7 +47,7 @@ def right(request: dict[str, Any]) -> Answer:
 @pytest.fixture(autouse=True)
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return write_config(tmp_path, grading={"neighbours": 0})
+    return write_config(tmp_path, grading={"test_databases": 0})
 
 
 def collect(url: str, *options: str) -> int:

@@ -341,7 +341,7 @@ def shop_run(folder: Path, model: str, **environment: Any) -> Path:
         folder,
         model={"path": model, "dtype": "float32"},
         environment={**settings, "max_episode_tokens": 120, **environment},
-        grading={"neighbours": 0},
+        grading={"test_databases": 0},
         sft=None,
     )
     (folder / "databases" / "shop.sql").unlink()

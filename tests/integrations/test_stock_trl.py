@@ -33,7 +33,7 @@ WEIGHTS = {"execution": 1.0, "turn_cost": 0.1}
 def spec(folder: Path, settings: EnvironmentSettings = NATIVE, **weights: float) -> StockTRL:
     """The spec of two questions, the second with a broken gold."""
     (folder / "shop.sql").write_text(SHOP, "utf-8")
-    environment = Environment(folder / "shop.sql", neighbours=0, **vars(settings))
+    environment = Environment(folder / "shop.sql", test_databases=0, **vars(settings))
     return stock_trl([LISBON, BROKEN], environment, RewardMix(WEIGHTS | weights))
 
 
@@ -165,7 +165,7 @@ def test_the_example_runs(
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     (tmp_path / "data").mkdir()
     native = {"protocol": "native", "max_turns": 2, "max_turn_tokens": 8, "max_episode_tokens": 8}
-    config = write_config(tmp_path / "data", environment=native, grading={"neighbours": 0})
+    config = write_config(tmp_path / "data", environment=native, grading={"test_databases": 0})
     found = importlib.util.spec_from_file_location("example", repo_root / "examples" / "stock_trl.py")
     assert found is not None and found.loader is not None
     example = importlib.util.module_from_spec(found)

@@ -104,7 +104,7 @@ def taskset(folder: Path, rows: list[dict[str, Any]] = QUESTIONS, **task: Any) -
         "databases": folder / "databases",
         "environment": {"max_turns": 3},
         "reward_mix": {"execution": 1.0, "turn_cost": 0.1, "format": 0.05},
-        "grading": {"neighbours": 0},
+        "grading": {"test_databases": 0},
     }
     questions = write_questions(folder / "questions.jsonl", rows)
     fields = {"id": ID, "questions": questions, "task": settings | task}

@@ -72,7 +72,7 @@ def test_card_tells_the_whole_run(run: Path) -> None:
 
 
 def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_path: Path) -> None:
-    config = {"rewards": {"preset": "strict_neighbours"}, "data": {"train": "train.jsonl"}}
+    config = {"rewards": {"preset": "strict"}, "data": {"train": "train.jsonl"}}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     hardware = {
         "type": "cuda",
@@ -98,7 +98,7 @@ def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_p
     assert "Audit of `train.jsonl`: 70 questions, 4 for quarantine." in card
     assert "| duplicated | 3 | the question was asked before |" in card
     assert "Audit of `dev.jsonl`: 70 questions, 4 for quarantine. Nothing was found." in card
-    assert "preset `strict_neighbours`" in card and "- `execution" in card
+    assert "preset `strict`" in card and "- `execution" in card
     assert "of 32 questions 3 were answered with different SQL after it; 20 right before, 19 after." in card
     assert "Against `Qwen/base` on the same questions: Of 80 questions, ..." in card
 

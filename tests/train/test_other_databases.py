@@ -88,7 +88,7 @@ def test_the_main_job_runs(
         model={"path": started_model if is_started else str(model), "dtype": "float32"},
         data=data,
         sft={"max_steps": 2, "batch_size": 4, "learning_rate": 1e-4},
-        grading={"neighbours": 2 if kind == "duckdb" else 0},
+        grading={"test_databases": 2 if kind == "duckdb" else 0},
         rewards={"execution": 1.0},
     )
     code = main(["train", "--config", str(config), "--grpo.max_steps", "1"])
@@ -110,16 +110,16 @@ def test_the_main_job_runs(
         audit = json.loads(capsys.readouterr().out)
         assert audit["golds_left_out"] == 0 and audit["rates"]["mutants accepted"]["answers"] > 0
     if kind == "postgresql":
-        assert main(["audit", "data", questions, "--db", databases, "--neighbours", "0"]) == 0
+        assert main(["audit", "data", questions, "--db", databases, "--test_databases", "0"]) == 0
         assert main(["doctor", "--config", str(config)]) == 0
         assert "does not exist" not in capsys.readouterr().out  # its look runs on this engine
         monkeypatch.setattr("text2sql_grpo.grading.postgres_server.server_binaries", lambda: None)
-        assert main(["doctor", "--config", str(config), "--grading.neighbours", "2"]) == 1
+        assert main(["doctor", "--config", str(config), "--grading.test_databases", "2"]) == 1
         capsys.readouterr()
-        assert main(["train", "--config", str(config), "--grading.neighbours", "2"]) == 1
+        assert main(["train", "--config", str(config), "--grading.test_databases", "2"]) == 1
         error = capsys.readouterr().err
-        assert "no neighbours of the database 'shop' can be made: PostgreSQL's initdb is not" in error
-        assert "grading.neighbour_url" in error and "grading.neighbours: 0" in error
+        assert "no test databases of 'shop' can be made: PostgreSQL's initdb is not" in error
+        assert "grading.server_url" in error and "grading.test_databases: 0" in error
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_golds_that_no_longer_hold_are_counted(
         model={"path": str(model), "dtype": "float32"},
         data={"databases": {"shop": databases}, "train": str(tmp_path / "questions.jsonl")},
         sft={"max_steps": 2, "batch_size": 4},
-        grading={"neighbours": 0},
+        grading={"test_databases": 0},
         rewards={"execution": 1.0},
     )
     assert main(["train", "--config", str(config), "--evaluation.before_training", "false"]) == 0
@@ -225,7 +225,7 @@ def test_a_server_that_restarts_is_waited_for_and_a_lost_one_leaves_a_checkpoint
             model={"path": started_model, "dtype": "float32"},
             data={"databases": {"shop": url}, "train": questions},
             sft=None,
-            grading={"neighbours": 0},
+            grading={"test_databases": 0},
             rewards={"execution": 1.0},
         )
         assert main(["train", "--config", str(config), "--grpo.max_steps", "4"]) == 1

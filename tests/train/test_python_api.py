@@ -87,7 +87,7 @@ def test_the_same_questions_as_rows_a_dataset_a_file_and_examples(model: str) ->
 
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     Path("rows.jsonl").write_text(lines, encoding="utf-8")
-    with t2s.Environment("shop.sqlite", neighbours=0) as env:
+    with t2s.Environment("shop.sqlite", test_databases=0) as env:
         expected = env.examples(ROWS)
         for source in (Dataset.from_list(ROWS), "rows.jsonl", Path("rows.jsonl"), expected):
             found = env.examples(source)
@@ -97,7 +97,7 @@ def test_the_same_questions_as_rows_a_dataset_a_file_and_examples(model: str) ->
 
 
 def test_evaluation_on_a_schedule_is_written_and_logged(model: str) -> None:
-    with t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60) as env:
+    with t2s.Environment("shop.sqlite", test_databases=0, max_turn_tokens=4, max_episode_tokens=60) as env:
         trainer = t2s.SQLGRPOTrainer(
             model, env, train_dataset=ROWS, eval_dataset=ROWS[:2], args=arguments(max_steps=2, eval_steps=1)
         )
@@ -115,7 +115,7 @@ def test_an_optimizer_and_a_callback_of_the_caller_are_used(model: str) -> None:
 
     policy = AutoModelForCausalLM.from_pretrained(model)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    with t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60) as env:
+    with t2s.Environment("shop.sqlite", test_databases=0, max_turn_tokens=4, max_episode_tokens=60) as env:
         trainer = t2s.SQLGRPOTrainer(
             policy,
             env,
@@ -139,7 +139,7 @@ def test_a_reward_that_fails_in_training_leaves_the_steps_before_it(started_mode
 
     budgets = {"max_turns": 2, "max_turn_tokens": 24, "max_episode_tokens": 120}
     with t2s.Environment(
-        "shop.sqlite", neighbours=0, schema_text="compact", instructions=False, **budgets
+        "shop.sqlite", test_databases=0, schema_text="compact", instructions=False, **budgets
     ) as env:
         trainer = t2s.SQLGRPOTrainer(
             started_model,
@@ -155,7 +155,9 @@ def test_a_reward_that_fails_in_training_leaves_the_steps_before_it(started_mode
 
 
 def small(**fields: Any) -> t2s.Environment:
-    return t2s.Environment("shop.sqlite", neighbours=0, max_turn_tokens=4, max_episode_tokens=60, **fields)
+    return t2s.Environment(
+        "shop.sqlite", test_databases=0, max_turn_tokens=4, max_episode_tokens=60, **fields
+    )
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -325,7 +327,7 @@ def test_a_mistake_of_the_caller_is_one_clear_error(case: str, model: str) -> No
     fields = {name: value for name, value in given.items() if name in ("max_turn", "max_turns")}
     with (
         pytest.raises(t2s.RunError, match=re.escape(reason)),
-        t2s.Environment(given["databases"], neighbours=0, **fields) as env,
+        t2s.Environment(given["databases"], test_databases=0, **fields) as env,
     ):
         t2s.SQLGRPOTrainer(
             given["model"],

@@ -120,7 +120,7 @@ def test_a_stage_on_a_server_is_taken_by_its_own_run_alone(on_a_server: Path) ->
 
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
 def test_a_resumed_run_on_a_server_continues_on_its_own_stage(on_a_server: Path) -> None:
-    argv = ["train", "--config", str(on_a_server), "--data.test", "{}", "--grading.neighbours", "0"]
+    argv = ["train", "--config", str(on_a_server), "--data.test", "{}", "--grading.test_databases", "0"]
     argv += ["--grpo.save_steps", "1", "--rewards", "{execution: 1.0}"]
     assert main([*argv, "--grpo.max_steps", "1"]) == 0
     (folder,) = Path("cache/sft").iterdir()

@@ -121,7 +121,7 @@ def test_hacks_are_flagged_and_counted(bench: Bench) -> None:
     bench.say([RIGHT], ["<answer>SELECT 7</answer>"], ["<answer>SELECT 9</answer>"], [LOOK, RIGHT])
     bench.batch(0)
     logged = bench.metrics()
-    assert logged["accuracy/official_minus_strict"] == 0  # this grader has no neighbours
+    assert logged["accuracy/official_minus_strict"] == 0  # this grader has no test suite
     assert logged["hack/no_table"] == logged["hack/rate"] == 0.5
     assert logged["hack/copied_literal"] == 0.25
     flags = [row["flags"] for row in bench.rollouts()]

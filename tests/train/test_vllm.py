@@ -94,7 +94,7 @@ def test_a_vllm_server_plays_as_the_engine_does(tmp_path: Path, protocol: str) -
         model={"path": str(base), "dtype": "float32"},
         environment=environment | {"max_turns": 2, "max_turn_tokens": 96, "max_episode_tokens": 400},
         sft={"max_steps": 150, "batch_size": 4, "learning_rate": 0.01, "look_share": 0.5},
-        grading={"neighbours": 0},
+        grading={"test_databases": 0},
     )
     assert main(["sft", "--config", str(config), "--out", str(tmp_path / "tuned")]) == 0
     merged = tmp_path / "tuned" / "merged"

@@ -143,16 +143,16 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
             "can earn 3 and a right one as little as ",
         ),
         ("rewards: {execution: 0}", "raise execution above 0"),
-        ("rewards: {preset: arktic}", "rewards: preset must be one of strict_neighbours, skyrl, arctic, "),
+        ("rewards: {preset: arktic}", "rewards: preset must be one of strict, skyrl, arctic, "),
         (
             "rewards: {execution: 1, clip: [1, 0]}",
             "clip must be two finite numbers, the lowest first",
         ),
         ("rewards: {execution: 1, on_error: ignore}", "rewards: on_error must be one of mask, penalty"),
-        ("grading: {neighbours: -1}", "grading.neighbours must be >= 0, got -1"),
+        ("grading: {test_databases: -1}", "grading.test_databases must be >= 0, got -1"),
         (
-            "rewards: {preset: strict_neighbours}\ngrading: {neighbours: 0}",
-            "rewards.preset strict_neighbours needs grading.neighbours >= 1, got 0",
+            "rewards: {preset: strict}\ngrading: {test_databases: 0}",
+            "rewards.preset strict needs grading.test_databases >= 1, got 0",
         ),
         ("warm_start: {}", "warm_start was removed: use the section sft (docs/sft.md)"),
         ("rollout: {same_draws: true}", "rollout.same_draws was removed: equal draws for equal seeds are"),
@@ -325,7 +325,7 @@ def test_refused_overrides(tmp_path: Path, overrides: list[str], message: str) -
 def test_defaults_are_valid() -> None:
     tree: dict[str, Any] = {"model": {"path": "m"}, "data": {"databases": "d", "train": "t"}}
 
-    assert parse_config(tree, source="test").rewards == {"preset": "strict_neighbours"}
+    assert parse_config(tree, source="test").rewards == {"preset": "strict"}
 
 
 def test_the_packages_own_config_works_in_any_folder(

@@ -95,8 +95,8 @@ class RewardAudit:
 
         A mutant or a hard-coded answer is used if it runs and is proved wrong: its result differs on
         the database itself, or on one of a few random variants of it on which the gold has one result.
-        Those variants are made like the grader's neighbours, but are others. For other engines than SQLite
-        they are variants of a stand-in, on which the queries have the results of the database.
+        Those databases are drawn like the grader's test databases, with another seed. For other engines than
+        SQLite they are drawn on a mirror, on which the queries have the results of the database.
 
         Args:
             examples: Questions with the golds; those that fail, or cannot be parsed, are skipped.

@@ -28,7 +28,7 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
 
     name, address = open_address(db)
     settings = (run.environment if run else EnvironmentConfig()).settings()
-    with Environment({name: address}, neighbours=0, **vars(settings)) as environment:
+    with Environment({name: address}, test_databases=0, **vars(settings)) as environment:
         environment.sessions.schema_text(name)  # fails before anything slow
         with importing():
             from text2sql_grpo.evaluation import sampler  # noqa: F401 (its imports, torch's among them)

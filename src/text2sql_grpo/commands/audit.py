@@ -19,7 +19,7 @@ def data(
     db: str,
     against: list[Path] | None = None,
     config: Path | None = None,
-    neighbours: int = 4,
+    test_databases: int = 4,
     slow_s: Seconds = 1.0,
     max_prompt_tokens: Count = 8192,
     quarantine: Path | None = None,
@@ -35,7 +35,7 @@ def data(
         db: Their databases: a folder, a file or a URL, as data.databases.
         against: Questions of other splits.
         config: YAML whose environment writes the prompts; default: the defaults.
-        neighbours: Neighbours to make of each gold, some tenths of a second each at first; 0 for none.
+        test_databases: Test databases to make of each gold query, half a second for all at first; 0 for none.
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.
@@ -64,8 +64,8 @@ def data(
     started, databases = time.monotonic(), Databases(db)
     with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
         questions, found = read_questions(file), []
-        url = run.grading.neighbour_url if run else None
-        grader = open_grader(executor, neighbours=neighbours, neighbour_url=url)
+        url = run.grading.server_url if run else None
+        grader = open_grader(executor, test_databases=test_databases, server_url=url)
         if answers is not None:
             known = [q.example for q in questions if q.example.database in databases.names()]
             found = find_suspects(known, read_samples(answers), databases, executor, grader)
@@ -143,8 +143,8 @@ def reward(
         SQLExecutor(run.environment.limits) as executor,
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
-        neighbours, url = run.grading.neighbours, run.grading.neighbour_url
-        grader = open_grader(executor, neighbours=neighbours, neighbour_url=url)
+        test_databases, url = run.grading.test_databases, run.grading.server_url
+        grader = open_grader(executor, test_databases=test_databases, server_url=url)
         audit = RewardAudit(rewards, grader, executor)
         answers = audit.probes()
         task = bar.add_task("Golds", total=len(examples))

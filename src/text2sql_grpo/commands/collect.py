@@ -134,7 +134,7 @@ def _settings_of(config: "Config", model: str, temperature: float, seed: int) ->
         "seed": seed,
         "environment": json.loads(json.dumps(asdict(config.environment), default=str)),
         "rewards": config.rewards,
-        "neighbours": config.grading.neighbours,
+        "test_databases": config.grading.test_databases,
     }
 
 

@@ -75,7 +75,7 @@ def make_questions(
 ) -> int:
     """Write one JSONL file per question set for some databases; return the number of questions.
 
-    Questions for other engines than SQLite are made on a stand-in; those whose SQL returns something else on
+    Questions for other engines than SQLite are made on a mirror; those whose SQL returns something else on
     the database are left out and counted.
 
     Args:

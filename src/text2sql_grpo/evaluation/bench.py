@@ -80,8 +80,8 @@ class Environment:
 
     Args:
         databases: A file, a folder, a URL, or a mapping of names to these; see `Databases`.
-        neighbours: Maximum number of test databases of each gold query, see `GradingConfig`; 0 for none.
-        neighbour_url: PostgreSQL server for these, see `GradingConfig`.
+        test_databases: Maximum number of test databases of each gold query, see `GradingConfig`; 0 for none.
+        server_url: PostgreSQL server for these, see `GradingConfig`.
         fields: Fields of `EnvironmentConfig`: `max_turns=4`, `protocol="native"`.
 
     Attributes:
@@ -99,12 +99,12 @@ class Environment:
         self,
         databases: Database | Mapping[str, Database],
         *,
-        neighbours: int = 4,
-        neighbour_url: str | None = None,
+        test_databases: int = 4,
+        server_url: str | None = None,
         **fields: Any,
     ) -> None:
         config = EnvironmentConfig(**fields)
-        grading = GradingConfig(neighbours=neighbours, neighbour_url=neighbour_url)
+        grading = GradingConfig(test_databases=test_databases, server_url=server_url)
         self.databases = Databases(databases)
         if not self.databases.names():
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
@@ -112,7 +112,7 @@ class Environment:
         self.executor = SQLExecutor(config.limits)
         self.sessions = _sessions(self.databases, self.executor, config)
         self.grader = open_grader(
-            self.executor, neighbours=grading.neighbours, neighbour_url=grading.neighbour_url
+            self.executor, test_databases=grading.test_databases, server_url=grading.server_url
         )
 
     @classmethod
@@ -121,8 +121,8 @@ class Environment:
         grading, section = config.grading, config.environment
         return cls(
             config.data.databases,
-            neighbours=grading.neighbours,
-            neighbour_url=grading.neighbour_url,
+            test_databases=grading.test_databases,
+            server_url=grading.server_url,
             **{name: getattr(section, name) for name in section.__dataclass_fields__},
         )
 

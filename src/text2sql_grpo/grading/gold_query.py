@@ -24,7 +24,7 @@ Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names i
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
-MAX_NODES = 1_000  # a longer query gets no neighbours: mutating it would take too long
+MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-PREFIX = "text2sql_neighbour_"  # of databases and roles
+PREFIX = "text2sql_copy_"  # of databases and roles
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 _NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
 _COLUMNS = f"""
@@ -217,7 +217,7 @@ class PostgresCopies:
         if opened.info.parameter_status("is_superuser") != "on":
             opened.close()
             raise ConfigError(
-                "grading.neighbour_url needs a superuser, who makes databases and roles that can only read"
+                "grading.server_url needs a superuser, who makes databases and roles that can only read"
             )
         weakref.finalize(self, _end, opened, f"{PREFIX}{self._token}_" if self._url else "")
         self._opened = opened

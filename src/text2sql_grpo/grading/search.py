@@ -190,8 +190,8 @@ def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], si
     """Why test databases prove less than `size` of them should; empty if they do not.
 
     Args:
-        kills_hard_coded: Of each, whether the gold query's result differs from that on the database.
-        returns_nothing: Of each, whether the gold query returns nothing.
+        kills_hard_coded: Whether the gold query's result on each differs from the result on the database.
+        returns_nothing: Whether the gold query returns nothing on each.
         size: Number asked for.
     """
     if not kills_hard_coded:

@@ -79,7 +79,7 @@ def schema_linking(episode: Episode, results: Results) -> float:
 
 @reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
 def ngrams(episode: Episode) -> float:
-    """Jaccard index of the pairs of neighbouring words of the submitted query and of the gold, in [0, 1]."""
+    """Jaccard index of the pairs of adjacent words of the submitted query and of the gold, in [0, 1]."""
     if episode.final_sql is None:
         return 0.0
     return ngram_similarity(episode.example.gold_sql, episode.final_sql)

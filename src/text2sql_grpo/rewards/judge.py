@@ -149,12 +149,12 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
     }
 
 
-def open_grader(executor: SQLExecutor, *, neighbours: int, neighbour_url: str | None = None) -> Grader:
-    """Make a grader with at most `neighbours` test databases of each gold query, kept in the cache folder."""
-    if not neighbours:
+def open_grader(executor: SQLExecutor, *, test_databases: int, server_url: str | None = None) -> Grader:
+    """Make a grader with a test suite in the cache folder; with 0 test databases it has none."""
+    if not test_databases:
         return Grader(executor)
     folder = cache_folder("test_suites")
-    return Grader(executor, suite=TestSuite(executor, folder, size=neighbours, url=neighbour_url or ""))
+    return Grader(executor, suite=TestSuite(executor, folder, size=test_databases, url=server_url or ""))
 
 
 def _log_probs(episode: Episode) -> list[float | None] | None:

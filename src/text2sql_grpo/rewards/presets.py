@@ -2,7 +2,7 @@
 
 | preset | formula | source |
 | --- | --- | --- |
-| `strict_neighbours` | 1 if the strict verdict holds, on the neighbour databases too, else 0 | this project |
+| `strict` | 1 if the strict verdict holds, on the test databases too, else 0 | this project |
 | `skyrl` | -1 if the format is invalid, else 1 if the sets of rows are equal, else 0 | SkyRL-SQL |
 | `arctic` | 1 if the results match, 0.1 if the query runs, else 0 | Arctic-Text2SQL-R1 (arXiv:2505.20315) |
 | `sql_r1` | format 1 or -1; runs 2 or -2; match 3 or -3; on a match a bonus of up to 1.5 for length | SQL-R1 (arXiv:2504.08600) |
@@ -16,12 +16,12 @@ The published ones are kept as they are, faults included, for comparison: they u
 - In `sql_r1`, execution and match count 0 after a bad format, match 0 for a query that does not run, and
   lengths are in characters. See `sql_r1_length`.
 - `reasoning_sql` leaves out the paper's LLM judge (2 points where nothing matches) and counts n-grams as
-  pairs of neighbouring words.
+  pairs of adjacent words.
 """  # noqa: E501 (a table)
 
 from collections.abc import Mapping
 
-OWN_PRESET = "strict_neighbours"  # the others are kept although they may pay a wrong answer like a right one
+OWN_PRESET = "strict"  # the others are kept although they may pay a wrong answer like a right one
 
 PRESETS: Mapping[str, Mapping[str, float]] = {
     OWN_PRESET: {"execution": 1.0},

@@ -259,7 +259,7 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
 
     Raises:
         DataError: They do not fill one generation batch; or see `training.select.open_select`.
-        ConfigError: Neighbours are asked for, and none of a question's database can be made on this machine.
+        ConfigError: Test databases are asked for, and cannot be made on this machine.
     """
     arguments.check_questions(len(questions))
     select = open_select(
@@ -279,7 +279,7 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
             except ConfigError as error:
                 raise ConfigError(
                     f"no test databases of {name!r} can be made: {error}; fix that, set "
-                    "grading.neighbour_url, or set grading.neighbours: 0 and rewards: {execution: 1.0}: an "
+                    "grading.server_url, or set grading.test_databases: 0 and rewards: {execution: 1.0}: an "
                     "answer that is right by accident is then paid like a right one"
                 ) from error
     return select

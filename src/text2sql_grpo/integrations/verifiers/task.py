@@ -53,7 +53,7 @@ class SQLTaskConfig(vf.TaskConfig):
 
     databases: str | Path | dict[str, str] = Path("data/databases")
     environment: EnvironmentConfig = EnvironmentConfig()
-    reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict_neighbours"})
+    reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict"})
     grading: GradingConfig = GradingConfig()
 
     @model_validator(mode="after")
