@@ -1,11 +1,11 @@
 """How far apart the code of one GRPO step lies: which functions of this package it enters, in which files.
 
-A small run as in the main job (engine `slots`, real queries, grading with test databases, update, logs) with
-scripted tokens: one episode explores first, one is wrong, one is right at once, one cannot be parsed at
-first. The second step is traced, from the micro-batch to the log, threads of tools included; it asks the same
-question as the first, whose schema and test databases are known by then. A function is noted at its first
-call. A switch is a call that is noted in another file than the one before it in its thread: what a reader does who
-follows the step top to bottom.
+A small run as in the main job (engine `slots`, real queries, grading with test databases, update, logs)
+with scripted tokens: one episode explores first, one is wrong, one is right at once, one cannot be parsed
+at first. The second step is traced, from the micro-batch to the log, threads of tools included; it asks the
+same question as the first, whose schema and test databases are known by then. A function is noted at its
+first call. A switch is a call that is noted in another file than the one before it in its thread: what a
+reader does who follows the step top to bottom.
 
 Run: OMP_NUM_THREADS=1 python -m tests.trace_step --quick      (seconds; without --quick the list, too)
 The last line is JSON.
