@@ -1,0 +1,273 @@
+"""No text of a model ends or stalls a run: what it writes is read in bounded work, and never raises."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from text2sql_grpo.sql.query import (
+    MAX_STEPS,
+    Query,
+    lexemes,
+    literals,
+    number_value,
+    read_query,
+    without_comments,
+    write_query,
+)
+
+DIALECTS = ("sqlite", "duckdb", "postgres")
+MAX_S = 0.2  # of processor time, for one text
+N_TOKEN_TEXTS = 20_000
+ROOT = Path(__file__).parents[2]
+
+NESTS: dict[str, Callable[[int], str]] = {
+    "parentheses": lambda n: "SELECT " + "(" * n + "1" + ")" * n,
+    "dates": lambda n: "SELECT " + "DATE(" * n + "1" + ")" * n,
+    "timestamps": lambda n: "SELECT " + "TIMESTAMP(" * n + "1" + ")" * n,
+    "integers": lambda n: "SELECT " + "INT(" * n + "1" + ")" * n,
+    "struct functions": lambda n: "SELECT " + "STRUCT(" * n + "1" + ")" * n,
+    "maps": lambda n: "SELECT " + "MAP<" * n + "1" + ">" * n,
+    "functions": lambda n: "SELECT " + "f(" * n + "1" + ")" * n,
+    "array types": lambda n: "SELECT CAST(1 AS " + "ARRAY<" * n + "INT" + ">" * n + ")",
+    "struct types": lambda n: "SELECT CAST(1 AS " + "STRUCT(a " * n + "INT" + ")" * n + ")",
+    "casts": lambda n: "SELECT " + "CAST(" * n + "1" + " AS INT)" * n,
+    "cases": lambda n: "SELECT " + "CASE WHEN 1 THEN " * n + "1" + " END" * n,
+    "subqueries": lambda n: "SELECT * FROM " + "(SELECT * FROM " * n + "t" + ")" * n,
+    "scalar subqueries": lambda n: "SELECT " + "(SELECT " * n + "1" + ")" * n,
+    "exists": lambda n: "SELECT " + "EXISTS(SELECT " * n + "1" + ")" * n,
+    "minus signs": lambda n: "SELECT " + "- " * n + "1",
+    "nots": lambda n: "SELECT " + "NOT " * n + "1",
+    "intervals": lambda n: "SELECT " + "INTERVAL " * n + "1",
+    "lists": lambda n: "SELECT " + "[" * n + "1" + "]" * n,
+    "structs": lambda n: "SELECT " + "{'a': " * n + "1" + "}" * n,
+    "JSON": lambda n: "SELECT '" + '{"a": ' * n + "1" + "}" * n + "'->'$.a'",
+    "JSON paths": lambda n: "SELECT a -> '$" + "[0].a" * n + "'",
+    "comments": lambda n: "SELECT " + "/* " * n + "1" + " */" * n,
+    "CTEs": lambda n: "WITH a AS (" * n + "SELECT 1" + ") SELECT 1" * n,
+    "windows": lambda n: "SELECT " + "sum(" * n + "1" + ") OVER (ORDER BY 1)" * n,
+    "lambdas": lambda n: "SELECT f(" + "x -> f(" * n + "1" + ")" * n + ")",
+    "joins": lambda n: "SELECT * FROM " + "(" * n + "t" + " JOIN u ON 1)" * n,
+    "open subqueries": lambda n: "SELECT (" * n,
+    "open cases": lambda n: "SELECT " + "CASE WHEN " * n,
+}
+CHAINS: dict[str, Callable[[int], str]] = {
+    "sums": lambda n: "SELECT 1" + "+1" * n,
+    "ands": lambda n: "SELECT 1 FROM t WHERE a = 1" + " AND 1=1" * n,
+    "unions": lambda n: "SELECT 1" + " UNION SELECT 1" * n,
+    "joins without ON": lambda n: "SELECT * FROM t" + " JOIN t" * n,
+    "joins": lambda n: "SELECT * FROM t" + " JOIN t ON 1" * n,
+    "columns": lambda n: "SELECT " + ",".join("a" * n),
+    "values": lambda n: "VALUES " + ",".join(["(1, 'a')"] * n),
+    "IN lists": lambda n: "SELECT 1 FROM t WHERE a IN (" + ",".join("1" * n) + ")",
+    "casts": lambda n: "SELECT 1" + "::INT" * n,
+    "indices": lambda n: "SELECT a" + "[1]" * n,
+    "fields": lambda n: "SELECT a" + ".b" * n,
+    "collations": lambda n: "SELECT a" + " COLLATE nocase" * n,
+    "ranges": lambda n: "SELECT a" + " BETWEEN 1 AND 2" * n,
+    "CTEs": lambda n: "WITH " + ",".join(f"a{i} AS (SELECT 1)" for i in range(n)) + " SELECT 1",
+    "statements": lambda n: "SELECT 1;" * n,
+    "pivots": lambda n: "SELECT * FROM t" + " PIVOT(sum(a) FOR b IN (1))" * n,
+    "laterals": lambda n: "SELECT * FROM t" + ", LATERAL (SELECT 1)" * n,
+    "quotes": lambda n: "SELECT " + "'a' " * n,
+    "open quotes": lambda n: "'\"" * n,
+    "dollar quotes": lambda n: "".join(f"$a{i}$" for i in range(n)),
+    "escaped quotes": lambda n: "SELECT E'" + "\\'" * n + "'",
+    "comments": lambda n: "SELECT 1" + "/**/--\n" * n,
+    "blanks": lambda n: "SELECT" + " \t\n" * n + "1",
+    "digits": lambda n: "SELECT 1" + "0" * n,
+    "marks": lambda n: "SELECT " + "*?:@#" * n,
+}
+_TOKEN_TEXT = """
+SELECT FROM WHERE GROUP BY ORDER LIMIT OFFSET HAVING UNION ALL EXCEPT INTERSECT WITH RECURSIVE AS JOIN LEFT
+ON USING AND OR NOT IN EXISTS BETWEEN LIKE GLOB ESCAPE IS NULL CASE WHEN THEN ELSE END CAST DATE TIMESTAMP
+INTERVAL COLLATE DISTINCT OVER PARTITION ROWS VALUES CREATE TABLE INSERT INTO PRAGMA EXPLAIN DESC ASC
+LATERAL UNNEST PIVOT FILTER ARRAY STRUCT MAP EXTRACT TRIM SUBSTRING count sum max strftime date json_extract
+( ) ( ) [ ] { } , , . ; : :: = == <> < > <= >= + - * / % || | & ~ -> ->> $ $1 ? @ # ! ^ \\ ' " ` '' 'a' "b"
+`c` [d] 'O''Hara' E'\\n' $$x$$ x'0f' 1 0 1. .5 1e 7e 1e5 1e999 0x1f 0x 1_000 9223372036854775808 12abc t a b
+id name /* */ -- \0 \ud800 \u202e \u00e9 \U0001f600
+"""
+TOKENS = [*_TOKEN_TEXT.split(), "\n", "\t", "--\n"]
+
+
+def token_text(rng: Random) -> str:
+    glue = rng.choice((" ", " ", " ", ""))
+    return glue.join(rng.choices(TOKENS, k=rng.randint(1, 25)))
+
+
+def mutated(text: str, rng: Random) -> str:
+    """A real answer with a few of its characters and words cut, doubled, swapped or replaced."""
+    words = text.split(" ")
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(words))
+        edit = rng.randrange(5)
+        if edit == 0:
+            words[place] = rng.choice(TOKENS)
+        elif edit == 1:
+            words[place] = words[place][: rng.randrange(len(words[place]) + 1)]
+        elif edit == 2:
+            words[place:place] = words[place : place + rng.randint(1, 5)] * rng.randint(1, 3)
+        elif edit == 3:
+            words[place] = chr(rng.choice((0, 0x27, 0x22, 0x28, 0x29, 0xD800, 0x2028, 0x301))) + words[place]
+        else:
+            other = rng.randrange(len(words))
+            words[place], words[other] = words[other], words[place]
+    return " ".join(words)
+
+
+def golds(*paths: Path) -> list[str]:
+    """Distinct gold queries of question files."""
+    found: dict[str, None] = {}
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        rows = (
+            json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+        )
+        found.update((row.get("gold_sql") or row["query"], None) for row in rows)
+    return list(found)
+
+
+def deep_texts() -> Iterator[tuple[str, str]]:
+    for name, make in (NESTS | CHAINS).items():
+        for n in (8, 30, 340, 5_000):
+            yield f"{name} {n}", make(n)
+
+
+def assert_quick(read: Callable[[], object], what: str) -> None:
+    """Fail if a call takes more than `MAX_S` of processor time, three times."""
+    for _ in range(3):
+        start = time.process_time()
+        read()
+        taken = time.process_time() - start
+        if taken <= MAX_S:
+            return
+    pytest.fail(f"{taken:.2f} s: {what[:200]!r}")
+
+
+def read_all(text: str, dialect: str) -> None:
+    query = read_query.__wrapped__(text, dialect)
+    literals(text, dialect)
+    if isinstance(query, Query):
+        assert query.steps <= MAX_STEPS
+        write_query(query.tree, dialect)
+        write_query(query.tree)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_deep_and_long_texts_are_read_in_bounded_work(dialect: str) -> None:
+    for what, text in deep_texts():
+        assert_quick(lambda text=text: read_all(text, dialect), f"{dialect} {what}")
+
+
+def test_texts_of_random_tokens_are_read_in_bounded_work() -> None:
+    rng = Random(0)
+    for number in range(N_TOKEN_TEXTS):
+        text, dialect = token_text(rng), DIALECTS[number % 3]
+        assert_quick(lambda text=text, dialect=dialect: read_all(text, dialect), text)
+
+
+def test_mutated_answers_are_read_in_bounded_work() -> None:
+    rng = Random(1)
+    texts = golds(*sorted((ROOT / "data/questions").glob("test_*.jsonl")))
+    for number in range(1_500):
+        text, dialect = mutated(rng.choice(texts), rng), DIALECTS[number % 3]
+        assert_quick(lambda text=text, dialect=dialect: read_all(text, dialect), text)
+
+
+def test_queries_of_spider_are_read_far_below_the_bounds(shared_data: Path) -> None:
+    texts = golds(shared_data / "spider/dev.json", shared_data / "spider/train_spider.json")
+    for text in Random(2).sample(texts, 500):
+        query = read_query(text)
+        assert isinstance(query, Query)
+        assert query.steps < MAX_STEPS / 10
+
+
+def test_the_steps_of_the_parser_are_bounded_and_repeatable() -> None:
+    """Without the bound 127 characters take 8 s, and each level of nesting doubles it."""
+    text = "SELECT " + "DATE(" * 20 + "1" + ")" * 20
+    found = read_query.__wrapped__(text, "sqlite")
+    assert found.tree is None
+    assert "steps" in found.reason
+    assert found == read_query.__wrapped__(text, "sqlite")
+
+
+def test_the_depth_of_the_callers_stack_does_not_decide_what_can_be_read() -> None:
+    def read_from(depth: int, text: str) -> object:
+        return read_from(depth - 1, text) if depth else read_query.__wrapped__(text, "sqlite").tree
+
+    for levels in (10, 20, 30, 40, 60):
+        text = "SELECT " + "(" * levels + "1" + ")" * levels
+        assert read_from(0, text) == read_from(600, text)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT n FROM t WHERE s = 'a'\n/* from",
+        "SELECT n /* 'b' */ FROM t WHERE s = 'a' -- 'c'",
+        "/* 'b' */ SELECT n FROM t WHERE s = 'a'",
+    ],
+)
+def test_comments_hide_nothing_of_a_query(text: str, dialect: str) -> None:
+    query = read_query(text, dialect)
+    assert query.tree is not None
+    assert query.tree.sql(dialect) == "SELECT n FROM t WHERE s = 'a'"
+    assert literals(text, dialect) == ("a",)
+
+
+def test_comments_end_where_the_engine_ends_them() -> None:
+    assert without_comments("SELECT 1 /* a /* b */ + 2", "sqlite").split() == ["SELECT", "1", "+", "2"]
+    assert without_comments("SELECT 1 /* a /* b */ + 2 */ + 3", "postgres").split() == [
+        "SELECT",
+        "1",
+        "+",
+        "3",
+    ]
+    assert without_comments("SELECT 1 -- a\r+ 2", "sqlite").split() == ["SELECT", "1"]
+    assert without_comments("SELECT 1 -- a\r+ 2", "postgres").split() == ["SELECT", "1", "+", "2"]
+    kept = "SELECT '-- a', \"/* b\", E'\\'--', $$--$$"
+    assert without_comments(kept, "postgres") == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a FROM t WHERE b = 'Oslo' AND c IN (4711, 2.5)" + " AND 1=1" * 2_000,
+        "WITH x AS (SELECT 1 WHERE " + "1=1 AND " * 1_000 + "1) SELECT 'Oslo', 4711, 2.5 FROM x",
+        "SELECT )( 'Oslo' 4711 2.5",
+        "SELECT ((( 'Oslo', 4711 /* 7 */, 2.5 -- 8",
+    ],
+)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_literals_are_found_where_a_text_cannot_be_parsed(text: str, dialect: str) -> None:
+    assert read_query(text, dialect).tree is None
+    assert {"Oslo", 4711, 2.5} <= set(literals(text, dialect))
+    assert not {7, 8} & set(literals(text, dialect))
+
+
+def test_literals_are_unquoted_as_each_engine_does() -> None:
+    text = "SELECT 'O''Hara', \"x\"\"y\", -3, LIMIT 9"
+    assert literals(text, "sqlite") == ("O'Hara", 'x"y', 3, -3)
+    assert literals(text, "postgres") == ("O'Hara", 3, -3)
+    assert literals("SELECT E'it\\'s', $q$ a'b $q$, $1", "duckdb") == ("it's", " a'b ", 1)
+    assert literals("SELECT [a b], `c`, 'd", "sqlite") == ("a b", "c")
+
+
+@pytest.mark.parametrize("text", ["1e", "7e", "1e999", "0x", "1__0", "9" * 5_000, "\u0661", "", "nan", "inf"])
+def test_what_is_not_a_finite_number_has_no_value(text: str) -> None:
+    assert number_value(text) is None
+    assert [number for number in literals(f"SELECT {text}") if not isinstance(number, str)] == []
+
+
+def test_a_text_in_pieces_is_read_to_the_open_quote() -> None:
+    assert [lexeme.value for lexeme in lexemes("SELECT a, 'b' FROM \"t", "sqlite")] == [
+        "SELECT",
+        "a",
+        ",",
+        "b",
+        "FROM",
+    ]
