@@ -389,7 +389,11 @@ WRONG = [
         "SELECT city FROM person GROUP BY city HAVING count(*) > 2",
         "SELECT city FROM person GROUP BY city HAVING max(joined) > min(joined) AND count(*) > 2",
     ),
-    # Texts that must not keep the variants from being made.
+    # Texts that must not keep the databases from being made.
+    (ITALY, f"{ITALY} OR country = 'zz' AND id NOT IN ({', '.join(map(str, range(-1_000, 0)))})"),
+    (ITALY, f"{ITALY}\nOR country = 'zz' /* from"),
+    (ITALY, f"WITH w AS (SELECT {' AND '.join(['1=1'] * 340)}) {ITALY} OR country = 'zz'"),
+    (ITALY, f"{ITALY} OR country = CAST('zz' AS long odd text(1, 2))"),
     (ITALY, f"{ITALY} OR country = 'zz' OR id > 1e300 OR id > {10**30} OR id = {2**62}"),
     (ITALY, f"{ITALY} OR country = 'zz' LIMIT {2**63 - 1}"),
     (ITALY, f"{ITALY} OR country = 'zz' OR country = hex(zeroblob(1000))"),

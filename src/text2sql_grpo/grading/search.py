@@ -25,6 +25,7 @@ from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_d
 from text2sql_grpo.grading.strict import compare_strict, find_nothing, has_top_level_order
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.query import lexemes, literals
 
 MAX_TRIES = 72  # databases drawn for one gold query
 ENOUGH_CANDIDATES = 28
@@ -232,7 +233,7 @@ def find_counterexamples(
     answer = read_gold(answer_sql, base.schema, base.views)
     if gold is None or (answer is not None and answer.tree == gold.tree):
         return
-    seeds = gold if answer is None else _joined(gold, answer)
+    seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
     base = with_links(base, database, seeds.links)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     contents = _contents_for_answer(read, seeds, Random(f"{gold_sql}\0{answer_sql}"))
@@ -290,6 +291,22 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         links=tuple(dict.fromkeys((*gold.links, *answer.links))),
         grouped=gold.grouped | answer.grouped,
         group_sizes=tuple(dict.fromkeys((*gold.group_sizes, *answer.group_sizes))),
+    )
+
+
+def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> GoldQuery:
+    """The gold query with all literals of an unread answer, in every column that either names."""
+    words = {lexeme.value.lower() for lexeme in lexemes(answer_sql) if lexeme.kind in ("word", "name")}
+    tables = gold.tables | (base.named_in(answer_sql) & base.tables.keys())
+    named = {(name, c) for name in tables & base.tables.keys() for c in base.tables[name].columns}
+    columns = gold.columns | {column for column in named if column[1].lower() in words}
+    values = literals(answer_sql)
+    return replace(
+        gold,
+        tables=tables,
+        columns=columns,
+        literals={column: (*gold.literals.get(column, ()), *values) for column in columns},
+        patterns=gold.patterns | {value for value in values if isinstance(value, str) and "%" in value},
     )
 
 
