@@ -45,6 +45,7 @@ from text2sql_grpo.sql.schema import read_schema
 
 PER_KIND = 12  # mutants of one gold and kind, at most
 EXAMPLES = 12
+WIDTHS = (10, 100, 300, 1_000)  # tables
 
 
 @dataclass
@@ -217,6 +218,36 @@ def show(console: Console, tally: Tally) -> None:
         console.print(example, markup=False, highlight=False)
 
 
+def seconds_by_tables(n_tables: int) -> dict[str, float]:
+    """Processor seconds of a gold query's test databases, and of one right answer, on a wide schema."""
+    where = "country = 'Norway'"
+    gold = f"SELECT p.name FROM person AS p JOIN city AS c ON p.city = c.id WHERE c.{where} AND age > 40"
+    answer = f"SELECT name FROM person WHERE age > 40 AND city IN (SELECT id FROM city WHERE {where})"
+    with tempfile.TemporaryDirectory() as name, SQLExecutor() as executor:
+        path = Path(name) / "wide.sqlite"
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT)")
+            connection.execute(
+                "CREATE TABLE person (code TEXT PRIMARY KEY, name TEXT, age INTEGER, city REFERENCES city)"
+            )
+            cities = [(n, f"City {n}", "Italy" if n % 3 else "Norway") for n in range(30)]
+            connection.executemany("INSERT INTO city VALUES (?, ?, ?)", cities)
+            people = [(f"p{n}", f"Name {n % 40}", 18 + n % 60, n % 30) for n in range(300)]
+            connection.executemany("INSERT INTO person VALUES (?, ?, ?, ?)", people)
+            for number in range(n_tables - 2):
+                connection.execute(f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, a TEXT, b REAL, c DATE)")
+                rows = [(n, f"x{n}", n / 2, f"2020-01-{1 + n % 28:02d}") for n in range(50)]
+                connection.executemany(f"INSERT INTO t{number} VALUES (?, ?, ?, ?)", rows)
+        grader = Grader(executor, suite=TestSuite(executor, Path(name) / "cache"))
+        grader.grade(path, gold, "SELECT 1")
+        seconds = {}
+        for key, sql in (("gold", gold), ("answer", answer)):
+            started = time.process_time()
+            assert grader.grade(path, gold, sql).strict
+            seconds[key] = round(time.process_time() - started, 3)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     default = os.environ.get("TEXT2SQL_GRPO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
@@ -270,6 +301,7 @@ def main() -> None:
         "bytes_per_test_database": round(sum(sizes) / max(len(sizes), 1)),
         "grade_ms": round(1000 * sum(tally.base_s) / max(len(tally.base_s), 1), 3),
         "grade_with_suite_ms": round(1000 * sum(tally.suite_s) / max(len(tally.suite_s), 1), 3),
+        "cpu_s_by_tables": {n: seconds_by_tables(n) for n in ((10, 100) if options.quick else WIDTHS)},
         "seed": options.seed,
         "wall_s": round(time.perf_counter() - started, 1),
     }
