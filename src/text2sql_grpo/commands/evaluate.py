@@ -78,7 +78,7 @@ def evaluate(
         from text2sql_grpo.evaluation.endpoint import Endpoint
         from text2sql_grpo.evaluation.summary import summary
         from text2sql_grpo.files import write_json
-        from text2sql_grpo.reporting.accuracy_tables import accuracy_table
+        from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines
         from text2sql_grpo.reporting.progress import answer_with_bar
         from text2sql_grpo.reporting.shown import show_answer
 
@@ -93,15 +93,18 @@ def evaluate(
             scores = {name: summary(answered) for name, answered in answers.items()}
             if "ves" in (metrics or ()):
                 _add_r_ves(scores, answers, bench, console)
+            accepted = bench.environment.grader.accepted
         if num_samples is not None:
             for name, answered in answers.items():
                 for answer in answered:
                     show_answer(answer, name, console)
         record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
-        record["environment"] = asdict(run.environment)
+        record |= {"environment": asdict(run.environment), "accepted_by_gap": dict(accepted.most_common())}
         write_json(out, record)
         write_answers(out.with_suffix(".jsonl"), answers)
         console.print(accuracy_table(scores, metrics or ()))
+        for line in gap_lines(accepted):
+            console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
     return 0

@@ -1,6 +1,6 @@
 """Tables of accuracy with intervals, on a terminal of 80 columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -29,6 +29,21 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
                 table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both, shown))
         table.add_section()
     return table
+
+
+def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
+    """Share of accepted answers that were checked less than configured, and the reasons.
+
+    >>> list(gap_lines({"": 3, "1 test databases instead of 4": 1}))
+    ['Accepted answers checked less than configured: 1 of 4 (25%)', '  1: 1 test databases instead of 4']
+    """
+    total, n_checked = sum(accepted.values()), accepted.get("", 0)
+    if total > n_checked:
+        share = (total - n_checked) / total
+        yield f"Accepted answers checked less than configured: {total - n_checked} of {total} ({share:.0%})"
+    for gap, n_answers in sorted(accepted.items(), key=lambda entry: -entry[1]):
+        if gap:
+            yield f"  {n_answers}: {gap}"
 
 
 def _empty_table(title: str, columns: Sequence[str], sets: Mapping[str, Any]) -> Table:

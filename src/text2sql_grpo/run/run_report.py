@@ -1,7 +1,6 @@
 """Report of a finished run: record, learning curve, model card, table and times."""
 
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from text2sql_grpo.files import write_json
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
-from text2sql_grpo.reporting.accuracy_tables import accuracy_table
+from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines
 from text2sql_grpo.reporting.comparison_tables import comparison_table
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import EVALUATION, ROLLOUTS, SUSPECTS, answers_file
@@ -117,18 +116,3 @@ def _change(folder: Path) -> Comparison | None:
     if not before.is_file():
         return None
     return compare(read_answers(before), read_answers(answers_file(folder)))
-
-
-def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
-    """Share of accepted answers that were checked less than configured, and the reasons.
-
-    >>> list(gap_lines({"": 3, "1 test databases instead of 4": 1}))
-    ['Accepted answers checked less than configured: 1 of 4 (25 %)', '  1: 1 test databases instead of 4']
-    """
-    total, n_checked = sum(accepted.values()), accepted.get("", 0)
-    if total > n_checked:
-        share = (total - n_checked) / total
-        yield f"Accepted answers checked less than configured: {total - n_checked} of {total} ({share:.0%})"
-    for gap, n_answers in sorted(accepted.items(), key=lambda entry: -entry[1]):
-        if gap:
-            yield f"  {n_answers}: {gap}"
