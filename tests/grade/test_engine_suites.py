@@ -202,6 +202,46 @@ def _n_left(server: PostgresServer) -> int:
         return int(admin.execute(query).fetchall()[0][0])
 
 
+@pytest.mark.parametrize(
+    ("create", "gold"),
+    [
+        (
+            "(price DECIMAL(12, 2), qty INTEGER, total DECIMAL(12, 2) GENERATED ALWAYS AS (price * qty) {})",
+            "total",
+        ),
+        (
+            '("a, b" INTEGER, "GENERATED ALWAYS AS" INTEGER, c INTEGER GENERATED ALWAYS AS ("a, b" + 1) {})',
+            "c",
+        ),
+    ],
+)
+def test_generated_columns_of_any_type_are_computed_on_copies(
+    tmp_path: Path,
+    postgres_server: PostgresServer,
+    executor: SQLExecutor,
+    create: str,
+    gold: str,
+) -> None:
+    rows = "INSERT INTO t SELECT n, n + 2 FROM generate_series(1, 30) AS s (n)"
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute(f"CREATE TABLE t {create.format('')}")
+        connection.execute(rows)
+    name = f"generated_{gold}"
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    with psycopg.connect(postgres_server.admin_url(name), autocommit=True) as admin:
+        admin.execute(f"CREATE TABLE t {create.format('STORED')}")
+        admin.execute(rows)
+        admin.execute(restricted_role_sql(f"{name}_reader", "secret", name))
+    suite = TestSuite(executor, tmp_path / "cache")
+    urls = (f"duckdb:///{tmp_path}/a.duckdb", postgres_server.url(f"{name}_reader", "secret", name))
+    for url in urls:
+        found = suite.databases(url, f"SELECT {gold} FROM t WHERE {gold} > 20")
+        assert (len(found.databases), found.gap) == (4, "")
+        for copy in found.databases:
+            assert executor.execute(copy, f"SELECT count({gold}) > 0 FROM t").rows == ((1,),)
+
+
 def test_without_a_server_the_reason_is_given(
     tmp_path: Path, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,8 +32,10 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 _HERE = "database_name = current_database() AND NOT internal"
 _TABLES = f"SELECT schema_name, table_name, sql FROM duckdb_tables() WHERE {_HERE} ORDER BY table_oid"
 _COLUMNS = f"""
-    SELECT schema_name, table_name, column_name, data_type, is_nullable
-    FROM duckdb_columns() WHERE {_HERE} ORDER BY table_oid, column_index
+    SELECT schema_name, c.table_name, c.column_name, c.data_type, c.is_nullable FROM duckdb_columns() AS c
+        JOIN information_schema.columns AS i ON (i.table_catalog, i.table_schema, i.table_name, i.column_name)
+            = (c.database_name, c.schema_name, c.table_name, c.column_name)
+    WHERE {_HERE} AND i.is_generated = 'NEVER' ORDER BY table_oid, column_index
 """
 _CONSTRAINTS = """
     SELECT schema_name, table_name, constraint_type, constraint_text, to_json(constraint_column_names)
@@ -102,7 +104,7 @@ class DuckDBCopies:
             writable = tuple(
                 NativeColumn(str(column), str(kind), str(kind), bool(is_nullable), _labels(str(kind)))
                 for *table, column, kind, is_nullable in columns
-                if table == [namespace, name] and not _is_generated(create, str(column))
+                if table == [namespace, name]
             )
             shown = "" if namespace == "main" else str(namespace)
             found.append(NativeTable(shown, str(name), writable, tuple(map(tuple, keys))))
@@ -173,8 +175,3 @@ def _labels(kind: str) -> tuple[str, ...]:
     if not kind.startswith("ENUM(") or kind.endswith("]"):
         return ()
     return tuple(label.replace("''", "'") for label in _LABEL.findall(kind))
-
-
-def _is_generated(create: str, column: str) -> bool:
-    names = "|".join(re.escape(name) for name in (column, '"' + column.replace('"', '""') + '"'))
-    return re.search(rf"[(,]\s*(?:{names}) [^,]*? GENERATED ALWAYS AS", create) is not None
