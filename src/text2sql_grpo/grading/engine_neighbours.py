@@ -33,10 +33,10 @@ from text2sql_grpo.grading.perturb import perturbed
 from text2sql_grpo.grading.refute import Refuter
 from text2sql_grpo.grading.small_database import build
 from text2sql_grpo.grading.stability import with_ties_decided
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
 N_CONFIRMED = 2  # variants on which an answer that a variant of the likeness refutes is tried
@@ -250,7 +250,7 @@ class EngineNeighbours:
     def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
         """Result of the gold on a copy; None if it fails there, or hangs on ties."""
         gold = GoldResult(self._executor, url, gold_sql, limits=self._limits)
-        tree = parse_query(gold_sql, dialect)
+        tree = read_query(gold_sql, dialect).tree
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
             return None
         for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy
@@ -262,7 +262,7 @@ class EngineNeighbours:
     def _lacking(self, database: Database, sql: str) -> str:
         """Part of a query that no copy has; empty if there is none."""
         likeness = self._likenesses[database]
-        tree = parse_query(sql, likeness.dialect) if sql and likeness.uncovered else None
+        tree = read_query(sql, likeness.dialect).tree if sql and likeness.uncovered else None
         for table in tree.find_all(exp.Table) if tree else ():
             reason = likeness.uncovered.get(table.name.lower())
             if reason:

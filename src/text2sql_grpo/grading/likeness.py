@@ -21,10 +21,10 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.grading.base_sample import BaseSample, Reference, TableSample, parents_first, quoted
 from text2sql_grpo.grading.small_database import build
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
+from text2sql_grpo.sql.query import read_query, write_query
 from text2sql_grpo.sql.schema import ForeignKey, Schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
@@ -152,14 +152,15 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     >>> as_sqlite("SELECT a FROM sales.t WHERE d >= DATE '2020-01-31' AND EXTRACT(YEAR FROM d) = 2020", "duckdb")
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
     """  # noqa: E501 (an example)
-    tree = parse_query(sql, dialect)
+    tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
         return None
+    tree = tree.copy()
     for part in tree.find_all(exp.Table, exp.Column):
         part.set("db", None)
         part.set("catalog", None)
     try:
-        return tree.transform(_in_sqlite).sql("sqlite", comments=False)
+        return write_query(tree.transform(_in_sqlite, copy=False))
     except (SqlglotError, ValueError, RecursionError):
         return None
 
@@ -227,7 +228,7 @@ def build_likeness(
                 others = tuple(value for value in values if value is not None)
                 allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others
     for name, text in catalogue.views:
-        tree = parse_query(text, catalogue.dialect)
+        tree = read_query(text, catalogue.dialect).tree
         lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in uncovered] if tree else []
         if lost:
             uncovered[name.lower()] = f"it reads {lost[0]}: {uncovered[lost[0].lower()]}"

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.likeness import Catalogue, NativeColumn, NativeTable, as_sqlite, build_likeness
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.query import read_query, write_query
 from text2sql_grpo.sql.schema import Schema, quote_name, read_schema
 
 MAX_ROWS = 200_000  # of a table; queries on a longer one hold only where they return the same on all rows
@@ -80,16 +79,14 @@ def _catalogue(schema: Schema, dialect: str) -> Catalogue:
 
 def _in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
     """Query with the namespaces of its tables, and with quotes where the dialect needs them."""
-    tree = parse_query(sql)
-    if tree is None:
+    parsed = read_query(sql).tree
+    if parsed is None:
         return None
+    tree = parsed.copy()
     namespaces = {table.name.lower(): table.namespace for table in schema.tables}
     for table in tree.find_all(exp.Table):
         if namespace := namespaces.get(table.name.lower()):
             table.set("db", exp.to_identifier(namespace))
     for identifier in tree.find_all(exp.Identifier):
         identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
-    try:
-        return tree.sql(dialect, comments=False)
-    except (SqlglotError, ValueError, RecursionError):
-        return None
+    return write_query(tree, dialect)
