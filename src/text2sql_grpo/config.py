@@ -32,6 +32,7 @@ from text2sql_grpo.checked import (
 from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.files import BoundedLoader, parse_yaml
 
 if TYPE_CHECKING:
     from text2sql_grpo.rewards import RewardMix
@@ -497,7 +498,7 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
             yield from config_fields(nested, f"{name}.")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Loader that reads `1e-4` as a number, in YAML 1.1 text, and refuses a key that stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -539,10 +540,12 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     path = Path(path)
     is_own = is_bundled(path)
     try:
-        tree = yaml.load(located(path).read_text(encoding="utf-8"), _Loader)
+        text = located(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config: {error} ({path})") from error
-    except yaml.YAMLError as error:
+    try:
+        tree = parse_yaml(text, _Loader)
+    except ValueError as error:
         raise ConfigError(f"cannot parse the YAML: {error} ({path})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"a config must be a mapping of sections, got {type(tree).__name__} ({path})")
@@ -568,7 +571,7 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
         config: Config = adapter(Config).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{problems(error, Config, _REMOVED)} ({source})") from error
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:  # ValueError: an integer that Python cannot print
         raise ConfigError(f"{error} ({source})") from error
     return config
 
@@ -604,8 +607,8 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             raise ConfigError(f"options must be --section.key VALUE, got {flag!r} (command line)")
         text = text if equals else rest.pop(0)
         try:
-            parsed.append((key, yaml.load(text, _Loader)))
-        except yaml.YAMLError as error:
+            parsed.append((key, parse_yaml(text, _Loader)))
+        except ValueError as error:
             raise ConfigError(f"--{key} must be a YAML value, got {text!r} (command line)") from error
     return parsed
 

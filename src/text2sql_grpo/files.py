@@ -1,7 +1,8 @@
-"""Atomic writes, appends of whole lines, and JSON and JSONL readers that name file and line in errors."""
+"""Atomic writes, appends of whole lines, bounded YAML, and JSON and JSONL readers that name file and line."""
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -10,9 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from text2sql_grpo.errors import DataError, RunError
 
 PARTIAL = ".partial"  # suffix of drafts
+MAX_YAML_VALUES = 100_000
 
 
 @contextmanager
@@ -82,6 +86,41 @@ def append_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
     """JSON objects as text, one a line."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """YAML loader that refuses aliases of more than `MAX_YAML_VALUES` values, or of themselves."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Compose the document."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"aliases stand for more than {MAX_YAML_VALUES} values")
+        return node
+
+
+def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Number of values of a node with its aliases written out; infinite for an alias inside itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        pairs = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for pair in pairs for child in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_expanded_size(child, known) for child in children)
+    return known[id(node)]
+
+
+def parse_yaml(text: str, loader: type[BoundedLoader] = BoundedLoader) -> Any:
+    """Value of a YAML document, in work and memory bounded by its length.
+
+    Raises:
+        ValueError: It is not YAML, is nested too deeply, or holds a value that is none of its type.
+    """
+    try:
+        return yaml.load(text, loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:  # of `!!bool x`, `!!timestamp x`
+        raise ValueError(str(error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

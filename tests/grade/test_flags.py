@@ -18,6 +18,11 @@ OBSERVED = [(17, "Ann", 2.5), (3, "O'Hara", None)]
         ("SELECT * FROM t, json_each(t.x)", False),
         ("SELECT )( 3", True),
         ("SELECT )( 3 FROM t", False),
+        ('SELECT )( 3 FROM main."t" -- from', False),
+        ("SELECT 3 'from t' )( /* from t", True),
+        ("WITH RECURSIVE a AS (SELECT 1 AS x), b (y) AS (SELECT x FROM a) SELECT )( FROM b JOIN a", True),
+        ("WITH a AS (SELECT 3 AS x WHERE " + "1=1 AND " * 1_500 + "1=1) SELECT x FROM a", True),
+        ("WITH a AS (SELECT x FROM t WHERE " + "1=1 AND " * 1_500 + "1=1) SELECT x FROM a", False),
     ],
 )
 def test_a_query_that_reads_no_table_is_seen(sql: str, expected: bool) -> None:
@@ -35,6 +40,9 @@ def test_a_query_that_reads_no_table_is_seen(sql: str, expected: bool) -> None:
         ("SELECT a FROM t WHERE id = 3", ()),  # in the question
         ("SELECT a FROM t WHERE town = 'rome'", ()),
         ("SELECT )(", ()),
+        ("SELECT )( 'Ann' 17 LIMIT 2.5 -- 'O''Hara'", ("Ann", 17)),
+        ("SELECT 'Ann'\n/* from", ("Ann",)),
+        ("SELECT n FROM t WHERE id = 1e", ()),
     ],
 )
 def test_literals_that_were_only_seen_in_rows_are_named(sql: str, expected: tuple[object, ...]) -> None:

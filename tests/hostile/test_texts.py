@@ -3,11 +3,24 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pytest
+from text2sql_grpo.grading.neighbours import Neighbours
 
+from text2sql_grpo.config import load_config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.protocols import MalformedTurn, ParsedAction, Protocol, parse_action
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
+from text2sql_grpo.environment.tool_calls import turn_text
+from text2sql_grpo.environment.tools import ExecutorBackend
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.files import parse_yaml
+from text2sql_grpo.grading import Grader
+from text2sql_grpo.rewards import Answer, Judge, RewardMix
+from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.query import (
     MAX_STEPS,
     Query,
@@ -132,7 +145,7 @@ def golds(*paths: Path) -> list[str]:
 
 def deep_texts() -> Iterator[tuple[str, str]]:
     for name, make in (NESTS | CHAINS).items():
-        for n in (8, 30, 340, 5_000):
+        for n in (30, 340, 5_000):
             yield f"{name} {n}", make(n)
 
 
@@ -172,7 +185,7 @@ def test_texts_of_random_tokens_are_read_in_bounded_work() -> None:
 def test_mutated_answers_are_read_in_bounded_work() -> None:
     rng = Random(1)
     texts = golds(*sorted((ROOT / "data/questions").glob("test_*.jsonl")))
-    for number in range(1_500):
+    for number in range(800):
         text, dialect = mutated(rng.choice(texts), rng), DIALECTS[number % 3]
         assert_quick(lambda text=text, dialect=dialect: read_all(text, dialect), text)
 
@@ -271,3 +284,175 @@ def test_a_text_in_pieces_is_read_to_the_open_quote() -> None:
         "b",
         "FROM",
     ]
+
+
+CLINIC = """CREATE TABLE ward (id INTEGER PRIMARY KEY, name VARCHAR(9), beds INTEGER, cost DOUBLE PRECISION);
+INSERT INTO ward VALUES (1, 'North', 7, 2.5), (2, 'South', 4, 1e300), (17, 'O''Hara', NULL, 0.5);"""
+GOLD = "SELECT name, cost FROM ward WHERE beds > 3 ORDER BY cost"
+
+
+@dataclass(frozen=True)
+class Play:
+    """Plays one turn on the clinic, after a look, and judges the episode."""
+
+    judged: Callable[[str], Answer]
+    is_sqlite: bool
+
+    def __call__(self, turn: str) -> Answer:
+        return self.judged(turn)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "duckdb", "postgresql"])
+def play(
+    request: pytest.FixtureRequest,
+    make_database: Callable[[str, str], Path | str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Play]:
+    """Play on the clinic of each engine; on SQLite with test databases."""
+    engine = request.param
+    address = make_database(engine, CLINIC)
+    settings = EnvironmentSettings(max_turns=3, limits=Limits(timeout_s=0.1))
+    with SQLExecutor(settings.limits, workers=1) as executor:
+        neighbours = None
+        if engine == "sqlite":
+            neighbours = Neighbours(executor, tmp_path_factory.mktemp("neighbours"), max_neighbours=1)
+        judge = Judge(Grader(executor, neighbours=neighbours), executor, RewardMix(dict(REWARDS)))
+        example = Example(id="wards", database="clinic", question="Which wards?", gold_sql=GOLD)
+        backend = ExecutorBackend(executor, address, settings.limits, settings.observation)
+
+        def played(turn: str) -> Answer:
+            session = SQLSession(example, schema_text="", backend=backend, settings=settings)
+            session.start()
+            session.step("<sql>SELECT id, name, beds, cost FROM ward</sql>")
+            session.step(turn)
+            answer = judge.judge(session.episode, address)
+            json.dumps(answer.record())
+            return answer
+
+        played(f"<answer>{GOLD}</answer>")  # makes the test databases
+        yield Play(played, engine == "sqlite")
+
+
+REWARDS = {"execution": 1.0, "schema_linking": 0.1, "ngrams": 0.1}
+
+
+def hostile_answers(rng: Random) -> Iterator[str]:
+    yield from (make(n) for make in (NESTS | CHAINS).values() for n in (8, 25, 340))
+    for _ in range(60):
+        yield token_text(rng)
+        yield mutated(
+            "SELECT name , cost FROM ward WHERE beds > 3 AND id IN ( 17 , 2.50 ) ORDER BY cost", rng
+        )
+    for number in ("1e", "7e", "1e999", "-1e", "9" * 400, "0x", "17e0", "1_7", ".", "1.e", "\u0661"):
+        yield f"SELECT name, cost FROM ward WHERE id = {number} ORDER BY cost LIMIT {number}"
+    yield from ("SELECT 9e999, -9e999, 0 * 9e999", "SELECT 10::numeric ^ 400, 1", "SELECT 10.0 ^ 300, 1")
+    yield from (GOLD + "\n/* from", GOLD + " --", GOLD + ";;", f"({GOLD})", f"/*{'a' * 30_000}*/ {GOLD}")
+    yield from (
+        "SELECT 'North', " + "9" * 309,
+        "SELECT name, '" + "9" * 5_000 + "' FROM ward",
+        "\0",
+        "\ud800",
+    )
+
+
+def test_no_answer_ends_or_stalls_a_run(play: Play) -> None:
+    rng = Random(3)
+    texts = list(hostile_answers(rng))
+    if not play.is_sqlite:  # the other engines' workers take longer
+        texts = rng.sample(texts, 80) + texts[-25:]
+    for text in texts:
+        for turn in (f"<answer>{text}</answer>", f"<sql>{text}</sql>"):
+            assert_quick(lambda turn=turn: play(turn), text)
+
+
+def test_a_right_answer_stays_right_behind_a_comment_and_is_flagged_by_its_tokens(
+    play: Play,
+) -> None:
+    padding = " AND 1 = 1" * 1_500
+    assert play(f"<answer>{GOLD} -- 'a'</answer>").verdict.strict
+    answer = play(f"<answer>SELECT 'O''Hara', 17 WHERE 1 = 1{padding}</answer>")
+    assert set(answer.flags) >= {"no_table", "copied_literal"}
+
+
+def test_numbers_beyond_floats_are_outcomes(play: Play) -> None:
+    answer = play("<answer>SELECT name, 10::numeric ^ 400 FROM ward WHERE beds > 3</answer>")
+    assert not answer.verdict.strict
+    assert "not_flagged" not in answer.flags
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<sql>",
+        "<answer>",
+        "<sql><answer>",
+        "<sql>a</sql>",
+        "<sql>a</answer>",
+        "<",
+        "</sql>",
+        "<think>",
+        "</think>",
+    ],
+)
+def test_tags_are_read_in_linear_time(text: str) -> None:
+    assert_quick(lambda: read_turn(text * (120_000 // len(text)), "tags"), text)
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>", "[TOOL_CALLS]", "{", "[", '{"a":', "</tool_call>", '<tool_call>{"', "9"]
+)
+def test_tool_calls_are_read_in_linear_time(text: str) -> None:
+    assert_quick(lambda: read_turn(text * (120_000 // len(text)), "native"), text)
+    call = '<tool_call>{"name": "run_sql", "arguments": {"sql": %s}}</tool_call>'
+    assert_quick(lambda: read_turn(call % (text * (120_000 // len(text))), "native"), text)
+
+
+def test_deep_JSON_is_a_malformed_turn_at_any_depth() -> None:
+    for depth in (*range(50, 400, 7), *range(900, 1_000, 3), 5_000, 100_000):
+        for opening, closing in (("[", "]"), ('{"a":', "}")):
+            arguments = f"{opening * depth}1{closing * depth}"
+            read_turn(f'<tool_call>{{"name": "run_sql", "arguments": {arguments}}}</tool_call>', "native")
+            json.dumps(turn_text(None, None, [("run_sql", arguments)]))
+
+
+def read_turn(text: str, protocol: Protocol) -> object:
+    try:
+        return parse_action(text, protocol)
+    except MalformedTurn as malformed:
+        return str(malformed)
+
+
+def test_tags_pair_as_they_are_written() -> None:
+    assert parse_action("<answer> <sql>SELECT 1</sql>", "tags") == ParsedAction("run_sql", "SELECT 1")
+    assert parse_action("<sql><answer>SELECT 1</sql>", "tags") == ParsedAction("run_sql", "<answer>SELECT 1")
+    assert "got 2" in str(read_turn("<sql>a</sql><answer>b</answer>", "tags"))
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(BOMB, MERGES, "a: &a [*a]", "a: " + "[" * 800, "a: " + "{a: " * 5_000, "- " * 5_000),
+        *("run: !!bool x", "run: !!timestamp x", "run: 2020-99-99", "run: " + "9" * 5_000, "run: !!int x"),
+        *("run: 1" + ":1" * 3_000, 'run: "\\ud800"', "run: !!float x", "\0", "run: !!python/object:a.b {}"),
+    ],
+)
+def test_hostile_YAML_is_a_config_error_at_once(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, "utf-8")
+
+    def load() -> None:
+        with pytest.raises(ConfigError):
+            load_config(path)
+
+    load()  # imports
+    assert_quick(load, text)
+
+
+def test_YAML_may_use_aliases() -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}

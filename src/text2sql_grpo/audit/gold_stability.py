@@ -11,11 +11,12 @@ from sqlglot import exp
 from text2sql_grpo.grading.base_sample import read_sample
 from text2sql_grpo.grading.materialise import reversed_copy, run_gold
 from text2sql_grpo.grading.stability import with_ties_decided
-from text2sql_grpo.grading.strict import compare_strict, parse_query
+from text2sql_grpo.grading.strict import compare_strict
 from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.sqlite_file import open_database
 
 OpenResult = Literal["time_dependent", "non_deterministic", "tie_dependent"]
@@ -66,7 +67,7 @@ def _cut_ties(
     inside = {}
     for index in usable:
         dialect = parse_address(golds[index][0]).dialect
-        tree = parse_query(golds[index][1], dialect)
+        tree = read_query(golds[index][1], dialect).tree
         if not isinstance(tree, exp.Query) or tree.find(exp.Limit) is None:
             continue
         query = widened_query(golds[index][1], outcomes[index].columns, dialect)

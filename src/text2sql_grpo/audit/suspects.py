@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 import sqlite3
 import tempfile
 import time
@@ -26,17 +25,17 @@ from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.perturb import draw_rows
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.query import literals, read_query
 from text2sql_grpo.sql.schema import Table, read_schema
 
 MIN_SHARE = 0.7  # of a question's answers, in one class
 MIN_ANSWERS = 4
 N_VARIANTS = 12
 MAX_TEXTS = 8  # distinct answers of a question that are compared, the most frequent ones
+LARGEST_LITERAL = 10**12  # planted in a variant
 SHOWN = ObservationLimits(max_rows=12)
-_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
 
 _HOW_TO = """\
 # Suspects
@@ -223,20 +222,18 @@ def _finds_something(result: GoldResult) -> bool:
 
 def _tables(tables: Iterable[Table | TableSample], sqls: Iterable[str]) -> list[str]:
     """Names of the tables that a query names."""
-    trees = [tree for tree in map(parse_query, sqls) if tree is not None]
+    trees = [tree for tree in (read_query(sql).tree for sql in sqls) if tree is not None]
     read = {table.name.lower() for tree in trees for table in tree.find_all(exp.Table)}
     return [table.name for table in tables if table.name.lower() in read]
 
 
 def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> list[Path]:
     """Write small databases with values of the answers, which are untrusted: none is run to make them."""
-    base, literals = read_sample(database), dict[Cell, None]()
-    for tree in filter(None, map(parse_query, answers)):
-        for node in tree.find_all(exp.Literal):
-            if node.is_string and node.this.isprintable():  # no lone surrogates
-                literals[node.this] = None
-            elif _NUMBER.fullmatch(node.this):
-                literals[float(node.this) if "." in node.this else int(node.this)] = None
+    base, planted = read_sample(database), dict[Cell, None]()
+    for value in (value for answer in answers for value in literals(answer)):
+        is_small = isinstance(value, int | float) and abs(value) < LARGEST_LITERAL
+        if is_small or (isinstance(value, str) and value.isprintable()):  # no lone surrogates
+            planted[value] = None
     tables = _tables(base.tables.values(), answers)
     columns = [(name, column) for name in tables for column in base.tables[name].columns]
     seeds = GoldQuery(
@@ -244,8 +241,8 @@ def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> lis
         columns_of={},
         tables=frozenset(tables),
         columns=frozenset(columns),
-        literals=dict.fromkeys(columns, tuple(literals)),
-        patterns=frozenset(text for text in literals if isinstance(text, str) and "%" in text),
+        literals=dict.fromkeys(columns, tuple(planted)),
+        patterns=frozenset(text for text in planted if isinstance(text, str) and "%" in text),
         links=(),
         grouped=frozenset(),
         group_sizes=(),

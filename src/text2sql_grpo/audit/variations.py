@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.strict import has_top_level_order, parse_query
+from text2sql_grpo.grading.strict import has_top_level_order
 from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.query import read_query
 
 MAX_ROWS_WRITTEN = 50
 _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
@@ -43,7 +44,7 @@ def rewrites(gold_sql: str, dialect: str = "sqlite") -> Iterator[tuple[str, str]
     """
     plain = gold_sql.rstrip().rstrip(";")
     yield "comments", f"/* the answer */ {plain} -- done"
-    tree = parse_query(gold_sql, dialect)
+    tree = read_query(gold_sql, dialect).tree
     if not isinstance(tree, exp.Query):
         return
     yield "formatted", tree.sql(dialect, pretty=True, normalize_functions="lower")

@@ -6,13 +6,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import sqlglot
 from sqlglot import exp
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import folded
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.sql.query import Unread, read_query
 
 TRAINING_SETS = ("demonstrations", "train")
 KEYS = ("question", "gold_sql", "combination", "literal", "template", "database", "stored_value")
@@ -93,7 +93,7 @@ def _keys(databases: Databases | None, row: Mapping[str, Any]) -> Keys:
     try:
         columns, literals = _parts(gold, dialect)
         looked = _parts(row["look_sql"], dialect)[0] if row.get("look_sql") else frozenset[str]()
-    except sqlglot.ParseError as error:
+    except ValueError as error:
         hint = "" if databases else " (SQL of another engine than SQLite needs --databases)"
         raise ValueError(f"SQL that cannot be parsed: {error}{hint}") from error
     template = row.get("template")
@@ -115,7 +115,10 @@ def _keys(databases: Databases | None, row: Mapping[str, Any]) -> Keys:
 @lru_cache(maxsize=50_000)
 def _parts(sql: str, dialect: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
     """Tables and `table.column`s of a query, and the (column, literal) pairs it compares."""
-    tree = sqlglot.parse_one(sql, read=dialect)
+    query = read_query(sql, dialect)
+    if isinstance(query, Unread):
+        raise ValueError(query.reason)
+    tree = query.tree
     aliases = {table.alias_or_name: table.name for table in tree.find_all(exp.Table)}
     only = next(iter(aliases.values())) if len(set(aliases.values())) == 1 else ""
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from text2sql_grpo.bundled import ROOT
+from text2sql_grpo.files import parse_yaml
 
 BUNDLED = ROOT / "data" / "templates.yaml"
 OWN = ROOT / "data" / "own_templates.yaml"
@@ -46,7 +45,7 @@ class Template:
 @cache
 def templates(path: Path = BUNDLED) -> tuple[Template, ...]:
     """All templates, in the order of the file."""
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree = parse_yaml(path.read_text(encoding="utf-8"))
     found = []
     for name, fields in tree["templates"].items():
         shared, own = tree["shared"].get(fields.pop("shared", None), []), fields.pop("phrases", [])

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from huggingface_hub import get_token
 from packaging.requirements import Requirement
 from rich.text import Text
@@ -20,6 +19,7 @@ from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.doctor.memory import Sharding
 from text2sql_grpo.errors import ConfigError, RunError, install_command
+from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.loaded_policy import four_bit_obstacle
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -62,10 +62,10 @@ def read_launch(file: Path | None) -> Sharding:
     if file is None:
         return Sharding()
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = parse_yaml(file.read_text(encoding="utf-8"))
         processes = int(tree["num_processes"])
         kind = tree["distributed_type"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
     deepspeed = tree.get("deepspeed_config") or {}
     stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))

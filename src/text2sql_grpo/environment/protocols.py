@@ -58,7 +58,7 @@ class ParsedAction:
         return {"sql": self.sql}
 
 
-_TAG = re.compile(r"<(sql|answer)>(.*?)</\1>", re.DOTALL)
+_OPENING_TAG = re.compile("<(sql|answer)>")
 _TAGS_EXPECTED = "expected one <sql>query</sql> to run or one <answer>query</answer> to submit"
 
 
@@ -79,7 +79,7 @@ def parse_tags(text: str) -> ParsedAction:
     >>> parse_tags("<think>look first</think><sql>SELECT 1</sql>")
     ParsedAction(kind='run_sql', sql='SELECT 1')
     """
-    found = _TAG.findall(_after_thinking(text))
+    found = _tagged(_after_thinking(text))
     if len(found) != 1:
         raise MalformedTurn(f"{_TAGS_EXPECTED}, got {len(found) or 'none'}")
     tag, sql = found[0]
@@ -88,8 +88,27 @@ def parse_tags(text: str) -> ParsedAction:
     return ParsedAction("run_sql" if tag == "sql" else "submit_sql", sql.strip())
 
 
+def _tagged(text: str) -> list[tuple[str, str]]:
+    """Tag and content of each closed pair of tags, one after the other, in linear time."""
+    found: list[tuple[str, str]] = []
+    unclosed: set[str] = set()
+    position = 0
+    for opening in _OPENING_TAG.finditer(text):
+        tag = opening[1]
+        if opening.start() < position or tag in unclosed:
+            continue
+        end = text.find(f"</{tag}>", opening.end())
+        if end < 0:
+            unclosed.add(tag)
+        else:
+            found.append((tag, text[opening.end() : end]))
+            position = end + len(f"</{tag}>")
+    return found
+
+
 _CALL_START = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call\|>")
 _MAX_NAMES_CHARS = 200
+MAX_JSON_DEPTH = 100  # what is nested deeper might be read, and not be written again
 
 
 def before_call(text: str) -> str | None:
@@ -184,6 +203,8 @@ def _read_call(text: str, expected: str) -> dict[str, Any]:
         raise MalformedTurn(f"{expected}, got JSON that cannot be read: {error}") from error
     if is_tagged and body[end:].strip():
         raise MalformedTurn(f"{expected}, got more than one JSON object between <tool_call> and </tool_call>")
+    if is_deep(call):
+        raise MalformedTurn(f"{expected}, got JSON nested deeper than {MAX_JSON_DEPTH} levels")
     if isinstance(call, list) and not is_tagged:
         if len(call) != 1:
             raise MalformedTurn(f"{expected}, got {len(call)} calls")
@@ -191,6 +212,19 @@ def _read_call(text: str, expected: str) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise MalformedTurn(f"{expected}, got {type(call).__name__}")
     return call
+
+
+def is_deep(value: object) -> bool:
+    """True if a JSON value is nested deeper than `MAX_JSON_DEPTH` levels.
+
+    >>> is_deep({"a": [1, {"b": 2}]})
+    False
+    """
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        nested = [part for part in level if isinstance(part, dict | list)]
+        level = [child for part in nested for child in (part.values() if isinstance(part, dict) else part)]
+    return bool(level)
 
 
 def parse_action(

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from text2sql_grpo.environment.protocols import is_deep
+
 
 def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[str, str]]) -> str:
     """Text of an assistant message for the protocols.
@@ -40,8 +42,9 @@ def call_text(name: str, arguments: Any) -> str:
 
 
 def _read(arguments: str) -> object:
-    """Parse arguments; text that is no JSON is kept for the protocol to refuse."""
+    """Parse arguments; text that is no JSON, or nested too deeply, is kept for the protocol to refuse."""
     try:
-        return json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+    return arguments if is_deep(value) else value

@@ -13,8 +13,8 @@ from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.dates import DateFormat, date_format
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Cell, Row
+from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import open_database
 
@@ -164,7 +164,8 @@ def read_sample(database: Path) -> DatabaseSample:
 
 def _view_query(create: str) -> str:
     """Query of a view, with the names of its list of columns as aliases; empty if sqlglot cannot parse it."""
-    view = parse_query(create)
+    parsed = read_query(create).tree
+    view = parsed and parsed.copy()
     if not isinstance(view, exp.Create) or not isinstance(view.expression, exp.Query):
         return ""
     names = view.this.expressions if isinstance(view.this, exp.Schema) else []

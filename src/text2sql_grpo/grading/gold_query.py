@@ -15,12 +15,13 @@ from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from text2sql_grpo.grading.near_values import ESCAPED
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.query import Unread, number_value, read_query, write_query
 from text2sql_grpo.sql.schema import Schema
 
 ColumnRef = tuple[str, str]  # table and column, as declared
 Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
+Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
@@ -64,23 +65,24 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
         schema: Schema of its database.
         views: Query of each view by its name in lower case, to replace the view.
     """
-    parsed = parse_query(sql)
+    parsed = read_query(sql).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
-    parsed = _with_views(parsed, views)
-    tree = normalize_identifiers(_with_strings(parsed, schema), dialect="sqlite")
+    parsed = _with_views(parsed.copy(), views)
     try:
+        tree = normalize_identifiers(_with_strings(parsed, schema), dialect="sqlite")
         scopes = traverse_scope(tree)
-    except (SqlglotError, RecursionError):
+    except (SqlglotError, RecursionError, ValueError):
         return None
     declared = {
         table.name.lower(): (table.name, {column.name.lower(): column.name for column in table.columns})
         for table in schema.tables
     }
     columns_of: dict[int, ColumnRef] = {}
+    known: Resolved = {}
     for scope in scopes:  # inner ones first
         for column in scope.expression.find_all(exp.Column):
-            found = None if id(column) in columns_of else _resolve(column, scope, declared)
+            found = None if id(column) in columns_of else _resolve(column, scope, declared, known)
             if found is not None:
                 columns_of[id(column)] = found
     names = {table.name.lower() for table in tree.find_all(exp.Table)}
@@ -107,28 +109,19 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
     )
 
 
-def why_unread(sql: str) -> str:
-    """Reason why `read_gold` returns None.
+def why_unread(sql: str, dialect: str = "sqlite") -> str:
+    """Why a query is not read, so that its literals and columns are unknown; empty if it is.
 
     >>> why_unread("SELECT FROM WHERE")
-    'sqlglot cannot parse it as a query'
+    'sqlglot cannot parse it'
     """
-    tree = parse_query(sql)
-    if not isinstance(tree, exp.Query):
-        return "sqlglot cannot parse it as a query"
-    n_nodes = sum(1 for _ in tree.walk())
-    if n_nodes > MAX_NODES:
-        return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}"
-    return "it reads no table whose columns are known"
-
-
-def why_unread_answer(sql: str, dialect: str) -> str:
-    """Why the literals and columns of an answer are unknown; empty if they are not."""
-    tree = parse_query(sql, dialect)
-    if not isinstance(tree, exp.Query):
-        return "the answer cannot be parsed"
-    n_nodes = sum(1 for _ in tree.walk())
-    return f"the answer is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
+    query = read_query(sql, dialect)
+    if isinstance(query, Unread):
+        return query.reason
+    if not isinstance(query.tree, exp.Query):
+        return "it is not a query"
+    n_nodes = sum(1 for _ in query.tree.walk())
+    return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
 
 
 def literal_value(node: exp.Expr) -> Cell:
@@ -137,11 +130,11 @@ def literal_value(node: exp.Expr) -> Cell:
         return None
     if node.is_string:
         return str(node.this)
-    number = float(node.this)
-    if abs(number) >= MAX_INTEGER:
+    number = number_value(node.this)
+    if number is None or abs(number) >= MAX_INTEGER:
         return None
     number = -number if isinstance(node.parent, exp.Neg) else number
-    return int(number) if number.is_integer() and "." not in node.this else number
+    return int(number) if number % 1 == 0 and "." not in node.this else number
 
 
 def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
@@ -149,7 +142,7 @@ def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     for _ in range(len(views)):
         found = [table for table in tree.find_all(exp.Table) if table.name.lower() in views]
         for table in found:
-            query = parse_query(views[table.name.lower()])
+            query = read_query(views[table.name.lower()]).tree
             if isinstance(query, exp.Query):
                 table.replace(query.subquery(table.alias_or_name))
     return tree
@@ -172,16 +165,15 @@ def _with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
     return result
 
 
-def _resolve(
-    column: exp.Column, scope: Scope, declared: Declared, seen: frozenset[tuple[int, str]] = frozenset()
-) -> ColumnRef | None:
+def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolved) -> ColumnRef | None:
     """Column of a table that a column of a scope stands for.
 
     Args:
         column: The column.
         scope: Its scope.
         declared: Tables and columns of the schema.
-        seen: Scopes and names on the way to it: a recursive CTE, or an alias of its own name, ends there.
+        known: Columns found so far, None on the way to one: a recursive CTE, or an alias of its own name,
+            ends there. Each is searched once, or stars of stars would double the work at each level.
     """
     current: Scope | None = scope
     while current is not None:
@@ -191,24 +183,28 @@ def _resolve(
         else:
             candidates = list(sources.values())
         for source in candidates:
-            found = _column_of(source, column.name, declared, seen)
+            found = _column_of(source, column.name, declared, known)
             if found is not None:
                 return found
         current = current.parent
     return None
 
 
-def _column_of(
-    source: exp.Expr | Scope, name: str, declared: Declared, seen: frozenset[tuple[int, str]]
-) -> ColumnRef | None:
+def _column_of(source: exp.Expr | Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
     if isinstance(source, exp.Table):
         table, columns = declared.get(source.name, ("", {}))
         return (table, columns[name]) if name in columns else None
     if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
         return None
-    if (id(source), name) in seen:
-        return None
-    seen |= {(id(source), name)}
+    key = (id(source), name)
+    if key not in known:
+        known[key] = None
+        known[key] = _column_of_scope(source, name, declared, known)
+    return known[key]
+
+
+def _column_of_scope(source: Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
+    assert isinstance(source.expression, exp.Query)
     names = source.outer_columns or [projection.alias_or_name for projection in source.expression.selects]
     while source.set_operation_scopes:  # a set operation has the columns of its first query
         source = source.set_operation_scopes[0]
@@ -216,10 +212,10 @@ def _column_of(
     for known_as, projection in zip(names, source.expression.selects, strict=False):
         inner = projection.unalias()
         if known_as == name and isinstance(inner, exp.Column):
-            return _resolve(inner, source, declared, seen)
+            return _resolve(inner, source, declared, known)
         if projection.is_star:
             for inner_source in source.sources.values():
-                found = _column_of(inner_source, name, declared, seen)
+                found = _column_of(inner_source, name, declared, known)
                 if found is not None:
                     return found
     return None
@@ -240,9 +236,9 @@ def _compared_value(node: exp.Expr) -> Cell:
     if isinstance(node, exp.Func) and not isinstance(node, (*COMPARISONS, exp.Connector)):
         if node.find(exp.Column, exp.Query, exp.AggFunc) or not node.find(exp.Literal):
             return None
-        with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
+        with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error, ValueError):
             connection.set_authorizer(_allow_dates)
-            value: Cell = connection.execute(f"SELECT {node.sql('sqlite')}").fetchone()[0]
+            value: Cell = connection.execute(f"SELECT {write_query(node)}").fetchone()[0]
             return value
     return literal_value(node)
 

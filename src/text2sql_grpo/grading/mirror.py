@@ -30,11 +30,11 @@ from text2sql_grpo.grading.base_sample import (
 )
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
+from text2sql_grpo.sql.query import read_query, write_query
 from text2sql_grpo.sql.schema import ForeignKey, Schema, quote_name, read_schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
@@ -171,7 +171,7 @@ class Mirror:
 
     def gap_of(self, sql: str) -> str:
         """Part of a query that the mirror lacks, and why; empty if it has all."""
-        tree = parse_query(sql, self.dialect) if sql and self.gaps else None
+        tree = read_query(sql, self.dialect).tree if sql and self.gaps else None
         for table in tree.find_all(exp.Table) if tree else ():
             reason = self.gaps.get(table.name.lower())
             if reason:
@@ -187,14 +187,15 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     >>> as_sqlite("SELECT a FROM sales.t WHERE d >= DATE '2020-01-31' AND EXTRACT(YEAR FROM d) = 2020", "duckdb")
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
     """  # noqa: E501 (an example)
-    tree = parse_query(sql, dialect)
+    tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
         return None
+    tree = tree.copy()
     for part in tree.find_all(exp.Table, exp.Column):
         part.set("db", None)
         part.set("catalog", None)
     try:
-        return tree.transform(_in_sqlite).sql("sqlite", comments=False)
+        return write_query(tree.transform(_in_sqlite, copy=False))
     except (SqlglotError, ValueError, RecursionError):
         return None
 
@@ -262,7 +263,7 @@ def build_mirror(
                 others = tuple(value for value in values if value is not None)
                 allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others
     for name, text in catalogue.views:
-        tree = parse_query(text, catalogue.dialect)
+        tree = read_query(text, catalogue.dialect).tree
         lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in gaps] if tree else []
         if lost:
             gaps[name.lower()] = f"it reads {lost[0]}: {gaps[lost[0].lower()]}"
@@ -503,16 +504,14 @@ def _catalogue(schema: Schema, dialect: str) -> Catalogue:
 
 def _in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
     """Query with the namespaces of its tables, and with quotes where the dialect needs them."""
-    tree = parse_query(sql)
-    if tree is None:
+    parsed = read_query(sql).tree
+    if parsed is None:
         return None
+    tree = parsed.copy()
     namespaces = {table.name.lower(): table.namespace for table in schema.tables}
     for table in tree.find_all(exp.Table):
         if namespace := namespaces.get(table.name.lower()):
             table.set("db", exp.to_identifier(namespace))
     for identifier in tree.find_all(exp.Identifier):
         identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
-    try:
-        return tree.sql(dialect, comments=False)
-    except (SqlglotError, ValueError, RecursionError):
-        return None
+    return write_query(tree, dialect)

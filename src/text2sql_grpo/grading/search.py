@@ -313,7 +313,7 @@ def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> Gold
 def _gap_before(gold: GoldQuery | None, gold_sql: str, base: DatabaseSample) -> str:
     """Why a gold query gets no test databases; empty if it may get some."""
     if gold is None:
-        return why_unread(gold_sql)
+        return why_unread(gold_sql) or "it reads no table whose columns are known"
     if gold.tree.find(exp.Rand):
         return "the gold query calls random()"
     virtual = sorted(gold.tables - base.tables.keys())

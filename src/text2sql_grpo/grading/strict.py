@@ -6,27 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.grading.rows import TieGroup, rows_agree
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
+from text2sql_grpo.sql.query import read_query, without_comments
 
 _QUALIFIER = re.compile(r"""["`\[]?\b[a-z_]\w*["`\]]?\.(?=[a-z_"`\[*])""", re.I)
 Difference = Literal["equal", "row_count", "columns", "order", "values", "truncated"]
-
-
-def parse_query(sql: str, dialect: str = "sqlite") -> exp.Expr | None:
-    """Parse one statement; None if sqlglot cannot, or only beyond Python's recursion limit.
-
-    >>> parse_query("SELECT " + "(" * 1000) is None
-    True
-    """
-    try:
-        return sqlglot.parse_one(sql, dialect=dialect)
-    except (SqlglotError, RecursionError):
-        return None
 
 
 @lru_cache(maxsize=8192)
@@ -34,18 +21,18 @@ def has_top_level_order(sql: str, dialect: str = "sqlite") -> bool:
     """True if the outermost query, or the set operation it is, has an ORDER BY.
 
     An ORDER BY in a subquery, a CTE or a window does not count: it promises nothing about the result.
-    For text that sqlglot cannot parse as one query, True if `order by` stands anywhere in it: refusing a
-    right answer is cheaper than rewarding a wrong one.
+    For text that sqlglot cannot parse as one query, True if `order by` stands anywhere outside comments:
+    refusing a right answer is cheaper than rewarding a wrong one.
 
     >>> has_top_level_order("SELECT a FROM t UNION SELECT b FROM t ORDER BY 1")
     True
     >>> has_top_level_order("SELECT * FROM (SELECT a FROM t ORDER BY a)")
     False
     """
-    expression = parse_query(sql, dialect)
+    expression = read_query(sql, dialect).tree
     if isinstance(expression, exp.Query | exp.Values):
         return expression.args.get("order") is not None
-    return "order by" in " ".join(sql.lower().split())
+    return "order by" in " ".join(without_comments(sql, dialect).lower().split())
 
 
 def compare_strict(

@@ -27,7 +27,7 @@ from sqlglot import exp
 from text2sql_grpo.errors import ConfigError, RunError, needs_extra
 from text2sql_grpo.grading.base_sample import DatabaseSample, read_sample
 from text2sql_grpo.grading.copies import CopyEngine
-from text2sql_grpo.grading.gold_query import why_unread, why_unread_answer
+from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.mirror import Mirror, build_mirror
@@ -40,12 +40,12 @@ from text2sql_grpo.grading.search import (
     gap_of,
 )
 from text2sql_grpo.grading.stability import with_ties_decided
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.grading.suite_folder import SuiteFolder
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
 MAX_DATABASES = 4
@@ -213,7 +213,8 @@ class TestSuite:
         candidates = find_counterexamples(
             self._executor, mirror.path, base, gold, answer, self._new_path, limits=self._limits
         )
-        gap = why_unread_answer(answer_sql, mirror.dialect)
+        unread = why_unread(answer_sql, mirror.dialect)
+        gap = f"the answer was searched by its tokens: {unread}" if unread else ""
         with closing(candidates):
             if mirror.is_database:
                 return Trial(is_refuted=any(True for _ in candidates), gap=gap)
@@ -245,7 +246,7 @@ class TestSuite:
                 return Suite(gap=FAILED)
             query = mirror.in_sqlite(gold_sql)
             if query is None:
-                return Suite(gap=why_unread(gold_sql))
+                return Suite(gap=why_unread(gold_sql, mirror.dialect))
             if gap := mirror.gap_of(gold_sql):
                 return Suite(gap=gap)
             found = self._searched(mirror.path, query)
@@ -315,7 +316,7 @@ class TestSuite:
     def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
         """Result of the gold query on a copy; None if it fails there, or depends on ties."""
         gold = GoldResult(self._executor, url, gold_sql, limits=self._limits)
-        tree = parse_query(gold_sql, dialect)
+        tree = read_query(gold_sql, dialect).tree
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
             return None
         for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy

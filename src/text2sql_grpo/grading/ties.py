@@ -13,8 +13,8 @@ from itertools import groupby
 from sqlglot import exp
 
 from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.strict import parse_query
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
+from text2sql_grpo.sql.query import number_value, read_query, write_query
 
 KEY_TOLERANCE = 1e-12  # relative; keys this close differ by rounding alone and tie
 RANKS_BEYOND_LIMIT = 10  # rows whose keys may be that close to the last one shown
@@ -52,7 +52,7 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     >>> widened_query("SELECT name FROM t ORDER BY age DESC LIMIT 3", ["name"]).sql
     'WITH _gold(c0, k0) AS MATERIALIZED (SELECT name, age AS k0 FROM t) SELECT * FROM (SELECT *, rank() OVER (ORDER BY k0 DESC) AS _rank FROM _gold) AS _ranked WHERE _rank <= 13 ORDER BY _rank'
     """  # noqa: E501 (the output of an example)
-    query = parse_query(gold_sql, dialect)
+    query = read_query(gold_sql, dialect).tree
     if not isinstance(query, exp.Select | exp.SetOperation):
         return None
     order, limit, offset = (query.args.get(part) for part in ("order", "limit", "offset"))
@@ -78,11 +78,14 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
         keys.append(index)
         ranked = term.copy()
         ranked.set("this", exp.column(names[index]))
-        terms.append(ranked.sql(dialect))
-    rank = f"rank() OVER (ORDER BY {', '.join(terms)})" if terms else "1"
+        terms.append(write_query(ranked, dialect))
+    core = write_query(inner, dialect)
+    if core is None or None in terms:
+        return None
+    rank = f"rank() OVER (ORDER BY {', '.join(filter(None, terms))})" if terms else "1"
     bound = "" if end is None else f" WHERE _rank <= {end + RANKS_BEYOND_LIMIT}"
     sql = (
-        f"WITH _gold({', '.join(names)}) AS MATERIALIZED ({inner.sql(dialect, comments=False)}) "
+        f"WITH _gold({', '.join(names)}) AS MATERIALIZED ({core}) "
         f"SELECT * FROM (SELECT *, {rank} AS _rank FROM _gold) AS _ranked{bound} ORDER BY _rank"
     )
     is_distinct = (
@@ -92,14 +95,19 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
 
 
 def _number_of_rows(clause: exp.Expr) -> int | None:
-    count = clause.expression
-    return int(count.this) if isinstance(count, exp.Literal) and count.is_int else None
+    return _whole_number(clause.expression)
+
+
+def _whole_number(node: exp.Expr) -> int | None:
+    number = number_value(node.this) if isinstance(node, exp.Literal) and not node.is_string else None
+    return number if isinstance(number, int) else None
 
 
 def _output_column(term: exp.Expr, query: exp.Query, columns: Sequence[str]) -> int | None:
     """Index of the gold's column that an ORDER BY term names; None for another expression."""
-    if isinstance(term, exp.Literal) and term.is_int:
-        return int(term.this) - 1 if 1 <= int(term.this) <= len(columns) else None
+    place = _whole_number(term)
+    if place is not None:
+        return place - 1 if 1 <= place <= len(columns) else None
     projections = query.selects
     if len(projections) == len(columns) and not any(part.is_star for part in projections):
         if isinstance(term, exp.Column) and not term.table:

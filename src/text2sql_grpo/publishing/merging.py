@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from peft import PeftConfig, PeftModelForCausalLM, PeftType
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.files import draft
+from text2sql_grpo.files import draft, parse_yaml
 from text2sql_grpo.models.hardware import check_fits
 from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle
 from text2sql_grpo.models.sources import model_folder
@@ -194,8 +193,8 @@ def _dtype_before_rounding(
     """Type from which the base was rounded to 4 bits in training; None if it was not."""
     run = adapter.resolve().parent / "config.yaml"
     try:
-        tree: Any = yaml.safe_load(run.read_text(encoding="utf-8")) if run.is_file() else None
-    except yaml.YAMLError as error:
+        tree: Any = parse_yaml(run.read_text(encoding="utf-8")) if run.is_file() else None
+    except ValueError as error:
         raise ModelError(f"cannot parse the YAML beside the adapter: {error} ({run})") from error
     model = (tree.get("model") or {}) if isinstance(tree, dict) else {}
     if quantization == "auto":

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remarks
-from text2sql_grpo.files import read_json
+from text2sql_grpo.files import parse_yaml, read_json
 from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
@@ -144,8 +144,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        config = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise DataError(f"cannot parse the YAML: {error} ({path})") from error
     if not isinstance(config, dict):
         raise DataError(f"a config must be a YAML mapping, got {type(config).__name__} ({path})")

@@ -5,6 +5,7 @@ from text2sql_grpo.grading.flags import literals_copied_from_observations, reads
 from text2sql_grpo.grading.verdict import Verdict
 
 FLAGS = ("official_only", "no_table", "copied_literal")
+NOT_FLAGGED = "not_flagged"  # in place of flags: an internal error while they were found
 
 
 def episode_flags(

@@ -1,5 +1,6 @@
 """Judging of finished episodes: the only place that grades, scores, pays, flags and records them."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Submission
-from text2sql_grpo.rewards.episode_flags import FLAGS, episode_flags
+from text2sql_grpo.rewards.episode_flags import FLAGS, NOT_FLAGGED, episode_flags
 from text2sql_grpo.rewards.function import Results
 from text2sql_grpo.rewards.mix import RewardMix
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Answer:
     Attributes:
         official: Verdicts of the published evaluators; all false if nothing was submitted or they were
             not run.
-        flags: See `episode_flags`.
+        flags: See `episode_flags`; `NOT_FLAGGED` if finding them failed.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
     """
@@ -122,7 +125,11 @@ class Judge:
             scores = self.rewards.score(episode, verdict, results)
             reward = None if scores is None else self.rewards.total(scores)
         dialect = parse_address(database).dialect
-        flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
+        try:
+            flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
+        except Exception as error:  # a record, never a verdict: it costs no run
+            _logger.warning("no flags for an answer, an internal error: %r (%s)", error, sql)
+            flags = (NOT_FLAGGED,)
         return Answer(episode, verdict, official, flags, scores, reward)
 
 
@@ -139,7 +146,7 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
         "accuracy/official": float(verdict.official),
         "accuracy/official_minus_strict": float(verdict.official) - float(verdict.strict),
         "hack/rate": float("official_only" in flags or "no_table" in flags),
-        **{f"hack/{flag}": float(flag in flags) for flag in FLAGS},
+        **{f"hack/{flag}": float(flag in flags) for flag in (*FLAGS, NOT_FLAGGED)},
         "grading/gap": float(bool(verdict.gap)),
         "episode/turns": float(len(kinds)),
         "episode/looks": float(episode.looks),

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.strict import parse_query
+from text2sql_grpo.sql.query import read_query
 
 _WORD = re.compile(r"'(?:[^']|'')*'|\w+|[^\w\s]")
 
@@ -48,7 +48,7 @@ def schema_items(sql: str, dialect: str = "sqlite") -> frozenset[tuple[str, ...]
     >>> sorted(schema_items("SELECT count(*) AS n FROM Staff AS s WHERE s.Age > 3 ORDER BY n"))
     [('column', 'age'), ('table', 'staff')]
     """
-    query = parse_query(sql, dialect)
+    query = read_query(sql, dialect).tree
     if query is None:
         return frozenset()
     ctes = {cte.alias.lower() for cte in query.find_all(exp.CTE)}

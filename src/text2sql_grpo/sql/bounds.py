@@ -16,8 +16,7 @@ _BEFORE_FIRST_WORD = re.compile(
     r"(?:[\s(;]|--[^\n\r]*(?:[\n\r]|\Z)|/\*(?:(?!/\*).)*?\*/)*", re.DOTALL | re.ASCII
 )
 _WORD = re.compile(r"\w*")
-MAX_INT_DIGITS = 20_000  # converted in 10 ms, in which nothing else of the process runs
-MAX_INT_BYTES = 1_750  # 4,214 digits: Python prints no number of more than 4,300
+MAX_INT_BITS = 1_023  # 308 digits: a longer integer is no float, which the grader computes with
 
 
 class TimeLimitReachedError(Exception):
@@ -49,13 +48,14 @@ def is_blank(sql: str) -> bool:
 def exact_number(value: Decimal) -> int | float | str:
     """Convert to an integer if the value is one, else to the nearest float: 2.00 to 2, 1.50 to 1.5.
 
-    An integer of more than `MAX_INT_DIGITS` digits, or a fraction beyond floats, becomes text.
+    An integer of more than `MAX_INT_BITS` bits, or a fraction beyond floats, becomes text.
 
     >>> exact_number(Decimal("12345678901234567890.00")), exact_number(Decimal("0.10"))
     (12345678901234567890, 0.1)
     """
     if value.is_finite() and value == value.to_integral_value():
-        return int(value) if value.adjusted() < MAX_INT_DIGITS else f"{value:.0f}"
+        is_short = value.adjusted() < 308 and int(value).bit_length() <= MAX_INT_BITS
+        return int(value) if is_short else f"{value:.0f}"
     number = float(value)
     return f"{value:f}" if math.isinf(number) and value.is_finite() else number
 
@@ -84,14 +84,14 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
             return tuple(kept), True
         if time.monotonic() > deadline:
             raise TimeLimitReachedError
-        if max(sizes, default=0) > MAX_INT_BYTES:
-            row = tuple(map(_printable, row))
+        if max(sizes, default=0) >= MAX_INT_BITS // 8:
+            row = tuple(map(_short_number, row))
         kept.append(row)
     return tuple(kept), is_cut
 
 
-def _printable(cell: Cell) -> Cell:
-    is_long = isinstance(cell, int) and cell.bit_length() > 8 * MAX_INT_BYTES
+def _short_number(cell: Cell) -> Cell:
+    is_long = isinstance(cell, int) and cell.bit_length() > MAX_INT_BITS
     return f"{Decimal(cell):f}" if is_long else cell  # type: ignore[arg-type]
 
 
