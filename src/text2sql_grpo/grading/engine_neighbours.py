@@ -87,6 +87,7 @@ class EngineNeighbours:
         self._limits = limits
         self._url = url
         self._folder = Path(tempfile.mkdtemp(prefix="text2sql-grpo-copies-"))
+        executor.grant_folder(self._folder)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._numbers = count()
         self._lock = RLock()

@@ -112,6 +112,7 @@ class Neighbours:
         self.gaps: dict[tuple[str, str], str] = {}
         self._executor = executor
         self._folder = cache_folder
+        executor.grant_folder(cache_folder)
         self._limits = limits
         self._lock = RLock()
         self._known: OrderedDict[tuple[Path, Fingerprint, str], Cover] = OrderedDict()
@@ -155,7 +156,7 @@ class Neighbours:
     def _find_or_make(self, database: Path, fingerprint: Fingerprint, gold_sql: str) -> Cover:
         parts = (_content_hash(database, fingerprint), gold_sql, _code_hash(), str(self.max_neighbours))
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        folder = self._folder / name  # side by side: SQL workers may soon read them all, and need no restart
+        folder = self._folder / name
         if not folder.is_dir():
             started = time.perf_counter()
             answer = self._executor.execute(database, gold_sql, limits=self._limits)

@@ -48,6 +48,7 @@ class Refuter:
         self._executor = executor
         self._limits = limits
         self._folder = Path(tempfile.mkdtemp(prefix="text2sql-grpo-variants-"))
+        executor.grant_folder(self._folder)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._numbers = count()
         self._known: OrderedDict[tuple[Database, str, str], bool] = OrderedDict()
