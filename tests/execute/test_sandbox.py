@@ -1,10 +1,14 @@
 """What the kernel refuses to a worker: Python code runs in real workers in place of SQL."""
 
+import ast
 import os
+import resource
+import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +17,9 @@ import duckdb
 import pytest
 
 from text2sql_grpo.doctor.checks import sandbox as finding
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql import Limits, SQLExecutor, sandbox
+from text2sql_grpo.sql.schema import read_schema
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Landlock and seccomp")
 
@@ -30,6 +35,52 @@ def run(self, code, limits, started):
 sqlite.HardenedDatabase.run_marshalled = run
 main()
 """
+# Calls each system call by its number with arguments that are all -1: what is done with them is harmless.
+PROBE = PYTHON_FOR_SQL.replace(
+    "def run(",
+    """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    values = [ctypes.c_long(value) for value in arguments]
+    result = libc.syscall(ctypes.c_long(number), *values)
+    return "open" if result >= 0 else errno.errorcode.get(ctypes.get_errno(), "?")
+def probed(left_out):
+    return {number: call(number, *[-1] * 6) for number in range(600) if number not in left_out}
+import os
+os.call, os.probed = call, probed
+def run(""",
+)
+# On x86_64 and aarch64.
+ENDS_OR_BLOCKS = {"x86_64": {15, 34, 60, 231, 335, 336}, "aarch64": {93, 94, 139}}
+REFUSED_CALLS = {
+    "other processes: priority, processors, limits, signals, memory": {
+        "x86_64": "141 142 144 203 251 314 101 310 311 312 200 129 297 424 434 438 440 448 238 256 279",
+        "aarch64": "140 118 119 122 30 274 117 270 271 272 130 138 240 424 434 438 440 448 237 238 239",
+    },
+    "memory shared by name, or without one": {
+        "x86_64": "29 30 31 67 64 65 66 220 68 69 70 71 240 241 319 447 323 425 426 427",
+        "aarch64": "194 195 196 197 190 191 192 193 186 187 188 189 180 181 279 447 282 425 426 427",
+    },
+    "the machine: clock, name, log, swap, accounting, modules, ports": {
+        "x86_64": "227 164 159 305 170 171 103 167 168 163 175 176 313 246 320 169 172 173 153 179",
+        "aarch64": "112 170 171 266 161 162 116 224 225 89 105 106 273 104 294 142 58 60",
+    },
+    "mounts, namespaces, personality": {
+        "x86_64": "165 166 155 161 272 308 135 428 429 430 431 432 433 442 457 458 467",
+        "aarch64": "40 39 41 51 97 268 92 428 429 430 431 432 433 442 457 458 467",
+    },
+    "programs, processes, identity": {
+        "x86_64": "57 58 59 322 435 105 106 113 114 117 119 116 122 123 126 112 109 121 37 38 222",
+        "aarch64": "221 281 435 146 144 145 143 147 149 159 151 152 91 157 154 103 107",
+    },
+    "files that are changed, and keys": {
+        "x86_64": "82 264 316 83 258 84 86 265 88 266 133 259 90 91 268 452 92 93 94 260 76 280 188 303 304"
+        " 248 249 250 40 275 276 326 321 298 253 254 294 300 86 85",
+        "aarch64": "38 276 34 37 36 33 52 53 452 55 54 45 88 5 264 265 217 218 219 71 76 77 285 280 241 26 27"
+        " 262",
+    },
+}
 # DuckDB without the check of its parse tree.
 NO_PARSE_TREE = """
 from text2sql_grpo.sql import worker
@@ -105,6 +156,56 @@ def test_worker_has_no_right_that_it_does_not_need(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.skipif(os.uname().machine not in ENDS_OR_BLOCKS, reason="numbers of two machines")
+def test_calls_of_each_class_are_refused(database: Path, start_up: Callable[[str], None]) -> None:
+    machine = os.uname().machine
+    start_up(PROBE)
+    with SQLExecutor(Limits(timeout_s=20.0), workers=1, cache_entries=0) as executor:
+        found = executor.execute(database, f"os.probed({ENDS_OR_BLOCKS[machine]})").rows[0][0]
+        answers = ast.literal_eval(str(found))
+        for label, numbers in REFUSED_CALLS.items():
+            for number in map(int, numbers[machine].split()):
+                assert answers[number] in ("EPERM", "ENOSYS"), (label, number)
+        # What is newer than this list is refused as well.
+        assert {answers[number] for number in range(467, 600)} == {"ENOSYS"}
+        is_open = [number for number, answer in answers.items() if answer not in ("EPERM", "ENOSYS")]
+        assert len(is_open) < 110
+
+        # By their arguments: a new namespace, the parent's end and limits, a terminal's input, signals.
+        thread, in_namespace = 0x10F00, 0x20000
+        parent, clone, prctl, ioctl, fcntl, limits = (
+            (os.getpid(), 56, 157, 16, 72, 302)
+            if machine == "x86_64"
+            else (os.getpid(), 220, 167, 29, 25, 261)
+        )
+        for call in (
+            (clone, thread | in_namespace, 0, 0, 0, 0),
+            (clone, 17, 0, 0, 0, 0),
+            (prctl, 1, 0, 0, 0, 0),  # PR_SET_PDEATHSIG
+            (prctl, 4, 1, 0, 0, 0),  # PR_SET_DUMPABLE
+            (ioctl, 0, 0x5412, 0),  # TIOCSTI
+            (ioctl, 0, 0x541C, 0),  # TIOCLINUX
+            (fcntl, 0, 8, parent),  # F_SETOWN
+            (limits, parent, 7, 0, 0),
+        ):
+            assert executor.execute(database, f"os.call(*{call})").rows == (("'EPERM'",),), call
+
+
+def test_worker_holds_no_terminal_and_no_file_of_its_parent(
+    evaluate: Callable[[str], str], tmp_path: Path
+) -> None:
+    held = (tmp_path / "held").open("w")
+    os.set_inheritable(held.fileno(), True)
+    with closing(held):
+        files = ast.literal_eval(evaluate("[os.fstat(i).st_mode >> 12 for i in (0, 1, 2)]"))
+        assert files == [1, 1, 1]  # pipes
+        assert evaluate("os.fstat(2).st_ino") != str(os.fstat(2).st_ino)
+        assert evaluate("[os.isatty(i) for i in (0, 1, 2)]") == str([False] * 3)
+        assert evaluate("open('/dev/tty')") in ("OSError", "PermissionError")
+        kinds = ast.literal_eval(evaluate("[i for i in range(3, 99) if ctypes.CDLL(None).fcntl(i, 1) >= 0]"))
+        assert held.fileno() not in kinds
+
+
 def test_worker_keeps_what_it_needs(evaluate: Callable[[str], str], database: Path) -> None:
     assert evaluate(f"len(open({str(database)!r}, 'rb').read()) > 0") == "True"
     assert evaluate("open(os.environ['SQLITE_TMPDIR'] + '/x', 'w').write('x')") == "1"
@@ -121,6 +222,7 @@ def test_every_worker_is_bounded(database: Path) -> None:
         limits = (folder / "limits").read_text()
 
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
+    assert int(status["CapPrm"], 16) & ~0b110 == 0  # of root's rights those to read and write files
     for name, value in (("processes", "0"), ("open files", "1024"), ("core file size", "0")):
         assert f"Max {name} ".ljust(26) + value in limits
     assert "Max cpu time              unlimited" not in limits
@@ -177,6 +279,145 @@ def test_kernel_stops_what_the_parse_tree_lets_through(
             assert executor.execute(f"duckdb:///{path}", sql).status in ("denied", "error"), sql
             assert contents(tmp_path) == before
         assert executor.execute(f"duckdb:///{path}", "FROM t").rows == ((1,),)
+
+
+def test_worker_reads_the_database_and_nothing_beside_it(
+    evaluate: Callable[[str], str], database: Path
+) -> None:
+    secret, other = database.with_name("notes.txt"), database.with_name("other.sqlite")
+    secret.write_text("secret")
+    build(other)
+    assert evaluate(f"open({str(secret)!r})") == "PermissionError"
+    assert evaluate(f"open({str(other)!r}, 'rb')") == "PermissionError"
+    assert evaluate(f"os.listdir({str(database.parent)!r})") == "PermissionError"
+
+
+def test_file_that_takes_the_place_of_a_database_is_read(database: Path) -> None:
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        assert executor.execute(database, "SELECT count(*) FROM t").rows == ((3,),)
+        new = database.with_name("new")
+        build(new)
+        with closing(sqlite3.connect(new)) as connection, connection:
+            connection.execute("DELETE FROM t")
+        new.replace(database)
+        assert executor.execute(database, "SELECT count(*) FROM t").rows == ((0,),)
+
+
+@pytest.mark.parametrize("layout", ["{i}/{i}.sqlite", "{i}.sqlite"])
+def test_many_databases_cost_few_restarts_and_no_secret(
+    tmp_path: Path, start_up: Callable[[str], None], layout: str
+) -> None:
+    paths = [tmp_path / "spider" / layout.format(i=i) for i in range(40)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        build(path)
+    secrets = [path.parent / "secret.sqlite" for path in paths]
+    for path in secrets:
+        path.write_text("no database")
+    pids = set()
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        for path in paths:
+            assert executor.execute(path, "SELECT count(*) FROM t").rows == ((3,),)
+            pids |= executor.workers().keys()
+    assert len(pids) <= 4
+    start_up(PYTHON_FOR_SQL)
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        for path in paths[:5]:
+            executor.execute(path, "1")
+        for path, text in (
+            (secrets[0], "PermissionError"),
+            (secrets[30], "PermissionError"),
+            (paths[30], ""),
+        ):
+            assert text in str(executor.execute(paths[4], f"open({str(path)!r}, 'rb') and ''").rows[0][0])
+
+
+def test_granted_folder_takes_new_databases_without_a_restart(tmp_path: Path) -> None:
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        executor.grant_folder(tmp_path / "own")
+        pids = set()
+        for i in range(8):
+            path = tmp_path / "own" / str(i) / "0.sqlite"
+            path.parent.mkdir(parents=True)
+            build(path)
+            assert executor.execute(path, "SELECT count(*) FROM t").rows == ((3,),)
+            pids |= executor.workers().keys()
+        assert len(pids) == 1
+
+
+@pytest.mark.parametrize("scheme", ["", "duckdb:///"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, database: Path, scheme: str) -> None:
+    fifo, listening = tmp_path / "fifo.sqlite", tmp_path / "socket.sqlite"
+    os.mkfifo(fifo)
+    with closing(socket.socket(socket.AF_UNIX)) as server, SQLExecutor(workers=1) as executor:
+        server.bind(str(listening))
+        for path in (fifo, listening, Path("/dev/zero")):
+            started = time.monotonic()
+            with pytest.raises(DataError, match="regular file"):
+                executor.execute(f"{scheme}{path}", "SELECT 1")
+            with pytest.raises(DataError, match="regular file"):
+                read_schema(f"{scheme}{path}")
+            assert time.monotonic() - started < 1.0
+        executor.execute(database, "SELECT 1")
+        database.unlink()
+        os.mkfifo(database)  # in the place of one that was read
+        with pytest.raises(DataError):
+            executor.execute(database, "SELECT 2")
+
+
+def test_what_a_worker_wrote_to_stderr_is_shown_when_it_dies(
+    database: Path, start_up: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    start_up("import os\nos.write(2, b'x' * 100_000 + b'last\\x1b words')\nos._exit(3)")
+    with (
+        SQLExecutor(workers=1) as executor,
+        pytest.raises(RunError, match=r"code 3 during start-up[^x]*: x"),
+    ):
+        executor.execute(database, "SELECT 1")
+    start_up(PYTHON_FOR_SQL)
+    with SQLExecutor(workers=1) as executor:
+        code = "os.write(2, b'last\\x1b words') and os.abort()"
+        assert executor.execute(database, code).error == "the database engine crashed on this query"
+    assert "last? words" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "b'[\\x01\\0\\0\\0(\\xff\\xff\\xff\\x7f'",  # two thousand million items
+        "b'[\\x01\\0\\0\\0' * 5000",
+        "b'[\\xff\\xff\\0\\0' * 1500",
+        "b'c' + bytes(60)",
+        "b'[\\x02\\0\\0\\0NN'",  # more answers than queries
+        "sqlite.marshalled([('ok', ('a',), ((1, 2),), False, '', 0.0, False)])",
+        "sqlite.marshalled([('ok', ('a',), (([],),), False, '', 0.0, False)])",
+        "sqlite.marshalled([('ok', ('a',), (1,), False, '', 0.0, False)])",
+        "sqlite.marshalled([('Path', '/')])[:-1]",
+        "sqlite.marshalled({'a': 1})",
+        "None",  # a header that announces 4 GB
+    ],
+)
+def test_nothing_that_a_worker_sends_harms_its_parent(
+    database: Path, start_up: Callable[[str], None], frame: str
+) -> None:
+    start_up(
+        rf"""
+from text2sql_grpo.sql import sqlite
+def run(self, code, limits, started):
+    body = {frame}
+    os.write(3, b"\xff" * 5 if body is None else len(body).to_bytes(4, "little") + b"\0" + body)
+    time.sleep(30)
+import os, time
+sqlite.HardenedDatabase.run_marshalled = run
+main()
+"""
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with SQLExecutor(Limits(timeout_s=5.0), workers=1, cache_entries=0) as executor:
+        outcome = executor.execute(database, "SELECT 1")
+        assert outcome.status == "error"
+        assert executor.execute_many([(database, "SELECT 1")])[0].status == "error"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 def test_databases_in_many_folders_and_behind_links_are_read(tmp_path: Path) -> None:

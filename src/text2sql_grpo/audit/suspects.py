@@ -105,6 +105,7 @@ def find_suspects(
         and isinstance(address := databases.address(example.database), Path)
     ]
     with tempfile.TemporaryDirectory(prefix="text2sql-grpo-") as folder:
+        executor.grant_folder(Path(folder))
         for number, (example, database) in enumerate(asked):
             if time.monotonic() - started > budget_s:
                 logger.warning("looked for wrong golds in %d of %d questions only", number, len(asked))

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import psycopg
@@ -99,7 +100,7 @@ class PostgresServer:
                 env={"FOLDER": str(folder), "PATH": os.environ.get("PATH", "/usr/bin:/bin")},
                 start_new_session=True,  # Ctrl-C is for this process
             )
-        self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._socket)
+        self._finish = weakref.finalize(self, _end, os.getpid(), self._process, (folder, self._socket))
         self.url = f"postgresql://{ADMIN}:{password}@/postgres?host={self._socket}&port=5432"
         self._wait(folder / "log")
 
@@ -140,7 +141,7 @@ def _unprivileged_user() -> str | None:
     return next((name for name in UNPRIVILEGED_USERS if name in names), None)
 
 
-def _end(owner: int, process: "subprocess.Popen[bytes]", socket: Path) -> None:
+def _end(owner: int, process: "subprocess.Popen[bytes]", folders: Iterable[Path]) -> None:
     if os.getpid() != owner:  # a forked process ends
         return
     with contextlib.suppress(OSError):
@@ -151,4 +152,5 @@ def _end(owner: int, process: "subprocess.Popen[bytes]", socket: Path) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    shutil.rmtree(socket, ignore_errors=True)
+    for folder in folders:  # the user that runs the server may not remove its entry in root's folder
+        shutil.rmtree(folder, ignore_errors=True)

@@ -127,6 +127,8 @@ class TestSuite:
         self._url = url
         self._scratch = Path(tempfile.mkdtemp(prefix="text2sql-grpo-candidates-"))
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        for own in (folder, self._scratch):
+            executor.grant_folder(own)
         self._numbers = count()
         self._lock = RLock()
         self._engines: dict[Kind, CopyEngine] = {}

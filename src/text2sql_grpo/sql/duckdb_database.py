@@ -10,6 +10,7 @@ Time is bounded by an interrupt, which DuckDB checks between two batches of rows
 import contextlib
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -169,6 +170,8 @@ def fingerprint_of(path: str) -> Fingerprint:
     """Time stamps (ns), size, inode, and whether a log beside the file holds unmerged changes."""
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
         has_log = os.access(path + ".wal", os.F_OK)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the DuckDB database file: {error} (at {path})") from error

@@ -82,6 +82,7 @@ class SQLExecutor:
         self._workers = workers
         self._cache_settings = (cache_entries, cache_bytes, cache_ttl_s)
         self._require_sandbox = require_sandbox
+        self._folders: set[str] = set()
         self._start()
         if require_sandbox:
             self._pool("sqlite").sandbox()
@@ -181,6 +182,13 @@ class SQLExecutor:
             return known and known[:-1]  # without what depends on the time of day
         return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None
 
+    def grant_folder(self, folder: Path) -> None:
+        """Let SQL workers read all of a folder, for databases that are made there one after the other.
+
+        Otherwise a worker reads single files, and each new file takes a new worker.
+        """
+        self._folders.add(os.path.abspath(folder))
+
     def describe(self) -> dict[str, Any]:
         """Settings, and the parts of the sandbox of a SQLite worker, which is started if there is none."""
         active = self._pool("sqlite").sandbox()
@@ -245,7 +253,7 @@ class SQLExecutor:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("limits", "_workers", "_cache_settings", "_require_sandbox")
+        names = ("limits", "_workers", "_cache_settings", "_require_sandbox", "_folders")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -256,7 +264,9 @@ class SQLExecutor:
         pool = self._pools.get(kind)
         if pool is None:
             with self._lock:
-                new = WorkerPool(kind, self._workers, require_sandbox=self._require_sandbox)
+                new = WorkerPool(
+                    kind, self._workers, require_sandbox=self._require_sandbox, folders=self._folders
+                )
                 pool = self._pools.setdefault(kind, new)
         return pool
 

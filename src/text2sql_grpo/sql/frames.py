@@ -8,12 +8,13 @@ Imported by the workers: nothing heavy here.
 from __future__ import annotations
 
 import os
-from marshal import dumps
+from functools import cache
+from marshal import dumps, loads
 from time import perf_counter
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 READ_BYTES = 1 << 16  # a larger buffer costs more than the calls it saves
@@ -45,6 +46,46 @@ def marshalled_tuple(n_items: int, items: Iterable[bytes]) -> bytes:
     return b"(" + n_items.to_bytes(4, "little") + b"".join(items)
 
 
+@cache
+def _skip_items() -> Callable[[bytes, int], Any]:
+    """Matcher of items whose length needs no look: short texts and blobs, small lists and tuples."""
+    import re  # not in the workers
+
+    short = b"|".join(re.escape(bytes((n, 0, 0, 0))) + b".{%d}" % n for n in range(64))
+    return re.compile(rb"(?:[NTF]|i.{4}|g.{8}|[(\[].\0\0\0|[us](?:" + short + rb"))*+", re.DOTALL).match
+
+
+def unmarshalled(data: bytes) -> Any:
+    """Value of marshal's format 2, from a process that is not trusted.
+
+    `marshal.loads` makes code objects, and allocates as many items as a list announces. Here the values are
+    None, booleans, numbers, texts, blobs, lists and tuples, in memory of a multiple of the data's length.
+
+    Raises:
+        ValueError: The data hold anything else, or are cut short.
+    """
+    skip = _skip_items()
+    at, end, n_items = 0, len(data), len(data)  # an item takes a byte at least
+    while (at := skip(data, at).end()) < end:
+        kind, length = data[at : at + 1], int.from_bytes(data[at + 1 : at + 5], "little", signed=True)
+        at += 5
+        if kind in b"us":
+            at += length
+        elif kind in b"([":
+            n_items -= length
+        elif kind == b"l":
+            length = abs(length)
+            at += 2 * length
+        else:
+            raise ValueError(f"unknown type {kind!r} in a frame")
+        if length < 0 or n_items < 0 or at > end:
+            raise ValueError("a frame is cut short")
+    try:
+        return loads(data)
+    except (EOFError, TypeError) as error:
+        raise ValueError(f"a frame cannot be read: {error}") from error
+
+
 def framed(body: bytes, flags: int = PLAIN) -> bytes:
     return len(body).to_bytes(4, "little") + bytes((flags,)) + body
 
@@ -65,19 +106,23 @@ class FrameReader:
         self._is_blocking = True
         self._n_skips = self._n_skips_left = 0  # reads that block at once, after polls in vain
 
-    def read(self, *, is_soon: bool = False) -> tuple[bytes, int]:
+    def read(self, *, is_soon: bool = False, max_bytes: int = 1 << 32) -> tuple[bytes, int]:
         """Return the next frame's body and flags.
 
         Args:
             is_soon: whether to poll for a moment before a blocking read.
+            max_bytes: Maximum length of the body.
 
         Raises:
             EOFError: The other end is closed.
+            ValueError: The frame is longer than `max_bytes`; the rest cannot be read.
         """
         data = self._rest or (is_soon and _CAN_SPIN and self._poll()) or self._read()
         while len(data) < HEADER_BYTES:
             data += self._read()
         end = HEADER_BYTES + int.from_bytes(data[:4], "little")
+        if end > HEADER_BYTES + max_bytes:
+            raise ValueError(f"a frame of at most {max_bytes} bytes was expected, got {end - HEADER_BYTES}")
         if len(data) < end:
             parts, n_bytes = [data], len(data)
             while n_bytes < end:

@@ -7,16 +7,19 @@ the worker, or the backstop thread here, ends that wait.
 import logging
 import os
 import queue
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from text2sql_grpo import errors
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
@@ -29,13 +32,24 @@ CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowes
 GROW_S = 0.15  # of a batch on ready workers, before more start: some 0.04 s of processor time each
 CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
 BACKSTOP_TICK_S = 0.25
-MAX_GRANTED = 100_000  # locations remembered as readable
-MANY_SIBLINGS = 3  # folders of databases side by side, from which on workers may read the one above
+MAX_GRANTED = 10_000  # files that a worker may read; then they are granted anew, as they are needed
+MANY_SIBLINGS = 3  # databases side by side, from which on workers may read the others there too
+MAX_LISTED = 2_000  # entries of folders that are searched for them
+MAX_TRIES = 100  # of one query, on a file that changes while it is read
+MAX_LOGGED = 100
 MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
 Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
-Asked = tuple["Future[Worker]", tuple[str, ...]]  # a worker to start, and what it may read
+Asked = tuple["Future[Worker]", tuple[str, ...], int]  # a worker to start, what it may read, its version
+Files = dict[str, tuple[int, int] | None]  # device and inode of each file; None if there is none
+
+# Beside a database's file; those that are there when a worker starts are read, and none is made.
+_SIDE_FILES: dict[Kind, tuple[str, ...]] = {
+    "sqlite": ("-wal", "-shm", "-journal"),
+    "duckdb": (".wal", ".wal.recovery", ".wal.checkpoint"),
+}
+_MARKS: dict[Kind, tuple[int, bytes]] = {"sqlite": (0, b"SQLite format 3\0"), "duckdb": (8, b"DUCK")}
 
 _logger = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -74,12 +88,26 @@ class Cancellation:
 class WorkerPool:
     """At most `n_workers` processes for one kind of database, started when they are needed."""
 
-    def __init__(self, kind: Kind, n_workers: int, *, require_sandbox: bool = False) -> None:
+    def __init__(
+        self, kind: Kind, n_workers: int, *, require_sandbox: bool = False, folders: Iterable[str] = ()
+    ) -> None:
+        """Create a pool without workers.
+
+        Args:
+            kind: Engine of the databases.
+            n_workers: Maximum number of processes.
+            require_sandbox: whether to run nothing without the whole sandbox.
+            folders: Folders of databases of this package's own, each granted with all that will be in it.
+        """
         self._kind = kind
         self._n_workers = n_workers
         self._require_sandbox = require_sandbox
-        self._granted: set[str] = set()  # locations below `_readable`
-        self._readable: tuple[str, ...] = ()  # what workers that start now may read
+        self._folders = folders
+        self._version = 0  # of what workers that start now may read
+        self._readable: Files = {}
+        self._since: dict[str, int] = {}  # version from which on a file is readable as it is
+        self._granted: dict[str, int] = {}  # version from which on a location is readable
+        self._searched: set[str] = set()  # folders
         self._reset()
 
     def _reset(self) -> None:
@@ -138,24 +166,24 @@ class WorkerPool:
             RunError: The database is at fault, or the executor.
         """
         request = _request([(location, [sql])], limits)
-        if location not in self._granted:
-            self._grant(location)
+        version = self._granted.get(location) or self._grant(location)
         has_died = False
-        while True:
-            (answers, _, ending), is_late = self._ask(request, 1, limits, cancellation)
+        for _ in range(MAX_TRIES):
+            (answers, _, ending), worker = self._ask(request, 1, limits, version, cancellation)
             if cancellation is not None and cancellation.is_set:
                 return ("error", (), (), False, "cancelled", 0.0, True)
             answer = answers[0] if answers else None
             if answer is not None and len(answer) != 2:
                 return answer
             if answer is not None:
-                if not self._grant(location):
+                version = self._grant(location)
+                if worker.version >= version:
                     return _checked(answer)
-                continue
-            if ending == "crashed":
-                if has_died or is_late:
-                    return _outcome_after_crash(limits, is_late)
+            elif ending == "crashed":
+                if has_died or worker.is_late:
+                    return _outcome_after_crash(limits, worker.is_late)
                 has_died = True  # the process may have been killed from outside: run the query once more
+        raise _restless(location)
 
     def run(self, queries: Sequence[Query], limits: Limits) -> tuple[list[Answer], bool]:
         """Answers to many queries in order, and whether all of them are cacheable.
@@ -163,7 +191,7 @@ class WorkerPool:
         Raises:
             RunError: A database is at fault, or the executor.
         """
-        for location in {location for location, _ in queries} - self._granted:
+        for location in {location for location, _ in queries} - self._granted.keys():
             self._grant(location)
         batch = Batch(queries, limits, self._n_workers, self._grant)
         threads = []
@@ -197,9 +225,10 @@ class WorkerPool:
                 queries = [batch.queries[position] for position in positions]
                 request = _request(_by_location(queries), batch.limits)
                 started = time.perf_counter()
-                reply, is_late = self._ask(request, len(positions), batch.limits)
+                version = max(self._granted.get(location) or self._grant(location) for location, _ in queries)
+                reply, worker = self._ask(request, len(positions), batch.limits, version)
                 batch.query_s = (time.perf_counter() - started) / len(positions)
-                batch.take(positions, reply, is_late)
+                batch.take(positions, reply, worker)
         except Exception as error:
             batch.fail(error)
 
@@ -208,34 +237,52 @@ class WorkerPool:
             return any(worker.is_ready for worker in self._workers)
 
     def _ask(
-        self, request: bytes, n_queries: int, limits: Limits, cancellation: Cancellation | None = None
-    ) -> tuple[Reply, bool]:
+        self,
+        request: bytes,
+        n_queries: int,
+        limits: Limits,
+        version: int,
+        cancellation: Cancellation | None = None,
+    ) -> tuple[Reply, Worker]:
         for _ in range(MAX_STARTS - 1):
             try:
-                return self._ask_worker(request, n_queries, limits, cancellation)
+                return self._ask_worker(request, n_queries, limits, version, cancellation)
             except KilledAtStart:
                 continue
-        return self._ask_worker(request, n_queries, limits, cancellation)
+        return self._ask_worker(request, n_queries, limits, version, cancellation)
 
     def _ask_worker(
-        self, request: bytes, n_queries: int, limits: Limits, cancellation: Cancellation | None
-    ) -> tuple[Reply, bool]:
-        worker = self._take()
+        self,
+        request: bytes,
+        n_queries: int,
+        limits: Limits,
+        version: int,
+        cancellation: Cancellation | None,
+    ) -> tuple[Reply, Worker]:
+        worker = self._take(version)
         is_alive = False
         # A thread that polls takes time from others that work.
         is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
         try:
             with cancellation.watch(worker) if cancellation is not None else nullcontext():
-                reply = worker.ask(request, n_queries, limits.timeout_s, is_soon=is_soon)
+                reply = worker.ask(request, n_queries, limits, is_soon=is_soon)
             is_alive = not reply.ending
-            return reply, worker.is_late
+            if reply.ending == "crashed" and (text := worker.stderr()):
+                _log_once(f"a SQL worker crashed; its stderr:\n{text}")
+            return reply, worker
         finally:
             self._give_back(worker, is_alive)
 
-    def _take(self) -> Worker:
+    def _take(self, version: int = 0) -> Worker:
+        """Idle worker that may read what was granted up to this version, or a new one."""
         with self._lock:
             try:
-                while not self._idle:
+                while True:
+                    for index in range(len(self._idle) - 1, -1, -1):
+                        if self._idle[index].version >= version:
+                            return self._idle.pop(index)
+                    if self._idle:
+                        self._drop(self._idle.pop(0))
                     if self._n_started < self._n_workers:
                         return self._start()
                     self._n_waiting += 1
@@ -243,7 +290,6 @@ class WorkerPool:
                         self._free.wait()
                     finally:
                         self._n_waiting -= 1
-                return self._idle.pop()
             except BaseException:
                 self._free.notify()  # the next one in the queue may have more luck, or fails as well
                 raise
@@ -251,7 +297,7 @@ class WorkerPool:
     def _give_back(self, worker: Worker, is_alive: bool) -> None:
         with self._lock:
             is_member = worker in self._workers
-            if is_member and is_alive and worker.readable == self._readable:
+            if is_member and is_alive:
                 self._idle.append(worker)
             elif is_member:
                 self._drop(worker)
@@ -273,27 +319,66 @@ class WorkerPool:
     def _start(self) -> Worker:
         if self._keeper is None:
             self._keeper = _Keeper(self._kind, require_sandbox=self._require_sandbox)
-        worker = self._keeper.start(self._readable)
+        worker = self._keeper.start(tuple(self._readable), self._version)
         self._n_started += 1
         self._workers.add(worker)
         return worker
 
-    def _grant(self, location: str) -> bool:
-        """Let workers read what a database needs; True if they could not before."""
-        folders = _folders_of(self._kind, location)
+    def _grant(self, location: str) -> int:
+        """Let workers that start from now on read a database; the version of those that may.
+
+        Raises:
+            DataError: It is not a file.
+        """
         with self._lock:
-            if len(self._granted) > MAX_GRANTED:
-                self._granted.clear()
-            self._granted.add(location)
-            before = self._readable
-            for folder in folders:
-                self._readable = _widened(self._readable, folder)
-            if self._readable == before:
-                return False
-            for worker in self._idle:
-                self._drop(worker)
-            self._idle.clear()
-            return True
+            if len(self._readable) > MAX_GRANTED:
+                for known in (self._readable, self._granted, self._searched):
+                    known.clear()
+            found = {location: self._files_of(location)}
+            if any(self._is_new(path, identity) for path, identity in found[location].items()):
+                self._version += 1
+                found |= {path: self._files_of(path) for path in self._siblings_of(location)}
+            for place, files in found.items():
+                for path, identity in files.items():
+                    if self._is_new(path, identity):
+                        self._readable[path], self._since[path] = identity, self._version
+                self._granted[place] = max(self._since[path] for path in files)
+            return self._granted[location]
+
+    def _is_new(self, path: str, identity: tuple[int, int] | None) -> bool:
+        return path not in self._readable or self._readable[path] != identity
+
+    def _files_of(self, location: str) -> Files:
+        """Files and folders that a worker reads for a database besides Python's own."""
+        if self._kind == "postgresql":
+            return {path: _identity(path) for path in _client_files(location)}
+        path = os.path.realpath(location)
+        identity = _identity(path, self._kind)
+        for folder in map(os.path.realpath, self._folders):
+            if path.startswith(folder + os.sep):
+                return {folder: _identity(folder)}
+        beside = {path + suffix: _identity(path + suffix) for suffix in _SIDE_FILES[self._kind]}
+        return {path: identity} | {path: known for path, known in beside.items() if known}
+
+    def _siblings_of(self, location: str) -> list[str]:
+        """Databases beside this one, or in folders beside its own, where several were asked for."""
+        if self._kind == "postgresql":
+            return []
+        folder, suffix = os.path.dirname(location), os.path.splitext(location)[1]
+        above = os.path.dirname(folder)
+        folders = [os.path.dirname(known) for known in self._granted]
+        found: list[str] = []
+        for place, known in ((folder, folders), (above, [os.path.dirname(each) for each in set(folders)])):
+            if known.count(place) + 1 < MANY_SIBLINGS or place in self._searched:
+                continue
+            self._searched.add(place)
+            paths = [place] if place == folder else [each for each in _listed(place) if os.path.isdir(each)]
+            found += islice(chain.from_iterable(map(_listed, paths)), MAX_LISTED)
+        return [
+            path
+            for path in found
+            if path.endswith(suffix) and path not in self._granted and _is_database(path, self._kind)
+        ]
 
 
 class _Keeper:
@@ -315,10 +400,10 @@ class _Keeper:
         except RuntimeError as error:
             raise RunError(f"cannot start a SQL worker: {error}") from error
 
-    def start(self, readable: tuple[str, ...]) -> Worker:
+    def start(self, readable: tuple[str, ...], version: int) -> Worker:
         """Start a worker, and wait until its process exists."""
         started: Future[Worker] = Future()
-        self._asked.put((started, readable))
+        self._asked.put((started, readable, version))
         try:
             return started.result()
         except KeyboardInterrupt:
@@ -339,6 +424,7 @@ class _Keeper:
                     self._start(*asked)
             now = time.perf_counter()
             for worker in self.living:
+                worker.stderr()  # before it is full
                 if worker.is_dropped:
                     worker.end()
                 elif now > worker.due:  # the backstop: it let a deadline pass without an answer
@@ -347,9 +433,9 @@ class _Keeper:
                     worker.kill()
             self.living = [worker for worker in self.living if not worker.is_ended]
 
-    def _start(self, started: "Future[Worker]", readable: tuple[str, ...]) -> None:
+    def _start(self, started: "Future[Worker]", readable: tuple[str, ...], version: int) -> None:
         try:
-            worker = Worker(self._kind, readable, require_sandbox=self._require_sandbox)
+            worker = Worker(self._kind, readable, version=version, require_sandbox=self._require_sandbox)
         except Exception as error:
             started.set_exception(error)
         else:
@@ -370,7 +456,7 @@ class Batch:
         queries: Sequence[Query],
         limits: Limits,
         n_workers: int,
-        grant: Callable[[str], bool] = lambda _: False,
+        grant: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self.queries = queries
         self.limits = limits
@@ -382,6 +468,7 @@ class Batch:
         self.none_pending = threading.Event()
         self._n_workers = n_workers
         self._grant = grant
+        self._tries: Counter[int] = Counter()
         self._lock = threading.Lock()
         # Sorted by database, so that each worker opens fewer files, the largest taken first: a slow query at
         # the end would leave the other workers idle.
@@ -406,7 +493,7 @@ class Batch:
             del self._pending[len(self._pending) - len(positions) :]
             return positions
 
-    def take(self, positions: list[int], reply: Reply, is_late: bool) -> None:
+    def take(self, positions: list[int], reply: Reply, worker: Worker) -> None:
         """Store the answers, and put back queries without one."""
         answers = self.answers
         for position, answer in zip(positions, reply.answers, strict=False):
@@ -417,8 +504,8 @@ class Batch:
             self.is_plain = False
             unanswered = positions[len(reply.answers) :]
             if reply.ending == "crashed" and len(positions) == 1 and unanswered:
-                if is_late or self._died.issuperset(unanswered):
-                    answers[positions[0]] = _outcome_after_crash(self.limits, is_late)
+                if worker.is_late or self._died.issuperset(unanswered):
+                    answers[positions[0]] = _outcome_after_crash(self.limits, worker.is_late)
                 else:
                     self._died.update(unanswered)
                     self._alone += unanswered
@@ -427,7 +514,11 @@ class Batch:
             else:
                 self._pending += unanswered[::-1]
             for position, answer in zip(positions, reply.answers, strict=False):
-                if answer is None or (len(answer) == 2 and self._grant(self.queries[position][0])):
+                location = self.queries[position][0]
+                if answer is None or (len(answer) == 2 and self._grant(location) > worker.version):
+                    self._tries[position] += 1
+                    if self._tries[position] >= MAX_TRIES:
+                        raise _restless(location)
                     self._pending.append(position)
                 else:
                     answers[position] = _checked(answer)
@@ -472,42 +563,67 @@ def _checked(answer: Answer) -> Answer:
         return answer
     name, text = answer
     if name != UNFORESEEN:
-        raise getattr(errors, name)(text)
-    if text not in _logged:
-        _logged.add(text)
-        _logger.error("internal error in a SQL worker, taken as an error of its query:\n%s", text)
+        kind = getattr(errors, name, None)
+        raise (kind if isinstance(kind, type) and issubclass(kind, RunError) else RunError)(text)
+    _log_once(f"internal error in a SQL worker, taken as an error of its query:\n{text}")
     return ("error", (), (), False, "the database engine failed on this query", 0.0, True)
 
 
-def _folders_of(kind: Kind, location: str) -> set[str]:
-    """Files and folders that a worker reads for a database besides Python's own."""
-    if kind != "postgresql":
-        return {os.path.dirname(location), os.path.dirname(os.path.realpath(location))}
+def _log_once(text: str) -> None:
+    if text not in _logged and len(_logged) < MAX_LOGGED:
+        _logged.add(text)
+        _logger.error(text)
+
+
+def _restless(location: str) -> DataError:
+    return DataError(
+        f"the database file changed in each of {MAX_TRIES} tries to read it (at {location}): use a copy"
+    )
+
+
+def _identity(path: str, kind: Kind | None = None) -> tuple[int, int] | None:
+    """Device and inode; None if there is nothing.
+
+    Raises:
+        DataError: It is neither a file nor a folder, and opening it as a database (of this kind) would wait.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # opening it raises the error
+        return None
+    if kind is not None and not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise DataError(f"cannot read the {kind} database file: it is not a regular file (at {path})")
+    return (status.st_dev, status.st_ino)
+
+
+def _listed(folder: str) -> list[str]:
+    """Entries of a folder, without hidden ones; empty if it cannot be read."""
+    try:
+        names = sorted(os.listdir(folder))[:MAX_LISTED]
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in names if not name.startswith(".")]
+
+
+def _is_database(path: str, kind: Kind) -> bool:
+    """True for a regular file, not a link, with the engine's mark."""
+    offset, mark = _MARKS[kind]
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with open(path, "rb", buffering=0) as file:
+            return file.read(offset + len(mark))[offset:] == mark
+    except OSError:
+        return False
+
+
+def _client_files(location: str) -> set[str]:
+    """Files of PostgreSQL's client that the user, the environment or the URL names."""
     home = [os.path.expanduser(f"~/{name}") for name in (".pgpass", ".postgresql", ".pg_service.conf")]
     values = [value for name, value in os.environ.items() if name.startswith("PG")]
     with suppress(ValueError):  # a malformed URL, which the worker reports
         values += [value for _, value in parse_qsl(urlsplit(location).query)]
     return {*home, *filter(os.path.isabs, values)}
-
-
-def _widened(readable: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """Readable folders with one more; many side by side become the one above them.
-
-    >>> _widened(("/data/shop/a", "/data/shop/b"), "/data/shop/c")
-    ('/data/shop',)
-    """
-    if any(_is_below(folder, above) for above in readable):
-        return readable
-    above = os.path.dirname(folder)
-    siblings = [known for known in readable if os.path.dirname(known) == above]
-    is_large = above.count(os.sep) < 2 or _is_below(os.path.expanduser("~"), above)
-    if len(siblings) + 1 >= MANY_SIBLINGS and not is_large:
-        folder = above
-    return (*(known for known in readable if not _is_below(known, folder)), folder)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:

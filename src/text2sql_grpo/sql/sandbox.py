@@ -24,6 +24,10 @@ MAX_FILE_BYTES = 1 << 30  # a sort that spills to disk
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 
+# linux/capability.h
+_CAPABILITY_VERSION, _CAPGET, _CAPSET = 0x20080522, (125, 90), (126, 91)
+_CAPABILITIES_OF_FILES = 0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: databases of other users
+
 # linux/landlock.h
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
 _VERSION, _PATH_BENEATH = 1, 1
@@ -40,41 +44,49 @@ _WRITE = _READ | _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _TRUNCATE
 # linux/seccomp.h, linux/bpf_common.h
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in seccomp_data
+_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in seccomp_data; an argument has 8 bytes
 _X32 = 0x40000000
-_CLONE_THREAD = 0x10000
 _EPERM, _ENOSYS = 1, 38
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+# Calls from Linux 5.1 on have the same number on every machine. Libraries that find one missing, as on an
+# older kernel, take an older call instead.
+_FIRST_PROBED = 424
 
-# Numbers of system calls on x86_64 and aarch64; -1 where there is none.
-_REFUSED_NUMBERS = """
-    59/221 322/281  # execve, execveat
-    57/-1 58/-1  # fork, vfork
-    101/117 310/270 311/271 312/272 440/440  # ptrace, process_vm_*, kcmp, process_madvise
-    200/130 129/138 297/240 424/424  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal
-    434/434 438/438  # pidfd_open, pidfd_getfd
-    50/201 43/202 288/242  # listen, accept, accept4
-    272/97 308/268 161/51 155/41 165/40 166/39  # unshare, setns, chroot, .., umount2
-    428/428 429/429 430/430 431/431 432/432 433/433 442/442  # open_tree .. fspick
-    90/-1 91/52 268/53 452/452  # chmod, fchmod, fchmodat, fchmodat2
-    92/-1 93/55 94/-1 260/54  # chown, fchown, lchown, fchownat
-    132/-1 235/-1 261/-1 280/88  # utime, utimes, futimesat, utimensat
-    188/5 189/6 190/7 197/14 198/15 199/16 463/463 466/466  # *setxattr, *removexattr
-    303/264 304/265  # name_to_handle_at, open_by_handle_at
-    425/425 426/426 427/427  # io_uring_*, which could do all of these
-    321/280 298/241 323/282  # bpf, perf_event_open, userfaultfd
-    248/217 249/218 250/219  # add_key, request_key, keyctl
-    175/105 313/273 176/106 246/104 320/294 169/142  # modules, kexec, reboot
+# System calls that workers may make: their numbers on x86_64 and aarch64; -1 where there is none.
+_ALLOWED_NUMBERS = """
+    0/63 1/64 17/67 18/68 19/65 20/66 295/69 296/70  # read, write, pread64, .., pwritev
+    2/-1 257/56 3/57 8/62 32/23 33/-1 292/24  # open, openat, close, lseek, dup*
+    4/-1 5/80 6/-1 262/79 332/291 137/43 138/44  # stat, fstat, lstat, newfstatat, statx, statfs, fstatfs
+    21/-1 269/48 439/439 89/-1 267/78 79/17  # access, faccessat, faccessat2, readlink, readlinkat, getcwd
+    78/-1 217/61  # getdents, getdents64
+    74/82 75/83 77/46 285/47 221/223 87/-1 263/35  # fsync, .., ftruncate, .., fadvise64, unlink, unlinkat
+    9/222 10/226 11/215 12/214 25/216 26/227 28/233 27/232  # mmap, .., brk, mremap, msync, madvise, mincore
+    7/-1 271/73 23/-1 270/72  # poll, ppoll, select, pselect6
+    213/-1 291/20 233/21 232/-1 281/22 441/441 284/-1 290/19  # epoll_*, eventfd, eventfd2
+    22/-1 293/59  # pipe, pipe2
+    202/98 449/449 218/96 273/99 274/100 334/293 324/283 24/124  # futex, .., rseq, membarrier, sched_yield
+    204/123 309/168 158/-1  # sched_getaffinity, getcpu, arch_prctl
+    13/134 14/135 15/139 131/132 127/136 128/137 219/128  # rt_sig*, sigaltstack, restart_syscall
+    35/101 230/115 228/113 229/114 96/169 201/-1 100/153  # sleeps and clocks, which are read
+    39/172 186/178 110/173 102/174 107/175 104/176 108/177 118/148 120/150  # getpid, .., getresgid
+    63/160 99/179 97/163 98/165 318/278  # uname, sysinfo, getrlimit, getrusage, getrandom
+    60/93 231/94  # exit, exit_group
+    444/444 445/445 446/446  # landlock_*: the thread of DuckDB's queries gives up more
 """
-_REFUSED = [
-    tuple(int(number) for number in pair.split("/"))
-    for line in _REFUSED_NUMBERS.splitlines()
-    for pair in line.partition("#")[0].split()
-]
-_SOCKETS = ((41, 198), (53, 199), (49, 200), (42, 203))  # socket, socketpair, bind, connect
-_TO_ITSELF = ((62, 129), (234, 131))  # kill, tgkill: their first argument is a process
+_NETWORK_NUMBERS = """
+    42/203 49/200  # connect, bind (of a netlink socket, which lists this machine's addresses)
+    44/206 45/207 46/211 47/212 307/269 299/243  # send*, recv*
+    51/204 52/205 54/208 55/209 48/210  # getsockname, getpeername, *sockopt, shutdown
+"""
+_SOCKET = (41, 198)
+_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+_CLONE, _CLONE_THREAD, _CLONE_NEW = (56, 220), 0x10000, 0x7E020000
+_TO_ITSELF = ((62, 129), (234, 131))  # kill, tgkill
 _LIMITS_OF_ITSELF = (302, 261)  # prlimit64, whose first argument is a process, or 0 for this one
-_CLONE, _CLONE3 = (56, 220), (435, 435)
+_PRCTL, _IOCTL, _FCNTL = (157, 167), (16, 29), (72, 25)
+_PR_SET_VMA, _PR_SET_NAME, _PR_GET_NAME = 0x53564D41, 15, 16  # names of memory and of threads
+_IOCTLS = (0x5401, 0x5421, 0x541B, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONREAD, FIONCLEX, FIOCLEX
+_FCNTLS = (*range(8), 36, 37, 38, 1030)  # duplicates, flags and locks; not the owner, whom the kernel signals
 
 # Read after start-up: modules and libraries that load late.
 SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache")
@@ -107,7 +119,7 @@ def enter(
     system = [*SYSTEM, *DEVICES, *(NETWORK if has_network else ()), *_python_folders(), *readable]
     steps: dict[str, Callable[[], None]] = {
         "parent_death_signal": lambda: _die_with(parent),
-        "no_new_privs": lambda: _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0),
+        "no_new_privs": _drop_privileges,
         "landlock": lambda: _restrict_files(system, writable, has_network=has_network),
         "limits": _set_limits,
         "seccomp": lambda: _restrict_calls(has_network=has_network),
@@ -171,6 +183,18 @@ def _prctl(option: int, first: object, second: object) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def _drop_privileges() -> None:
+    """Gain no right by a program, and of root's keep only those to read and write files as before."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
+    if os.uname().machine in _MACHINES:
+        _, index = _MACHINES[os.uname().machine]
+        header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+        data = ctypes.create_string_buffer(24)
+        _syscall(_CAPGET[index], header, data)
+        permitted = struct.unpack_from("=I", data, 4)[0] & _CAPABILITIES_OF_FILES
+        _syscall(_CAPSET[index], header, struct.pack("=6I", permitted, permitted, 0, 0, 0, 0))
+
+
 def _die_with(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0)
     if os.getppid() != parent:  # it ended before
@@ -231,35 +255,54 @@ def _add_rule(ruleset: int, path: str, rights: int) -> None:
 
 
 def _restrict_calls(*, has_network: bool) -> None:
-    """Seccomp: refuse system calls with EPERM."""
+    """Seccomp: refuse all system calls but those of an allow list.
+
+    The others fail with EPERM, and newer ones with ENOSYS, as on an older kernel.
+    """
     if os.uname().machine not in _MACHINES:
         raise OSError(_ENOSYS, "no list of system calls for this machine")
     machine, index = _MACHINES[os.uname().machine]
-    refuse = _ERRNO | _EPERM
+    refuse = (_RETURN, 0, 0, _ERRNO | _EPERM)
+    allow = (_RETURN, 0, 0, _ALLOW)
     program = [
         (_LOAD, 0, 0, _MACHINE),
         (_EQUAL, 1, 0, machine),
         (_RETURN, 0, 0, _KILL),  # the 32-bit calls of another machine have other numbers
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, refuse),
+        refuse,
     ]
-    for numbers in (*_REFUSED, *(() if has_network else _SOCKETS)):
+    for numbers in _pairs(_ALLOWED_NUMBERS + (_NETWORK_NUMBERS if has_network else "")):
         if numbers[index] >= 0:
-            program += [(_EQUAL, 0, 1, numbers[index]), (_RETURN, 0, 0, refuse)]
-    # glibc falls back to `clone`, whose flags a filter can read.
-    program += [(_EQUAL, 0, 1, _CLONE3[index]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
-    checks = [(_CLONE[index], _ANY_BIT, _CLONE_THREAD), (_LIMITS_OF_ITSELF[index], _EQUAL, 0)]
-    checks += [(numbers[index], _EQUAL, os.getpid()) for numbers in _TO_ITSELF]
-    for number, test, value in checks:
-        program += [
-            (_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, _FIRST_ARGUMENT),
-            (test, 1, 0, value),
-            (_RETURN, 0, 0, refuse),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    program.append((_RETURN, 0, 0, _ALLOW))
+            program += [(_EQUAL, 0, 1, numbers[index]), allow]
+    # glibc falls back from clone3 to clone, whose flags a filter can read.
+    no_namespace = [(_ANY_BIT, 0, 1, _CLONE_NEW), refuse]
+    checks = [
+        (_CLONE, 0, [*no_namespace, (_ANY_BIT, 0, 1, _CLONE_THREAD), allow]),
+        (_LIMITS_OF_ITSELF, 0, _any_of((0,))),
+        (_PRCTL, 0, _any_of((_PR_SET_NO_NEW_PRIVS, _PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA))),
+        (_IOCTL, 1, _any_of(_IOCTLS)),
+        (_FCNTL, 1, _any_of(_FCNTLS)),
+        *((numbers, 0, _any_of((os.getpid(),))) for numbers in _TO_ITSELF),
+        *([(_SOCKET, 0, _any_of(_FAMILIES))] if has_network else []),
+    ]
+    for numbers, argument, test in checks:
+        body = [(_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument), *test, refuse]
+        program += [(_EQUAL, 0, len(body), numbers[index]), *body]
+    program += [(_AT_LEAST, 0, 1, _FIRST_PROBED), (_RETURN, 0, 0, _ERRNO | _ENOSYS), refuse]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     header = struct.pack("@HP", len(program), ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, 2, header)
+
+
+def _any_of(values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Steps of a filter that allow a call whose loaded argument is one of these values."""
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
+
+
+def _pairs(table: str) -> list[tuple[int, ...]]:
+    return [
+        tuple(int(number) for number in pair.split("/"))
+        for line in table.splitlines()
+        for pair in line.partition("#")[0].split()
+    ]

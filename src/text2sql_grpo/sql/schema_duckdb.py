@@ -37,7 +37,8 @@ def read_duckdb(database: Path | str, *, timeout_s: float) -> Schema:
         import duckdb
 
         # DuckDB refuses a second connection of this process to a file with another configuration.
-        from text2sql_grpo.sql.duckdb_database import CONFIG
+        from text2sql_grpo.sql.duckdb_database import CONFIG, fingerprint_of
+    fingerprint_of(str(database))  # a FIFO would be waited for
     try:
         with closing(duckdb.connect(str(database), read_only=True, config=CONFIG)) as connection:
             reader = _Reader(connection, timeout_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import time
 
 from text2sql_grpo.errors import DataError
@@ -82,8 +83,11 @@ def open_file(path: str) -> tuple[int, bool]:
         DataError: The file is missing, unreadable, empty or no SQLite database.
     """
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError as error:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):  # a FIFO would be waited for
+            raise OSError("it is not a regular file")
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
     try:
         header = os.read(file, 20)
@@ -113,6 +117,8 @@ def connect(path: str, *, is_settled: bool, has_log_mode: bool) -> sqlite3.Conne
             with contextlib.suppress(sqlite3.OperationalError):  # its writer is gone
                 return _connected(path, "readonly_shm=1")
         # Without a lock, for which SQLite would make a file beside the log. See `is_unlocked`.
+        if not os.access(path + "-wal", os.F_OK):
+            return _connected(path, "immutable=1", "PRAGMA locking_mode = EXCLUSIVE;")
         return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE;")
     except sqlite3.Error as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error

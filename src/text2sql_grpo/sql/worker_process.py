@@ -7,18 +7,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from marshal import loads
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
-from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, write_all
+from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, unmarshalled, write_all
+from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.sandbox import PARTS
 
 PATIENCE_S = 1.5  # after a deadline, before the backstop kills the worker
 START_S = 30.0
+LOCKED_S = 30.0  # of a query that waits for a writer of its file, or for a database to open
+MAX_STDERR_BYTES = 4_000  # the last ones are kept
+FRAME_BYTES = 4 << 20  # of an answer's frame beyond the rows: names of columns, earlier short answers
 
 # The package is imported without its own `__init__`, which would import the parent's side.
 BOOT = """\
@@ -37,6 +42,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # a class in `errors`, or `frames.UNFORESEEN`, and its text; or None: run the query again.
 Answer = tuple[Any, ...]
 Ending = Literal["", "planned", "crashed", "unasked"]
+_FIELDS = (str, tuple, tuple, bool, str, float, bool)
+_HAS_POLLS = os.name == "posix"
+_CELLS = frozenset((type(None), int, float, str, bytes))
 
 
 class Reply(NamedTuple):
@@ -62,34 +70,50 @@ class Worker:
     """Handle of one worker process.
 
     Attributes:
+        version: Version of the pool's grants when it started: it may read what they were.
         is_late: True if the backstop killed it.
         is_ready: True once its start-up is over.
         is_dropped: True if its pool does not use it any more.
         is_ended: True if it was waited for.
         due: When the backstop kills it, by `time.perf_counter`; infinite while it is idle.
-        readable: Files and folders that it may read besides Python's own.
         sandbox: Those of `sandbox.PARTS` that its kernel enforces; empty before the first answer.
     """
 
-    def __init__(self, kind: Kind, readable: tuple[str, ...] = (), *, require_sandbox: bool = False) -> None:
+    def __init__(
+        self, kind: Kind, readable: Iterable[str] = (), *, version: int = 0, require_sandbox: bool = False
+    ) -> None:
         """Start a process.
 
         The kernel ends it with the thread that calls this.
+
+        Args:
+            kind: Engine of its databases.
+            readable: Files and folders that it may read besides Python's own.
+            version: See above.
+            require_sandbox: whether to refuse to work without a part of the sandbox.
         """
         if not sys.executable:
             raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
         new_group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-        self.readable = readable
+        self.version = version
         self.sandbox: tuple[str, ...] = ()
         self._require_sandbox = require_sandbox
         chosen = os.environ.get("SQLITE_TMPDIR", "")
         self._own_folder = "" if chosen else _temporary_folder()
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
+        # Not this process's own, which may be a terminal: who writes there is taken for the user.
+        reading, stderr = os.pipe()
+        self._stderr = open(reading, "rb", buffering=0)  # noqa: SIM115 (closed by `forget`)
+        self._stderr_tail = b""
+        if _HAS_POLLS:
+            os.set_blocking(reading, False)
+            os.set_blocking(stderr, False)  # what nothing reads in time is lost, and stops no worker
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", BOOT, str(PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=stderr,
                 bufsize=0,
                 env=_environment(kind, self._folder),
                 start_new_session=not new_group,  # Ctrl-C is for the parent
@@ -97,7 +121,10 @@ class Worker:
             )
         except OSError as error:
             self._remove_folder()
+            self._stderr.close()
             raise RunError(f"cannot start a SQL worker: {error} (at {sys.executable})") from error
+        finally:
+            os.close(stderr)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
@@ -107,35 +134,41 @@ class Worker:
         self.due = float("inf")
         path = [] if kind == "sqlite" else [entry for entry in sys.path if entry]
         with suppress(OSError):  # gone already; `_wait_until_ready` raises
-            write_all(self._input, framed(marshalled((kind, os.getpid(), path, readable, self._folder))))
+            setup = (kind, os.getpid(), path, tuple(readable), self._folder)
+            write_all(self._input, framed(marshalled(setup)))
 
-    def ask(self, request: bytes, n_queries: int, timeout_s: float, *, is_soon: bool = False) -> Reply:
+    def ask(self, request: bytes, n_queries: int, limits: Limits, *, is_soon: bool = False) -> Reply:
         """Send a request and wait for its answers, or for the end of the process.
 
         Args:
             request: A frame.
             n_queries: Number of queries in the frame.
-            timeout_s: Time limit of each query.
+            limits: Bounds of each query.
             is_soon: whether to poll for a moment before a blocking read.
         """
         self.wait_until_ready()
-        patience_s = timeout_s + PATIENCE_S
+        patience_s = limits.timeout_s + PATIENCE_S
+        max_bytes = 2 * limits.max_bytes + 2 * limits.max_sql_bytes + FRAME_BYTES
         clock = time.perf_counter
         self.due = clock() + patience_s
+        until = clock() + LOCKED_S + 2 * n_queries * patience_s  # whatever it sends meanwhile
         try:
             write_all(self._input, request)
         except OSError:
             return Reply([], True, "unasked")
         answers: list[Answer | None] = []
         try:
-            body, all_flags = self._frames.read(is_soon=is_soon)
-            answers = loads(body)
+            body, all_flags = self._frames.read(is_soon=is_soon, max_bytes=max_bytes)
+            answers = _answers(body, n_queries)
             while len(answers) < n_queries and not all_flags & LAST:
-                self.due = clock() + patience_s
-                body, flags = self._frames.read()
-                answers += loads(body)
+                self.due = min(clock() + patience_s, until)
+                body, flags = self._frames.read(max_bytes=max_bytes)
+                answers += _answers(body, n_queries - len(answers))
                 all_flags |= flags
         except (EOFError, OSError):
+            return Reply(answers, False, "crashed")
+        except ValueError:  # not this package's code wrote it
+            self.kill()
             return Reply(answers, False, "crashed")
         self.due = float("inf")
         return Reply(answers, not all_flags, "planned" if all_flags & LAST else "")
@@ -150,13 +183,15 @@ class Worker:
             return
         self.due = time.perf_counter() + START_S
         try:
-            self.sandbox = tuple(loads(self._frames.read()[0]))
-        except (EOFError, OSError):
+            found = unmarshalled(self._frames.read(max_bytes=FRAME_BYTES)[0])
+            self.sandbox = tuple(part for part in PARTS if part in found)
+        except (EOFError, OSError, TypeError, ValueError):
+            self.kill()
             code = self._process.wait()
             is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
             raise (KilledAtStart if is_killed else RunError)(
-                f"SQL worker exited with code {code} during start-up; see its stderr"
-                f" (command: {sys.executable} -I -S)"
+                f"SQL worker exited with code {code} during start-up"
+                f" (command: {sys.executable} -I -S): {self.stderr() or 'it wrote nothing to stderr'}"
             ) from None
         self.due = float("inf")
         missing = [part for part in PARTS if part not in self.sandbox]
@@ -176,6 +211,19 @@ class Worker:
         """True while it runs a query; False during its start-up."""
         return self.is_ready and self.due < float("inf")
 
+    def stderr(self) -> str:
+        """Last bytes that it wrote to stderr, without control characters; reads what is there now."""
+        with suppress(OSError, ValueError):  # closed
+            for _ in range(16 if _HAS_POLLS else 0):
+                data = self._stderr.read(1 << 16)
+                if not data:
+                    break
+                self._stderr_tail = (self._stderr_tail + data)[-MAX_STDERR_BYTES:]
+        text = self._stderr_tail.decode(errors="replace").strip()
+        return "".join(
+            character if character.isprintable() or character == "\n" else "?" for character in text
+        )
+
     def kill(self) -> None:
         """Kill the process; a blocked `ask` sees EOF."""
         self._process.kill()
@@ -192,12 +240,37 @@ class Worker:
         """Close the pipes of a process that is gone, or is another process's child."""
         if self._process.returncode is None:
             self._process.returncode = 0  # not our child to wait for
-        for pipe in self._pipes:
+        for pipe in (*self._pipes, self._stderr):
             pipe.close()
 
     def _remove_folder(self) -> None:
         if self._own_folder:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _answers(body: bytes, n_queries: int) -> list[Answer | None]:
+    """Answers in a frame.
+
+    Raises:
+        ValueError: They are not what a worker sends.
+    """
+    answers = unmarshalled(body)
+    if type(answers) is not list or len(answers) > n_queries:
+        raise ValueError("a SQL worker sent no list of answers")
+    for answer in answers:
+        if answer is None:
+            continue
+        if type(answer) is not tuple:
+            raise ValueError("a SQL worker sent no answer")
+        kinds = tuple(map(type, answer))
+        if kinds == _FIELDS:
+            _, columns, rows, *_ = answer
+            is_table = {tuple}.issuperset(map(type, rows)) and {len(columns)}.issuperset(map(len, rows))
+            if not is_table or not _CELLS.issuperset(map(type, chain.from_iterable(rows))):
+                raise ValueError("a SQL worker sent rows of another shape")
+        elif kinds != (str, str):
+            raise ValueError("a SQL worker sent an answer of another shape")
+    return answers
 
 
 # Variables that change how a program starts, finds its libraries or shows time and text.
