@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, StopReason
 from text2sql_grpo.environment.observation import ObservationLimits
-from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
+from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.grading.neighbours import Neighbours
 from text2sql_grpo.rewards.episode_flags import FLAGS, NOT_FLAGGED, episode_flags
 from text2sql_grpo.rewards.function import Results
@@ -26,8 +26,7 @@ class Answer:
     """One question, answered and judged.
 
     Attributes:
-        official: Verdicts of the published evaluators; all false if nothing was submitted or they were
-            not run.
+        published: Published metrics by name, which an evaluation adds; empty in training.
         flags: See `episode_flags`; `NOT_FLAGGED` if finding them failed.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
@@ -35,7 +34,7 @@ class Answer:
 
     episode: Episode
     verdict: Verdict
-    official: OfficialVerdicts = field(default_factory=OfficialVerdicts)
+    published: Mapping[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     reward: float | None = None
@@ -86,7 +85,7 @@ class Judge:
     rewards: RewardMix | None = None
     max_rows_shown: int = ObservationLimits.max_rows
 
-    def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
+    def judge(self, episode: Episode, database: Database) -> Answer:
         """Judge a finished episode.
 
         Raises:
@@ -95,9 +94,6 @@ class Judge:
         """
         example, sql = episode.example, episode.final_sql
         verdict = self.grader.grade(database, example.gold_sql, sql, other_golds=example.other_golds)
-        official = OfficialVerdicts()
-        if runs_published and sql is not None:
-            official = official_verdicts(self.executor, database, example.gold_sql, sql)
         scores = reward = None
         if self.rewards is not None:
             results = Results(self.executor, database, episode)
@@ -109,7 +105,7 @@ class Judge:
         except Exception as error:  # a record, never a verdict: it costs no run
             _logger.warning("no flags for an answer, an internal error: %r (%s)", error, sql)
             flags = (NOT_FLAGGED,)
-        return Answer(episode, verdict, official, flags, scores, reward)
+        return Answer(episode, verdict, flags=flags, scores=scores, reward=reward)
 
 
 def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:
