@@ -10,7 +10,7 @@ import pytest
 from tests.scripted_policy import ask, shop_environment
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict
+from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 
 RIGHT = "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -24,9 +24,7 @@ def judged(tmp_path: Path) -> Judged:
     """Plays turns about a question and judges the episode."""
     environment = shop_environment(tmp_path, EnvironmentSettings(instructions=False, max_turns=4))
 
-    def play(
-        *turns: str, gold: str = RIGHT, rewards: RewardMix | None = REWARDS, runs_published: bool = False
-    ) -> Answer:
+    def play(*turns: str, gold: str = RIGHT, rewards: RewardMix | None = REWARDS) -> Answer:
         session = environment.session(ask("Lisbon?", gold, family="lookup"))
         session.start()
         for turn in turns:
@@ -35,7 +33,7 @@ def judged(tmp_path: Path) -> Judged:
         episode.prompt_ids, episode.completion_ids, episode.completion_mask = [1, 2], [3, 4, 5], [1, 0, 1]
         episode.log_probs = [-0.1234567, 0.0, math.nan]
         judge = Judge(Grader(environment.executor), environment.executor, rewards)
-        return judge.judge(episode, environment.databases.address("shop"), runs_published=runs_published)
+        return judge.judge(episode, environment.databases.address("shop"))
 
     return play
 
@@ -58,13 +56,6 @@ def test_a_failing_gold_and_an_absent_mix_pay_nothing(judged: Judged) -> None:
         judged("<answer>SELECT 8</answer>", rewards=None),
     ):
         assert answer.scores is None and answer.reward is None
-
-
-def test_published_evaluators_run_when_asked_for(judged: Judged) -> None:
-    right = f"<answer>{RIGHT}</answer>"
-    assert judged(right).official == OfficialVerdicts()
-    assert judged(right, runs_published=True).official == OfficialVerdicts(True, True, True, 1.0)
-    assert judged("<sql>SELECT 8</sql>", runs_published=True).official == OfficialVerdicts()
 
 
 def test_record_holds_the_whole_episode(judged: Judged) -> None:

@@ -20,6 +20,7 @@ from tests.tiny_model import write_model
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
 from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.reporting.accuracy_tables import accuracy_table
 from text2sql_grpo.reporting.shown import show_answer
@@ -81,7 +82,8 @@ def played(config: Config, turns: Sequence[str]) -> Answer:
         for turn in turns:
             session.step(turn)
         database = bench.environment.databases.address("clinic")
-        return bench.environment.judge().judge(session.episode, database, runs_published=True)
+        answer = bench.environment.judge().judge(session.episode, database)
+        return with_published(answer, bench.environment.executor, database)
 
 
 def printed(answer: Answer) -> str:

@@ -62,6 +62,14 @@ def test_fraction_beyond_floats_becomes_text() -> None:
     assert exact_number(Decimal("Infinity")) == math.inf
 
 
+def test_integers_beyond_floats_become_text() -> None:
+    assert exact_number(Decimal(2**1023 - 1)) == 2**1023 - 1
+    assert exact_number(Decimal(2**1023)) == str(2**1023)
+    assert exact_number(Decimal("-1e400")) == f"-1{'0' * 400}"
+    rows, _ = keep_rows(iter([(2**1023 - 1, -(2**1023), 2**2000)]), Limits(), math.inf)
+    assert rows == ((2**1023 - 1, str(-(2**1023)), str(2**2000)),)
+
+
 def test_not_a_number_stays_so() -> None:
     assert math.isnan(exact_number(Decimal("NaN")))
 

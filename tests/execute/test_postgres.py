@@ -83,7 +83,7 @@ def test_endless_digits_are_not_gathered(database: HardenedPostgres) -> None:
     sql = "SELECT repeat('9', 10000)::numeric - g FROM generate_series(1, 100000) g"
     outcome = database.run(sql, Limits(max_bytes=100_000))
     assert (outcome.status, outcome.is_truncated) == ("ok", True)
-    assert 20 < len(outcome.rows) < 30  # 4,152 bytes each
+    assert 5 < len(outcome.rows) <= 10  # texts of 10,000 characters
 
 
 def test_settings_of_the_session_hold_after_discarding(database: HardenedPostgres) -> None:

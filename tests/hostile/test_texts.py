@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from text2sql_grpo.grading.neighbours import Neighbours
 
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.example import Example
@@ -19,6 +18,7 @@ from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.query import (
@@ -313,10 +313,10 @@ def play(
     address = make_database(engine, CLINIC)
     settings = EnvironmentSettings(max_turns=3, limits=Limits(timeout_s=0.1))
     with SQLExecutor(settings.limits, workers=1) as executor:
-        neighbours = None
+        suite = None
         if engine == "sqlite":
-            neighbours = Neighbours(executor, tmp_path_factory.mktemp("neighbours"), max_neighbours=1)
-        judge = Judge(Grader(executor, neighbours=neighbours), executor, RewardMix(dict(REWARDS)))
+            suite = TestSuite(executor, tmp_path_factory.mktemp("suites"), size=1)
+        judge = Judge(Grader(executor, suite=suite), executor, RewardMix(dict(REWARDS)))
         example = Example(id="wards", database="clinic", question="Which wards?", gold_sql=GOLD)
         backend = ExecutorBackend(executor, address, settings.limits, settings.observation)
 

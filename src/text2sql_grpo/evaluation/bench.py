@@ -20,6 +20,7 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
+from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader, reward_mix
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
@@ -187,7 +188,9 @@ class Environment:
         def judged(place: int, episode: Episode) -> Answer:
             try:
                 database = self.databases.address(episode.example.database)
-                answer = judge.judge(episode, database, runs_published=rewards is None)
+                answer = judge.judge(episode, database)
+                if rewards is None:
+                    answer = with_published(answer, self.executor, database)
                 if on_answer is not None:
                     on_answer(place, answer)
             except Exception as error:

@@ -6,10 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.evaluation.published import PublishedVerdicts, bird_r_ves, measure_ves_reward
 from text2sql_grpo.evaluation.statistics import Accuracy
-from text2sql_grpo.grading import OfficialVerdicts
-from text2sql_grpo.grading.bird import bird_r_ves
-from text2sql_grpo.grading.official import measure_ves_reward
 from text2sql_grpo.rewards import FLAGS, Answer
 from text2sql_grpo.sql import Limits, SQLExecutor
 
@@ -30,7 +28,7 @@ def r_ves(
     with SQLExecutor(limits, workers=1, cache_entries=0) as executor:
         for answer in answers:
             sql, reward = answer.episode.final_sql, 0.0
-            if sql is not None and answer.official.bird_ex:
+            if sql is not None and answer.verdict.official:
                 database = databases.address(answer.example.database)
                 reward = measure_ves_reward(executor, database, answer.example.gold_sql, sql)
             rewards.append(reward)
@@ -65,11 +63,10 @@ def _both(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def _published(answers: Sequence[Answer]) -> dict[str, float]:
     """Means of the published metrics, in [0, 1]."""
-    names = [field.name for field in fields(OfficialVerdicts)]
+    names = [field.name for field in fields(PublishedVerdicts)]
     count = max(1, len(answers))
     return {
-        name: round(sum(float(getattr(answer.official, name)) for answer in answers) / count, 4)
-        for name in names
+        name: round(sum(answer.published.get(name, 0.0) for answer in answers) / count, 4) for name in names
     }
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, StopReason
 from text2sql_grpo.environment.observation import ObservationLimits
-from text2sql_grpo.grading import Grader, OfficialVerdicts, Verdict, official_verdicts
+from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Submission
 from text2sql_grpo.rewards.episode_flags import FLAGS, NOT_FLAGGED, episode_flags
@@ -27,8 +27,7 @@ class Answer:
     """One question, answered and judged.
 
     Attributes:
-        official: Verdicts of the published evaluators; all false if nothing was submitted or they were
-            not run.
+        published: Published metrics by name, which an evaluation adds; empty in training.
         flags: See `episode_flags`; `NOT_FLAGGED` if finding them failed.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
@@ -36,7 +35,7 @@ class Answer:
 
     episode: Episode
     verdict: Verdict
-    official: OfficialVerdicts = field(default_factory=OfficialVerdicts)
+    published: Mapping[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     reward: float | None = None
@@ -88,13 +87,11 @@ class Judge:
     rewards: RewardMix | None = None
     max_rows_shown: int = ObservationLimits.max_rows
 
-    def judge(self, episode: Episode, database: Database, *, runs_published: bool = False) -> Answer:
+    def judge(self, episode: Episode, database: Database) -> Answer:
         """Judge a finished episode; see `judge_many`."""
-        return self.judge_many([(episode, database)], runs_published=runs_published)[0]
+        return self.judge_many([(episode, database)])[0]
 
-    def judge_many(
-        self, episodes: Sequence[tuple[Episode, Database]], *, runs_published: bool = False
-    ) -> list[Answer]:
+    def judge_many(self, episodes: Sequence[tuple[Episode, Database]]) -> list[Answer]:
         """Judge finished episodes, each with its database; their queries run in one batch.
 
         Raises:
@@ -108,17 +105,11 @@ class Judge:
             ]
         )
         return [
-            self._answer(episode, database, verdict, runs_published=runs_published)
+            self._answer(episode, database, verdict)
             for (episode, database), verdict in zip(episodes, verdicts, strict=True)
         ]
 
-    def _answer(
-        self, episode: Episode, database: Database, verdict: Verdict, *, runs_published: bool
-    ) -> Answer:
-        example, sql = episode.example, episode.final_sql
-        official = OfficialVerdicts()
-        if runs_published and sql is not None:
-            official = official_verdicts(self.executor, database, example.gold_sql, sql)
+    def _answer(self, episode: Episode, database: Database, verdict: Verdict) -> Answer:
         scores = reward = None
         if self.rewards is not None:
             results = Results(self.executor, database, episode)
@@ -128,9 +119,9 @@ class Judge:
         try:
             flags = episode_flags(episode, verdict, max_rows_shown=self.max_rows_shown, dialect=dialect)
         except Exception as error:  # a record, never a verdict: it costs no run
-            _logger.warning("no flags for an answer, an internal error: %r (%s)", error, sql)
+            _logger.warning("no flags for an answer, an internal error: %r (%s)", error, episode.final_sql)
             flags = (NOT_FLAGGED,)
-        return Answer(episode, verdict, official, flags, scores, reward)
+        return Answer(episode, verdict, flags=flags, scores=scores, reward=reward)
 
 
 def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = ()) -> dict[str, float]:

@@ -16,6 +16,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.evaluation.bench import Environment
+from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.integrations.verifiers.traces import rebuilt_episode
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 
@@ -130,9 +131,9 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
         """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
-        answer = await asyncio.to_thread(self._judged, trace, runs_published=True)
+        answer = await asyncio.to_thread(self._published, trace)
         own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
-        return own | {"looks": answer.episode.looks} | vars(answer.official)
+        return own | {"looks": answer.episode.looks} | dict(answer.published)
 
     def _check_golds(self) -> None:
         example, (environment, _) = self.data.example, self.config.opened
@@ -146,11 +147,16 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
             if fault:
                 raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
 
-    def _judged(self, trace: vf.Trace, *, runs_published: bool = False) -> Answer:
+    def _published(self, trace: vf.Trace) -> Answer:
+        environment, _ = self.config.opened
+        database = environment.databases.address(self.data.example.database)
+        return with_published(self._judged(trace), environment.executor, database)
+
+    def _judged(self, trace: vf.Trace) -> Answer:
         example, (environment, judge) = self.data.example, self.config.opened
         episode = rebuilt_episode(trace, example, environment.sessions)
         database = environment.databases.address(example.database)
-        answer: Answer = judge.judge(episode, database, runs_published=runs_published)
+        answer: Answer = judge.judge(episode, database)
         # verifiers marks the trace of an error as not ok: neither paid nor punished
         if answer.verdict.reason == "gold_failed":
             raise DataError(f"the gold fails (question {example.id})")

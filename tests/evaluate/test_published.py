@@ -3,9 +3,11 @@
 import json
 import os
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import cycle, permutations
 from pathlib import Path
 
@@ -13,16 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.grading.bird import (
-    bird_execution_accuracy,
+from text2sql_grpo.evaluation.published import (
+    PublishedVerdicts,
     bird_r_ves,
     bird_soft_f1,
     bird_time_ratio,
     bird_ves_reward,
+    measure_ves_reward,
+    published_verdicts,
+    with_published,
 )
-from text2sql_grpo.grading.official import OfficialVerdicts, measure_ves_reward, official_verdicts
-from text2sql_grpo.grading.spider import spider_execution_accuracy, spider_order_matters, spider_text
+from text2sql_grpo.evaluation.spider import spider_execution_accuracy, spider_order_matters, spider_text
+from text2sql_grpo.evaluation.summary import summary
+from text2sql_grpo.grading import Verdict
+from text2sql_grpo.grading.bird import bird_execution_accuracy
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
 
@@ -30,7 +40,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
 SLOW_DATABASE = "baseball_1"
 RUNS_SLOW = os.environ.get("TEXT2SQL_GRPO_ALL_VERDICTS") == "1"
 
-WRONG = OfficialVerdicts(spider_exec=False, spider_exec_default=False, bird_ex=False, bird_f1=0.0)
+WRONG = PublishedVerdicts(spider_exec=False, spider_exec_default=False, bird_ex=False, bird_f1=0.0)
 EMPTY_GOLD = "SELECT a FROM t WHERE a > 9"
 # By their names in the table of the module: predictions that run officially and return no rows.
 DIFFERENCES = {
@@ -61,8 +71,8 @@ def disagreements(shared_data: Path, empty: Path, *, is_slow: bool) -> tuple[int
         for pair in sorted(pairs, key=lambda pair: str(pair["db_path"])):  # each file is opened once
             # Pairs of source `values` read no table.
             database = empty if pair["source"] == "values" else shared_data / pair["db_path"]
-            ours = official_verdicts(executor, database, pair["gold"], pair["pred"])
-            recorded = OfficialVerdicts(
+            ours = published_verdicts(executor, database, pair["gold"], pair["pred"])
+            recorded = PublishedVerdicts(
                 spider_exec=pair["spider_exec"],
                 spider_exec_default=pair["spider_exec_default"],
                 bird_ex=bool(pair["bird_ex"]),
@@ -85,14 +95,14 @@ def test_agrees_with_recorded_verdicts_of_slow_pairs(shared_data: Path, database
 
 
 def test_each_evaluator_runs_its_own_text(database: Path, executor: SQLExecutor) -> None:
-    verdicts = official_verdicts(
+    verdicts = published_verdicts(
         executor, database, "SELECT DISTINCT a FROM t", "SELECT a FROM t WHERE a > = 0; SELECT 1"
     )
-    assert verdicts == OfficialVerdicts(
+    assert verdicts == PublishedVerdicts(
         spider_exec=False, spider_exec_default=True, bird_ex=False, bird_f1=0.0
     )
-    verdicts = official_verdicts(executor, database, "SELECT count(DISTINCT a) FROM t", "SELECT 3")
-    assert verdicts == OfficialVerdicts(
+    verdicts = published_verdicts(executor, database, "SELECT count(DISTINCT a) FROM t", "SELECT 3")
+    assert verdicts == PublishedVerdicts(
         spider_exec=False, spider_exec_default=True, bird_ex=False, bird_f1=0.0
     )
 
@@ -104,20 +114,38 @@ def test_text_that_does_not_read_is_wrong_where_official_code_takes_it_for_an_em
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:  # as the official code
         predicted = connection.execute(DIFFERENCES[name]).fetchall()
     assert set(predicted) == set()
-    assert official_verdicts(executor, database, EMPTY_GOLD, "SELECT 1 WHERE 0").bird_ex
-    assert official_verdicts(executor, database, EMPTY_GOLD, DIFFERENCES[name]) == WRONG
+    assert published_verdicts(executor, database, EMPTY_GOLD, "SELECT 1 WHERE 0").bird_ex
+    assert published_verdicts(executor, database, EMPTY_GOLD, DIFFERENCES[name]) == WRONG
+
+
+def test_published_metrics_are_added_to_a_submitted_answer(database: Path, executor: SQLExecutor) -> None:
+    example = Example(id="a", database="t", question="?", gold_sql="SELECT a FROM t")
+    verdict = Verdict(official=True, strict=True, reason="equal", executes=True)
+    submitted = Answer(Episode(example, final_sql="SELECT a FROM t"), verdict)
+    found = with_published(submitted, executor, database).published
+    assert found == {"spider_exec": 1.0, "spider_exec_default": 1.0, "bird_ex": 1.0, "bird_f1": 1.0}
+    assert summary([replace(submitted, published=found), submitted])["published"]["bird_f1"] == 0.5
+    assert not any(with_published(Answer(Episode(example), verdict), executor, database).published.values())
+
+
+def test_texts_are_rewritten_in_linear_time() -> None:
+    start = time.process_time()
+    for text in ("/* ", "/*", "'\"", "[a", "\\'"):
+        text *= 100_000 // len(text)
+        assert spider_text(text, keep_distinct=False) == text
+    assert time.process_time() - start < 2  # 29 s for the first one alone, once
 
 
 def test_results_over_the_limits_are_wrong(database: Path, executor: SQLExecutor) -> None:
     gold = "SELECT a FROM t"
-    assert official_verdicts(executor, database, gold, gold).bird_f1 == 1
-    assert official_verdicts(executor, database, gold, gold, limits=Limits(max_rows=2)) == WRONG
+    assert published_verdicts(executor, database, gold, gold).bird_f1 == 1
+    assert published_verdicts(executor, database, gold, gold, limits=Limits(max_rows=2)) == WRONG
 
 
 def test_bytes_that_are_not_utf8_must_be_equal(database: Path, executor: SQLExecutor) -> None:
     gold, other = "SELECT CAST(x'61ff' AS TEXT)", "SELECT 'a'"  # equal officially: the byte is dropped
-    assert official_verdicts(executor, database, gold, other) == WRONG
-    assert official_verdicts(executor, database, gold, gold).spider_exec
+    assert published_verdicts(executor, database, gold, other) == WRONG
+    assert published_verdicts(executor, database, gold, gold).spider_exec
 
 
 def test_ves_reward_runs_both_queries_in_turn(database: Path) -> None:
