@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, sqlite_volatile
+from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
 from text2sql_grpo.sql.cache import ENTRY_BYTES, Key, ResultCache, normalised
 from text2sql_grpo.sql.outcome import Row
 
@@ -70,6 +70,7 @@ def outcome(size: int = 1) -> ExecutionOutcome:
         "SELECT time(char(110, 111, 119))",
         "SELECT julianday(printf('no%s', 'w'))",
         "SELECT date(word) FROM words",
+        "SELECT strftime('%Y', born), count(*) FROM words GROUP BY 1",  # as any function of dates
         "SELECT * FROM today",
         "SELECT CURRENT_TIMESTAMP",
         "SELECT current_date",
@@ -90,8 +91,6 @@ def test_sqlite_result_that_may_change_runs_each_time(
     "sql",
     [
         "SELECT * FROM t WHERE n = 'x' || 'y'",
-        "SELECT strftime('%Y', born), count(*) FROM words GROUP BY 1",
-        "SELECT date(born, '+1 day', 'localtime') FROM words WHERE word = 'now' || ''",
         "SELECT max(n), count(*), group_concat(n) FROM t",
         "SELECT 'random()', replace('no!', '!', 'w') AS current_date",
     ],
@@ -101,21 +100,6 @@ def test_sqlite_result_that_never_changes_runs_once(database: Path, executor: SQ
 
     assert [outcome.from_cache for outcome in outcomes] == [False, True]
     assert outcomes[1] == outcomes[0]._replace(from_cache=True)
-
-
-def test_without_a_watch_of_the_clock_no_date_function_counts_as_deterministic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Unseen:
-        was_read = property(lambda self: False, lambda self, was_read: None)
-
-    assert {"date", "abs", "count"} <= sqlite_volatile.deterministic_functions()
-    monkeypatch.setattr(sqlite_volatile, "CLOCK", Unseen())
-
-    found = sqlite_volatile.deterministic_functions.__wrapped__()
-
-    assert "date" not in found
-    assert "count" in found
 
 
 @pytest.mark.parametrize(
@@ -135,8 +119,8 @@ def test_without_a_watch_of_the_clock_no_date_function_counts_as_deterministic(
         ("SELECT list_transform([1], lambda x: x + random())", False),
         (
             "SELECT " + "[" * 200 + "1" + "]" * 200 + " LIMIT 0",
-            True,
-        ),  # calls nothing, so its slow plan is not asked for
+            False,
+        ),  # its slow plan is not asked for
         ("FROM dice", False),
         ("SELECT throw()", False),
         ("FROM generate_series(1, 1 + CAST(99 * random() AS INT))", False),
@@ -211,17 +195,6 @@ def test_memory_is_bounded_within_a_quarter(text: str, rows: tuple[Row, ...]) ->
         tracemalloc.stop()
 
     assert 0.75 * max_bytes < n_bytes < 1.25 * max_bytes
-
-
-def test_old_results_are_not_used() -> None:
-    cache = ResultCache(max_entries=9, max_bytes=10_000, ttl_s=0.05)
-    cache.put(key("a"), outcome())
-    assert cache.get(key("a")) is not None
-
-    time.sleep(0.06)
-
-    assert cache.get(key("a")) is None
-    assert len(cache) == 0
 
 
 def test_executor_remembers(database: Path) -> None:

@@ -448,10 +448,8 @@ def test_urls_name_sqlite_files(executor: SQLExecutor, database: Path) -> None:
 
 def test_coroutines_share_the_workers(executor: SQLExecutor, database: Path) -> None:
     async def ask() -> list[ExecutionOutcome]:
-        single = [executor.aexecute(database, f"SELECT {number}") for number in range(50)]
-        many = executor.aexecute_many([(database, f"SELECT {number}") for number in range(50, 100)])
-        *outcomes, batch = await asyncio.gather(*single, many)
-        return [*outcomes, *batch]
+        asked = (executor.aexecute(database, f"SELECT {number}") for number in range(100))
+        return list(await asyncio.gather(*asked))
 
     assert [outcome.rows for outcome in asyncio.run(ask())] == [((number,),) for number in range(100)]
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.postgres_server import PostgresServer
+from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
 from text2sql_grpo.grading.suite import TestSuite
@@ -140,6 +141,36 @@ def test_copies_have_the_types_and_keys_of_their_database(
         assert executor.execute(copy, "DELETE FROM person").status == "denied"
         if shop.startswith("postgresql"):
             assert executor.execute(copy, "SELECT twice(2)").rows == ((4,),)
+
+
+BY_CLOCK = ["now()", "current_date", "current_timestamp", "age(seen)", "localtimestamp"]
+BY_CHANCE = ["random()", "gen_random_uuid()"]
+OF_ONE_ENGINE = {
+    "duckdb": (["today()"], ["uuid()"], " USING SAMPLE 3"),
+    "postgresql": (["transaction_timestamp()", "clock_timestamp()"], [], " TABLESAMPLE BERNOULLI (50)"),
+}
+
+
+def test_what_the_clock_and_chance_decide_is_reported_by_the_engine(shop: str, executor: SQLExecutor) -> None:
+    clock, chance, sample = OF_ONE_ENGINE[shop.partition(":")[0]]
+    by_clock = [
+        f"SELECT count(*) FROM person WHERE CAST({call} AS VARCHAR(90)) > '0'" for call in BY_CLOCK + clock
+    ]
+    by_chance = [f"SELECT id, {call} FROM person" for call in BY_CHANCE + chance] + [
+        f"SELECT id FROM person{sample}"
+    ]
+    fixed = [
+        "SELECT date_part('year', born) FROM person",
+        "SELECT count(*) FROM person WHERE \"Name\" = 'random (x)' OR \"Name\" = 'now()x'",
+        "SELECT seen AT TIME ZONE 'UTC' FROM person ORDER BY id",
+    ]
+    golds = [(shop, sql) for sql in (*by_clock, *by_chance, *fixed)]
+    outcomes = executor.execute_many(golds)
+    assert all(outcome.is_ok for outcome in outcomes), [outcome.error for outcome in outcomes]
+    kinds = [found and found[0] for found in open_results(golds, outcomes, executor)]
+    assert kinds == (
+        ["time_dependent"] * len(by_clock) + ["non_deterministic"] * len(by_chance) + [None] * len(fixed)
+    )
 
 
 def test_a_table_that_no_copy_has_is_reported_and_nothing_is_refused_by_it(shop: str, grader: Grader) -> None:

@@ -1,6 +1,5 @@
 """Golds with several possible results: through ties at a limit, scan order, the clock or chance."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,13 +20,7 @@ from text2sql_grpo.sql.sqlite_file import open_database
 
 OpenResult = Literal["time_dependent", "non_deterministic", "tie_dependent"]
 MAX_BYTES_COPIED = 100_000_000
-_CHANCE = re.compile(r"\brandom(blob)?\s*\(", re.I)
-_CLOCK = re.compile(
-    r"""\bcurrent_(date|time|timestamp)\b | ['"]\s*now\s*['"]
-    | \b(date|time|datetime|julianday|unixepoch)\s*\(\s*\)""",
-    re.I | re.X,
-)
-
+RERUNS = 4  # of a volatile gold
 Gold = tuple[Database, str]
 
 
@@ -36,11 +29,13 @@ def open_results(
 ) -> list[tuple[OpenResult, str] | None]:
     """Kind and reason of each gold's several possible results; None for a gold with a single one.
 
-    `time_dependent`: it reads the clock. `non_deterministic`: it calls random(), or returns other rows on a
-    copy without keys in reversed order (a bare column in a GROUP BY, group_concat; tried on SQLite files of
-    at most 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and differ.
+    `time_dependent`: the engine reports it as volatile (`ExecutionOutcome.is_volatile`), as for the clock.
+    `non_deterministic`: so reported, and it returns other rows when it runs again, as for random(), or it
+    does on a copy without keys in reversed order (a bare column in a GROUP BY, group_concat; tried on SQLite
+    files of at most 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and
+    differ.
     """
-    found: list[tuple[OpenResult, str] | None] = [_by_its_text(sql) for _, sql in golds]
+    found = list(_volatile(golds, outcomes, executor))
     usable = [
         index
         for index, outcome in enumerate(outcomes)
@@ -54,10 +49,17 @@ def open_results(
     return found
 
 
-def _by_its_text(sql: str) -> tuple[OpenResult, str] | None:
-    if _CHANCE.search(sql):
-        return "non_deterministic", "calls random()"
-    return ("time_dependent", "reads the clock") if _CLOCK.search(sql) else None
+def _volatile(
+    golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], executor: SQLExecutor
+) -> Iterator[tuple[OpenResult, str] | None]:
+    """Kind of each gold that the engine reports as volatile: chance if its rows soon differ, or the clock."""
+    for gold, outcome in zip(golds, outcomes, strict=True):
+        if not outcome.is_volatile:
+            yield None
+        elif any(_differs(outcome, again) for again in executor.execute_many([gold] * RERUNS)):
+            yield "non_deterministic", "other rows when it runs again"
+        else:
+            yield "time_dependent", "reads the clock, or calls a function that the engine declares volatile"
 
 
 def _cut_ties(

@@ -40,6 +40,7 @@ from text2sql_grpo.grading.search import (
     gap_of,
 )
 from text2sql_grpo.grading.stability import with_ties_decided
+from text2sql_grpo.grading.strict import compare_strict
 from text2sql_grpo.grading.suite_folder import SuiteFolder
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
@@ -52,6 +53,7 @@ MAX_DATABASES = 4
 MAX_SUITES = 65_536  # of golds, in memory
 MAX_TRIALS = 16_384  # of gold queries and answers, in memory
 N_CONFIRMED = 2  # databases of the mirror that refute an answer are tried on the engine
+RERUNS = 4  # of a gold query that the engine reports as volatile
 N_DRAWN = 2  # times as many databases are drawn for a gold query that SQLite cannot run
 
 FAILED = "the gold query failed when its test databases were made"
@@ -246,6 +248,8 @@ class TestSuite:
             answer = self._executor.execute(database, gold_sql, limits=self._limits)
             if not answer.is_ok or answer.is_truncated:
                 return Suite(gap=FAILED)
+            if answer.is_volatile and self._depends_on_chance(database, gold_sql, answer):
+                return Suite(gap="the gold query returns other rows when it runs again")
             query = mirror.in_sqlite(gold_sql)
             if query is None:
                 return Suite(gap=why_unread(gold_sql, mirror.dialect))
@@ -260,6 +264,10 @@ class TestSuite:
         except Exception as error:  # any gold query: its gap is counted
             _logger.warning("no test databases, an internal error: %r (gold query %s)", error, gold_sql)
             return Suite(gap=f"internal error: {type(error).__name__}: {error}"[:200])
+
+    def _depends_on_chance(self, database: Database, gold_sql: str, answer: ExecutionOutcome) -> bool:
+        again = self._executor.execute_many([(database, gold_sql)] * RERUNS, limits=self._limits)
+        return any(not one.is_ok or compare_strict(answer, one, ordered=False) != "equal" for one in again)
 
     def _searched(self, database: Path, gold_sql: str) -> Suite:
         """Test databases of a SQLite file, of the folder or new."""

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections import OrderedDict
 from marshal import dumps, loads
 
@@ -30,16 +29,15 @@ class ResultCache:
         misses: Look-ups that did not.
     """
 
-    def __init__(self, *, max_entries: int, max_bytes: int, ttl_s: float | None = None) -> None:
-        """Create an empty cache; `max_bytes` bounds the memory that it takes, `ttl_s` the age of a result."""
+    def __init__(self, *, max_entries: int, max_bytes: int) -> None:
+        """Create an empty cache; `max_bytes` bounds the memory that it takes."""
         self.hits = 0
         self.misses = 0
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._ttl_s = ttl_s
         self._n_bytes = 0
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Key, tuple[bytes, float]] = OrderedDict()
+        self._entries: OrderedDict[Key, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,15 +46,12 @@ class ResultCache:
         """Return the result with `from_cache` set, or None."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is not None and self._ttl_s is not None and time.monotonic() - entry[1] > self._ttl_s:
-                self._remove(key)
-                entry = None
             if entry is None:
                 self.misses += 1
                 return None
             self.hits += 1
             self._entries.move_to_end(key)
-        return ExecutionOutcome(*loads(entry[0]))
+        return ExecutionOutcome(*loads(entry))
 
     def put(self, key: Key, outcome: ExecutionOutcome) -> None:
         """Store a result, unless it is larger than `max_bytes`."""
@@ -67,7 +62,7 @@ class ResultCache:
         with self._lock:
             if key in self._entries:
                 self._remove(key)
-            self._entries[key] = (data, time.monotonic())
+            self._entries[key] = data
             self._n_bytes += n_bytes
             while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
@@ -83,7 +78,7 @@ class ResultCache:
         self._lock = threading.Lock()
 
     def _remove(self, key: Key) -> None:
-        self._n_bytes -= _size_of(key, self._entries.pop(key)[0])
+        self._n_bytes -= _size_of(key, self._entries.pop(key))
 
 
 def _size_of(key: Key, data: bytes) -> int:

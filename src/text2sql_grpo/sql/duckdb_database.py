@@ -96,38 +96,6 @@ _ALL_TABLES = """
     replace(table_name, '"', '""')) FROM duckdb_tables() WHERE NOT internal
 """
 _SCAN = "seq_scan"
-MAX_PLAIN_CHARS = 10_000  # to run a parsed statement holds the interpreter lock for as long as it is large
-# A query of nothing but these calls and words needs no look at its tree: it only reads, and always gives the
-# same rows. To make the tree and the plan takes longer than a look-up.
-_PLAIN_CALLS = """
-    SELECT function_name FROM duckdb_functions() GROUP BY ALL
-    HAVING bool_and(internal AND function_type IN ('scalar', 'aggregate') AND stability = 'CONSISTENT')
-"""
-BEFORE_BRACKETS = frozenset(
-    """
-    all and any as between by case cast char coalesce decimal distinct else except exists filter from having
-    ilike in intersect is join like not nullif numeric on or over select some then try_cast union using
-    values varchar when where with
-    """.split()  # noqa: SIM905 (a list would take 40 lines)
-) | {""}
-_ODD_WORDS = _WRITING_WORDS | frozenset(
-    """
-    current_time current_timestamp describe localtime localtimestamp pivot pivot_wider sample show summarize
-    tablesample unpivot
-    """.split()  # noqa: SIM905 (as above)
-)
-_CALLED = re.compile(r'(\w*)"?\s*\(')
-_WORDS = re.compile(r"\w+")
-_ODD_TEXT = re.compile(r"--|/\*|\\|[^\x00-\x7f]")
-# Names of one database whose use needs that look: views, and tables with computed columns; and columns
-# whose values are read as text.
-_OWN_NAMES = """
-    SELECT view_name, true FROM duckdb_views()
-    UNION ALL SELECT table_name, true FROM duckdb_tables() WHERE sql LIKE '%GENERATED ALWAYS AS%'
-    UNION ALL SELECT column_name, false FROM duckdb_columns()
-    WHERE NOT internal AND NOT regexp_matches(lower(data_type), ?)
-"""
-_TEXT_WORDS = re.compile(r"\b(date|time|timestamp\w*|interval|uuid|json|row|bit)\b|[\[{]")
 MAX_PLANNED_CHARS = 50_000  # of a parse tree: the plan of a larger one may take longer than the query
 _UNBOUND = tuple(f'{{"error":true,"error_type":"{kind}"' for kind in ("binder", "catalog", "parser"))
 _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\.)*)"\]')
@@ -179,7 +147,7 @@ def fingerprint_of(path: str) -> Fingerprint:
 
 
 class HardenedDuckDB:
-    """One DuckDB file, opened for reading; plain queries share a session, any other has one of its own.
+    """One DuckDB file, opened for reading; each query has a session of its own.
 
     DuckDB keeps one instance of a file in a process: close this one before opening a changed file again.
 
@@ -187,8 +155,11 @@ class HardenedDuckDB:
         location: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
         is_volatile: False if the last query would return the same again.
+        is_cacheable: True: a file reports changes of its tables.
         session: That of the last query, to interrupt it.
     """
+
+    is_cacheable = True
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
         """Open the file.
@@ -201,9 +172,8 @@ class HardenedDuckDB:
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
         self.session = self._database.cursor()
-        self._is_reusable = False
-        names = self._in_query_thread(_own_names, float("inf"))  # warm, before a limit counts
-        self._odd_words, self._text_words = names
+        self._in_query_thread(_warm, float("inf"))  # before a limit counts
+        self.session.close()
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
@@ -221,7 +191,6 @@ class HardenedDuckDB:
         """Close the file; a later `run` opens it again."""
         if self._database is not None:
             self.session.close()
-            self._is_reusable = False
             self._database.close()
             self._database = None
 
@@ -237,9 +206,8 @@ class HardenedDuckDB:
         if self._database is None:
             self._database = self._opened()
         deadline = time.monotonic() + limits.timeout_s
-        if not self._is_reusable:
-            self.session = self._database.cursor()
-        self._is_reusable = self.is_volatile = False
+        self.session = self._database.cursor()
+        self.is_volatile = False
         try:
             return self._in_query_thread(
                 lambda session: self._answer(session, sql, limits, deadline), limits.timeout_s
@@ -251,8 +219,7 @@ class HardenedDuckDB:
         except duckdb.Error as error:
             return self._outcome_of(error, limits, deadline)
         finally:
-            if not self._is_reusable:
-                self.session.close()
+            self.session.close()
 
     def _in_query_thread(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float) -> T:
         """Result of the work on the session; from another thread, it is interrupted when it is late."""
@@ -275,15 +242,6 @@ class HardenedDuckDB:
         if len(statements) > 1:
             return failure("error", SEVERAL_STATEMENTS)
         kind, read = _kind(statements[0]), sql
-        text = sql.lower() if len(sql) < MAX_PLAIN_CHARS else ""
-        words = set(_WORDS.findall(text))
-        if text and kind == duckdb.StatementType.SELECT and self._is_plain(text, words):
-            is_text = not words.isdisjoint(self._text_words) or _TEXT_WORDS.search(text) is not None
-            is_text = is_text or ("*" in text.replace("(*)", "") and bool(self._text_words))
-            outcome = _result(session, statements[0], sql, limits, deadline, is_bound_first=is_text)
-            # Neither rows to come nor an interrupt on its way meet the next query.
-            self._is_reusable = not outcome.is_truncated and time.monotonic() < deadline - AGAIN_S
-            return outcome
         if (
             kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
         ):  # its ANALYZE runs what it explains
@@ -301,16 +259,7 @@ class HardenedDuckDB:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
         is_bound_first = kind == duckdb.StatementType.SELECT
-        return _result(session, sql, sql, limits, deadline, is_bound_first=is_bound_first)
-
-    def _is_plain(self, text: str, words: set[str]) -> bool:
-        """True if a text in lower case only reads and always gives the same rows; see `_PLAIN_CALLS`."""
-        return (
-            words.isdisjoint(_ODD_WORDS)
-            and words.isdisjoint(self._odd_words)
-            and _ODD_TEXT.search(text) is None
-            and ("(" not in text or plain_calls().issuperset(_CALLED.findall(text)))
-        )
+        return _result(session, sql, limits, deadline, is_bound_first=is_bound_first)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
         text = str(error)
@@ -354,14 +303,11 @@ def _read_tables(session: duckdb.DuckDBPyConnection) -> None:
         session.execute(counted).fetchall()
 
 
-def _own_names(session: duckdb.DuckDBPyConnection) -> tuple[frozenset[str], frozenset[str]]:
-    """Words of the names of views and of columns read as text; see `_OWN_NAMES`."""
-    types = f"^({'|'.join(sorted(_PYTHON))})([( ].*)?$"
-    found: dict[bool, set[str]] = {True: set(), False: set()}
-    for name, is_odd in session.execute(_OWN_NAMES, [types]).fetchall():
-        found[is_odd].update(_WORDS.findall(name.lower()))
-    plain_calls()
-    return frozenset(found[True]), frozenset(found[False])
+def _warm(session: duckdb.DuckDBPyConnection) -> None:
+    """Load what a first query loads, before the thread's sandbox or a limit could refuse it."""
+    denied_functions()
+    changing_functions()
+    session.execute("SELECT 1").fetchall()
 
 
 def _kind(statement: duckdb.Statement) -> duckdb.StatementType | None:
@@ -434,13 +380,6 @@ def changing_functions() -> frozenset[str]:
     return frozenset(name for (name,) in _listed(_CHANGING)) - {_SCAN}
 
 
-@cache
-def plain_calls() -> frozenset[str]:
-    """Functions of the engine that only compute, always the same, and words that stand before brackets."""
-    computing = frozenset(name for (name,) in _listed(_PLAIN_CALLS))
-    return computing - changing_functions() - denied_functions() | BEFORE_BRACKETS
-
-
 def _listed(query: str) -> list[tuple[Any, ...]]:
     """Rows of the engine's own catalogue."""
     with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
@@ -473,7 +412,6 @@ def _without_end(sql: str) -> str:
 
 def _result(
     session: duckdb.DuckDBPyConnection,
-    query: str | duckdb.Statement,
     sql: str,
     limits: Limits,
     deadline: float,
@@ -484,24 +422,23 @@ def _result(
 
     Args:
         session: A new one.
-        query: The query, as its text or parsed.
-        sql: Its text.
+        sql: The query.
         limits: Its bounds.
         deadline: Seconds of `time.monotonic`.
         is_bound_first: whether to find its types before it runs, so that it need not run twice.
     """
     if is_bound_first:
-        relation = session.sql(query)
+        relation = session.sql(sql)
         columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]
     else:
-        session.execute(query)
+        session.execute(sql)
         description = session.description or []
         columns = tuple(str(entry[0]) for entry in description)
         types = [str(entry[1].id) for entry in description]
     if not _PYTHON.issuperset(types):
         session.execute(_as_text(sql, types))  # one thread: the order of the rows stays
     elif is_bound_first:
-        session.execute(query)
+        session.execute(sql)
     if not columns:
         return failure("error", NOTHING_TO_RUN)
     converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]

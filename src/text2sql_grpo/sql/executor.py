@@ -29,7 +29,6 @@ SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is 
 
 _LOGS: dict[Kind, tuple[str, ...]] = {"sqlite": ("-wal", "-journal"), "duckdb": (".wal",)}
 _Asked = tuple[int, str, str]  # position, location, SQL
-_new_outcome: Any = partial(tuple.__new__, ExecutionOutcome)  # a third of the time of the constructor
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _executors: weakref.WeakSet["SQLExecutor"] = weakref.WeakSet()
@@ -55,7 +54,6 @@ class SQLExecutor:
         workers: int = DEFAULT_WORKERS,
         cache_entries: int = DEFAULT_CACHE_ENTRIES,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
-        cache_ttl_s: float | None = None,
         require_sandbox: bool = False,
     ) -> None:
         """Create an executor without workers.
@@ -67,8 +65,6 @@ class SQLExecutor:
             cache_entries: Maximum number of cached results; 0 turns off the cache and the deduplication
                 of a batch.
             cache_bytes: Maximum memory of the cached results together.
-            cache_ttl_s: Maximum age of a cached result; None for no limit. A result is never used after
-                its file changed.
             require_sandbox: whether to run nothing unless the kernel enforces all of `sandbox.PARTS`.
 
         Raises:
@@ -80,7 +76,7 @@ class SQLExecutor:
         self.queries = 0
         self.seconds_in_sql = 0.0
         self._workers = workers
-        self._cache_settings = (cache_entries, cache_bytes, cache_ttl_s)
+        self._cache_settings = (cache_entries, cache_bytes)
         self._require_sandbox = require_sandbox
         self._folders: set[str] = set()
         self._start()
@@ -88,8 +84,8 @@ class SQLExecutor:
             self._pool("sqlite").sandbox()
 
     def _start(self) -> None:
-        entries, n_bytes, ttl_s = self._cache_settings
-        self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes, ttl_s=ttl_s) if entries else None
+        entries, n_bytes = self._cache_settings
+        self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes) if entries else None
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -143,7 +139,7 @@ class SQLExecutor:
             answer = self._patiently(run, (location,))
         else:
             answer = pool.run_one(location, sql, limits, cancellation)
-        outcome = _outcome(answer) if answer[-1] else _new_outcome(answer)
+        outcome = _outcome(answer)
         if key is not None and self._cache is not None and not answer[-1]:
             self._cache.put(key, outcome)
         self._count(1, outcome.elapsed_s)
@@ -217,12 +213,6 @@ class SQLExecutor:
         finally:
             cancellation.set()
 
-    async def aexecute_many(
-        self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
-    ) -> list[ExecutionOutcome]:
-        """Async `execute_many`; the queries of a cancelled call run on."""
-        return await self._in_thread(partial(self.execute_many, database_and_sql, limits=limits))
-
     async def _in_thread(self, call: Callable[[], T]) -> T:
         with self._lock:
             if self._threads is None:
@@ -275,10 +265,9 @@ class SQLExecutor:
         queries = [(location, sql) for _, location, sql in asked]
         run = partial(self._pool(kind).run, queries, limits)
         locations = {location for location, _ in queries}
-        answers, is_plain = self._patiently(run, locations) if kind == "postgresql" else run()
-        new = map(_new_outcome, answers) if is_plain else map(_outcome, answers)
-        for (position, _, _), outcome in zip(asked, new, strict=True):
-            outcomes[position] = outcome
+        answers, _ = self._patiently(run, locations) if kind == "postgresql" else run()
+        for (position, _, _), answer in zip(asked, answers, strict=True):
+            outcomes[position] = _outcome(answer)
         return answers
 
     def _run_distinct(

@@ -41,6 +41,8 @@ class ExecutionOutcome(NamedTuple):
         is_truncated: True if rows were cut at a limit. Never equal to anything in grading.
         error: Text for the model; empty if `ok`.
         elapsed_s: Wall-clock seconds inside the database; those of the first execution if `from_cache`.
+        is_volatile: True if the engine may return other rows the next time: the query reads the clock,
+            samples, or calls a function that changes.
         from_cache: True if the result came from the cache.
     """
 
@@ -50,6 +52,7 @@ class ExecutionOutcome(NamedTuple):
     is_truncated: bool = False
     error: str = ""
     elapsed_s: float = 0.0
+    is_volatile: bool = False
     from_cache: bool = False
 
     @property

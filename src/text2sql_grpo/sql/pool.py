@@ -171,7 +171,7 @@ class WorkerPool:
         for _ in range(MAX_TRIES):
             (answers, _, ending), worker = self._ask(request, 1, limits, version, cancellation)
             if cancellation is not None and cancellation.is_set:
-                return ("error", (), (), False, "cancelled", 0.0, True)
+                return ("error", (), (), False, "cancelled", 0.0, False, True)
             answer = answers[0] if answers else None
             if answer is not None and len(answer) != 2:
                 return answer
@@ -566,7 +566,7 @@ def _checked(answer: Answer) -> Answer:
         kind = getattr(errors, name, None)
         raise (kind if isinstance(kind, type) and issubclass(kind, RunError) else RunError)(text)
     _log_once(f"internal error in a SQL worker, taken as an error of its query:\n{text}")
-    return ("error", (), (), False, "the database engine failed on this query", 0.0, True)
+    return ("error", (), (), False, "the database engine failed on this query", 0.0, False, True)
 
 
 def _log_once(text: str) -> None:
@@ -629,5 +629,14 @@ def _client_files(location: str) -> set[str]:
 def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:
     """Answer to a lone query whose worker was killed at the deadline, or crashed twice."""
     if is_late:
-        return ("timeout", (), (), False, late_text(limits.timeout_s), limits.timeout_s + PATIENCE_S, True)
-    return ("error", (), (), False, "the database engine crashed on this query", 0.0, True)
+        return (
+            "timeout",
+            (),
+            (),
+            False,
+            late_text(limits.timeout_s),
+            limits.timeout_s + PATIENCE_S,
+            False,
+            True,
+        )
+    return ("error", (), (), False, "the database engine crashed on this query", 0.0, False, True)

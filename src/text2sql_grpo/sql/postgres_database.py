@@ -98,6 +98,15 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 _VALUE_TYPES = frozenset(("int2", "int4", "int8", "oid", "float4", "float8", "bytea", "numeric", "bool"))
 
 
+_CHANGING = """
+    SELECT proname::text FROM pg_proc WHERE provolatile = 'v' OR (provolatile = 's' AND pronargs = 0)
+    UNION VALUES ('age')
+"""
+_TEXTS = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1", re.DOTALL)
+_CALLED = re.compile(r'(\w+)"?\s*\(')
+_CHANGING_WORDS = re.compile(r"\b(current_(date|time|timestamp)|localtime|localtimestamp|tablesample)\b")
+
+
 def fingerprint_of(location: str) -> None:
     """None: a server has none."""
 
@@ -108,10 +117,12 @@ class HardenedPostgres:
     Attributes:
         location: The URL, password included: never shown.
         fingerprint: Always None.
-        is_volatile: Always True: a server does not report changes of its tables, so nothing is cached.
+        is_volatile: True if the last query samples, or calls a function that the catalog declares volatile,
+            or stable and without arguments, as those of the clock.
+        is_cacheable: False: a server does not report changes of its tables.
     """
 
-    is_volatile = True
+    is_cacheable = False
 
     def __init__(self, location: str, fingerprint: None = None) -> None:
         """Connect.
@@ -122,6 +133,8 @@ class HardenedPostgres:
         self.location = location
         self.fingerprint = fingerprint
         self._shown = _without_password(location)
+        self.is_volatile = False
+        self._changing: frozenset[str] = frozenset()  # names of functions; read at the first query
         self._n_pending = 0  # messages whose answers were not read to the end
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
@@ -150,9 +163,16 @@ class HardenedPostgres:
         if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
             asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
         try:
-            return self._answer(asked, limits)
+            outcome = self._answer(asked, limits)
         except psycopg.errors.AdminShutdown:  # before the query: ask once more, on a new connection
-            return self._answer(asked, limits, is_last=True)
+            outcome = self._answer(asked, limits, is_last=True)
+        if not self._changing and outcome.is_ok:
+            names = self._answer([_CHANGING], Limits())
+            self._changing = frozenset(str(name) for (name,) in names.rows)
+        text = _TEXTS.sub(" ", sql.lower())
+        called = self._changing.intersection(_CALLED.findall(text))
+        self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
+        return outcome
 
     def _answer(self, asked: list[str], limits: Limits, *, is_last: bool = False) -> ExecutionOutcome:
         """Outcome of a query and its first FETCH, or of an EXPLAIN.

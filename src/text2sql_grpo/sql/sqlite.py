@@ -36,8 +36,13 @@ from text2sql_grpo.sql.sqlite_file import (
     open_file,
     version_of,
 )
-from text2sql_grpo.sql.sqlite_guard import MAX_COLUMNS, MAX_VALUE_BYTES, SQLITE_LIMITS, ReadGuard
-from text2sql_grpo.sql.sqlite_volatile import CLOCK
+from text2sql_grpo.sql.sqlite_guard import (
+    MAX_COLUMNS,
+    MAX_VALUE_BYTES,
+    SQLITE_LIMITS,
+    ReadGuard,
+    may_read_clock,
+)
 
 TYPE_CHECKING = False  # the typing module would double the time in which a worker starts
 if TYPE_CHECKING:
@@ -177,7 +182,7 @@ class HardenedDatabase:
         self._deadline = started + limits.timeout_s
         guard = self._guard
         guard.denied = ""
-        guard.is_volatile = CLOCK.was_read = False
+        guard.is_volatile = guard.calls_clock = guard.clock_in_view = False
         try:
             cursor = self._cursor.execute(sql)
             if cursor.description is None:
@@ -187,12 +192,10 @@ class HardenedDatabase:
             rows = cursor.fetchmany(n_fetched)
             if len(rows) < n_fetched and len(rows) <= limits.max_rows:
                 elapsed_s = time.perf_counter() - started
-                answer = marshalled(
-                    ("ok", columns, tuple(rows), False, "", elapsed_s, guard.is_volatile or CLOCK.was_read)
-                )
+                answer = marshalled(("ok", columns, tuple(rows), False, "", elapsed_s, *self._changes(sql)))
                 if len(answer) <= limits.max_bytes:
                     return answer
-            return self._long_answer(columns, rows, limits, started)
+            return self._long_answer(sql, columns, rows, limits, started)
         except MemoryError as error:
             raise OutOfMemory(self._failure("memory", NO_MEMORY, started)) from error
         except sqlite3.Warning:  # Python 3.11; a ProgrammingError from 3.12 on
@@ -231,7 +234,7 @@ class HardenedDatabase:
             self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
 
     def _long_answer(
-        self, columns: tuple[str, ...], rows: list[Row], limits: Limits, started: float
+        self, sql: str, columns: tuple[str, ...], rows: list[Row], limits: Limits, started: float
     ) -> bytes:
         """Answer with many or long rows, cut at the caps."""
         n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
@@ -257,10 +260,23 @@ class HardenedDatabase:
             self._cursor.close()  # ends the statement
             self._cursor = self.connection.cursor()
         elapsed_s = time.perf_counter() - started
-        is_unsure = self._guard.is_volatile or CLOCK.was_read
-        last = marshalled((is_truncated or is_cut, "", elapsed_s, is_unsure))[_LIST_HEADER_BYTES:]
+        last = marshalled((is_truncated or is_cut, "", elapsed_s, *self._changes(sql)))[_LIST_HEADER_BYTES:]
         fields = (marshalled("ok"), marshalled(columns), marshalled_tuple(n_rows, parts), last)
-        return marshalled_tuple(7, fields)
+        return marshalled_tuple(8, fields)
+
+    def _changes(self, sql: str) -> tuple[bool, bool]:
+        """Whether the last query is volatile, and whether it must not be cached.
+
+        Functions of dates are not cached: one of their values may be 'now', wherever it comes from.
+        """
+        guard = self._guard
+        if guard.is_volatile or not guard.calls_clock:
+            return guard.is_volatile, guard.is_volatile
+        texts = [sql]
+        if guard.clock_in_view:
+            found = self.connection.execute("SELECT sql FROM sqlite_master WHERE type = 'view'").fetchall()
+            texts += [str(text) for (text,) in found]
+        return any(map(may_read_clock, texts)), True
 
     def _prepare_virtual_tables(self) -> None:
         """Let rtree and fts5 prepare the writes that they prepare when first read, which the guard refuses.
@@ -279,8 +295,8 @@ class HardenedDatabase:
 
     def _failure(self, status: Status, text: str, started: float) -> bytes:
         elapsed_s = time.perf_counter() - started
-        is_unsure = self._guard.is_volatile or CLOCK.was_read or status in ("timeout", "memory")
-        return marshalled((status, (), (), False, short_line(text), elapsed_s, is_unsure))
+        is_unsure = self._guard.is_volatile or self._guard.calls_clock or status in ("timeout", "memory")
+        return marshalled((status, (), (), False, short_line(text), elapsed_s, False, is_unsure))
 
     def _answer_to(self, error: sqlite3.Error, sql: str, limits: Limits, started: float) -> bytes:
         extended = getattr(error, "sqlite_errorcode", 0)  # 0: raised by the Python module

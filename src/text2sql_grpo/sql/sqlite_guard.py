@@ -5,9 +5,9 @@ Imported by the workers: nothing heavy here.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-
-from text2sql_grpo.sql.sqlite_volatile import deterministic_functions
+from functools import cache
 
 MAX_VALUE_BYTES = 1_000_000
 MAX_COLUMNS = 500
@@ -49,6 +49,20 @@ _ACTION_NAMES = {
     sqlite3.SQLITE_REINDEX: "REINDEX",
 }
 
+# They read the clock where an argument is 'now' or missing.
+_CLOCK_FUNCTIONS = frozenset(
+    ("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff")
+) | {
+    *("current_date", "current_time", "current_timestamp"),
+}
+_CLOCK = (
+    r"\bnow\b|\bcurrent_(date|time|timestamp)\b"
+    r"|\b(date|time|datetime|julianday|unixepoch)[\"`\]]?{0}\({0}\)"
+    r"|\bstrftime[\"`\]]?{0}\([^,()]*\)"
+).format(r"(?:\s|--[^\n]*|/\*.*?\*/)*")
+_FUNCTIONS = "SELECT lower(name), type, flags FROM pragma_function_list"
+_DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC
+
 _OK, _SELECT, _READ = sqlite3.SQLITE_OK, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ
 
 
@@ -58,18 +72,20 @@ class ReadGuard:
     Attributes:
         denied: Last refused action; cleared by the caller before each query.
         is_volatile: True if the query calls a function that may return something else the next time; likewise
-            cleared. `sqlite_volatile.CLOCK` reports those that read the clock.
+            cleared.
+        calls_clock: True if it calls a function that reads the clock for some arguments; likewise cleared.
+        clock_in_view: True if a view that it reads calls such a function; likewise cleared.
     """
 
     _readable: set[str | None] = set()  # noqa: RUF012 (shared: the rule knows names alone)
 
     def __init__(self) -> None:
         self.denied = ""
-        self.is_volatile = False
+        self.is_volatile = self.calls_clock = self.clock_in_view = False
         self._deterministic = deterministic_functions()
 
     def authorize(
-        self, action: int, first: str | None, second: str | None, _schema: str | None, _source: str | None
+        self, action: int, first: str | None, second: str | None, _schema: str | None, source: str | None
     ) -> int:
         """Allow or deny one access; SQLite calls this while it compiles a query."""
         # The first two lines decide nearly every call.
@@ -88,6 +104,9 @@ class ReadGuard:
         elif action == sqlite3.SQLITE_FUNCTION:
             if name not in _DENIED_FUNCTIONS:
                 self.is_volatile = self.is_volatile or name not in self._deterministic
+                if name in _CLOCK_FUNCTIONS:
+                    self.calls_clock = True
+                    self.clock_in_view = self.clock_in_view or source is not None
                 return _OK
             self.denied = f"the function {name}"
         elif action == sqlite3.SQLITE_PRAGMA:
@@ -103,3 +122,28 @@ class ReadGuard:
         else:
             self.denied = _ACTION_NAMES[action]
         return sqlite3.SQLITE_DENY
+
+
+def may_read_clock(text: str) -> bool:
+    """True if the functions of dates that a text calls may read the clock.
+
+    >>> may_read_clock("SELECT strftime('%Y')"), may_read_clock("SELECT strftime('%Y', born) FROM t")
+    (True, False)
+    """
+    import re  # would add a tenth to the time in which a worker starts
+
+    return re.search(_CLOCK, text, re.IGNORECASE | re.DOTALL) is not None
+
+
+@cache
+def deterministic_functions() -> frozenset[str]:
+    """Names of the functions that return the same for the same rows, the clock aside.
+
+    Empty where the library has no list of functions (before SQLite 3.31).
+    """
+    listed: list[tuple[str, str, int]] = []
+    connection = sqlite3.connect(":memory:")
+    with contextlib.closing(connection), contextlib.suppress(sqlite3.OperationalError):
+        listed = connection.execute(_FUNCTIONS).fetchall()
+    changing = {name for name, kind, flags in listed if kind == "s" and not flags & _DETERMINISTIC}
+    return frozenset(name for name, _, _ in listed) - (changing - _CLOCK_FUNCTIONS)

@@ -321,7 +321,7 @@ class Worker:
                 answers = [_AGAIN] * len(answers)
             timeout_s = self._limits.timeout_s
             elapsed_s = time.perf_counter() - self._deadline + timeout_s
-            late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, True)
+            late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, False, True)
             self._flags |= SPECIAL | LAST
             self._write([*answers, marshalled(late)])
             os._exit(0)
@@ -371,8 +371,10 @@ def _size_of(database: Any) -> int:
 
 def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
     outcome = database.run(sql, limits)
-    is_unsure = database.is_volatile or outcome.status in ("timeout", "memory")
-    answer = marshalled((*outcome[:5], time.perf_counter() - started, is_unsure))
+    is_unsure = not database.is_cacheable or outcome.status in ("timeout", "memory")
+    is_unsure = is_unsure or database.is_volatile
+    elapsed_s = time.perf_counter() - started
+    answer = marshalled((*outcome[:5], elapsed_s, database.is_volatile, is_unsure))
     if outcome.status == "memory":
         raise OutOfMemory(answer)
     return answer
@@ -402,6 +404,9 @@ def _limit_memory(kind: str) -> None:
 
 def main() -> None:
     """Entry point of a worker process."""
+    os.environ["TZ"] = "UTC"  # else the machine decides the day of a moment, in DuckDB and by `localtime`
+    if os.name != "nt":
+        time.tzset()
     frames = FrameReader(0)
     kind, parent, path, readable, folder = loads(frames.read()[0])
     sys.path[:] = path or sys.path

@@ -42,7 +42,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # a class in `errors`, or `frames.UNFORESEEN`, and its text; or None: run the query again.
 Answer = tuple[Any, ...]
 Ending = Literal["", "planned", "crashed", "unasked"]
-_FIELDS = (str, tuple, tuple, bool, str, float, bool)
+_FIELDS = (str, tuple, tuple, bool, str, float, bool, bool)
 _HAS_POLLS = os.name == "posix"
 _CELLS = frozenset((type(None), int, float, str, bytes))
 
