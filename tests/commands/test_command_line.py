@@ -330,3 +330,10 @@ def test_questions_are_made_and_compared(tmp_path: Path, capsys: pytest.CaptureF
     header, first, *_ = capsys.readouterr().out.splitlines()
     assert header.startswith("training set")
     assert first.split()[:2] == ["demonstrations", "train"]
+
+
+def test_text_of_a_model_that_no_terminal_can_show_is_printed_escaped() -> None:
+    code = "from text2sql_grpo.commands import main; main(['config']); print('\\ud800')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\\ud800\n")

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Read when torch is imported. Threads that spin while they wait halve their own speed on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
     verb, options, parser = _read(sys.argv[1:] if argv is None else list(argv))
     load_dotenv(Path(".env"))
     if os.environ.get("HF_KEY") and not os.environ.get("HF_TOKEN"):
