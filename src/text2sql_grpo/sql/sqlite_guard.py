@@ -10,7 +10,7 @@ import sqlite3
 from text2sql_grpo.sql.sqlite_volatile import deterministic_functions
 
 MAX_VALUE_BYTES = 1_000_000
-MAX_COLUMNS = 500
+MAX_COLUMNS = 2_000  # SQLite's own limit
 MAX_READABLE = 10_000  # names of tables that are remembered
 
 SQLITE_LIMITS = {
@@ -59,6 +59,7 @@ class ReadGuard:
         denied: Last refused action; cleared by the caller before each query.
         is_volatile: True if the query calls a function that may return something else the next time; likewise
             cleared. `sqlite_volatile.CLOCK` reports those that read the clock.
+        own_tables: Names of tables of the file that SQLite has tables of its own for.
     """
 
     _readable: set[str | None] = set()  # noqa: RUF012 (shared: the rule knows names alone)
@@ -66,6 +67,7 @@ class ReadGuard:
     def __init__(self) -> None:
         self.denied = ""
         self.is_volatile = False
+        self.own_tables: frozenset[str] = frozenset()
         self._deterministic = deterministic_functions()
 
     def authorize(
@@ -80,6 +82,8 @@ class ReadGuard:
         name = ((second if action == sqlite3.SQLITE_FUNCTION else first) or "").lower()
         if action == _READ:
             is_reserved = name.startswith("sqlite_") and name not in _READABLE_SQLITE_TABLES
+            if name in self.own_tables:
+                return _OK
             if not is_reserved and name not in _DENIED_TABLES:
                 if len(self._readable) < MAX_READABLE:
                     self._readable.add(first)
@@ -103,3 +107,9 @@ class ReadGuard:
         else:
             self.denied = _ACTION_NAMES[action]
         return sqlite3.SQLITE_DENY
+
+
+def own_tables(connection: sqlite3.Connection) -> frozenset[str]:
+    """Names of the tables and views of a file that are named like tables about SQLite itself."""
+    found = connection.execute("SELECT lower(name) FROM sqlite_master WHERE type IN ('table', 'view')")
+    return frozenset(name for (name,) in found.fetchall()) & _DENIED_TABLES
