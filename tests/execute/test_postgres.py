@@ -11,6 +11,7 @@ import pytest
 
 from tests.postgres_server import HOST, WITHOUT_DBLINK, PostgresServer, running_postgres
 from text2sql_grpo.commands.role import role
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -330,7 +331,9 @@ def test_names_that_only_resemble_guarded_ones_are_read(database: HardenedPostgr
     assert database.run(sql, LIMITS).rows == ((1, 2, 3),)
 
 
-def test_printed_role_is_made_by_the_owner_and_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_role_is_made_by_the_owner_and_accepted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_postgres() as server:
         with server.admin() as admin:
             admin.execute("CREATE ROLE boss LOGIN CREATEROLE PASSWORD 'y'")
@@ -344,10 +347,13 @@ def test_printed_role_is_made_by_the_owner_and_accepted(capsys: pytest.CaptureFi
             owner.execute(printed.out)
             assert owner.execute(RIGHTS_OF_PUBLIC).fetchall() == before
         (url,) = re.findall(r"postgresql://\S+", printed.err)
+        (password,) = re.findall(r"PGPASSWORD=([\w-]+)", printed.err)
+        monkeypatch.setenv("PGPASSWORD", password)
         with SQLExecutor(workers=1) as executor:
             address = url.replace("HOST", f"{HOST}:{server.port}")
             assert executor.execute(address, "SELECT id FROM item").rows == ((7,),)
             assert [table.name for table in read_schema(address).tables] == ["item"]
+            assert Databases({"sales": address}).address("sales") == address
 
 
 def test_numbers_of_any_length_reach_the_model(database: HardenedPostgres) -> None:
