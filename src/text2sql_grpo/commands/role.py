@@ -17,7 +17,7 @@ def role(
     Run it in that database, as its owner: text2sql-grpo role --print --database sales | psql sales
 
     Args:
-        print: Print the SQL; its password is new each time, and stands in the SQL and, with the URL, on stderr.
+        print: Print the SQL, and the URL on stderr; the password is new each time.
         name: The role.
         database: The database that it may read.
         schemas: Schemas that it may read (default: public).
