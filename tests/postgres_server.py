@@ -15,6 +15,14 @@ import pytest
 
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
+# A database with `dblink` refuses roles that may call it.
+WITHOUT_DBLINK = """
+    DO $do$ DECLARE routine regprocedure; BEGIN
+        FOR routine IN SELECT oid FROM pg_proc WHERE proname ~ '^dblink' LOOP
+            EXECUTE format('REVOKE EXECUTE ON ROUTINE %s FROM PUBLIC', routine);
+        END LOOP;
+    END $do$
+"""
 HOST = "127.0.0.1"
 ADMIN = "admin"
 ADMIN_PASSWORD = "of-the-admin"
@@ -45,6 +53,7 @@ class PostgresServer:
         settings = (
             f"-c listen_addresses={HOST} -c port={self.port} -c unix_socket_directories={self.folder}"
             " -c fsync=off -c shared_buffers=16MB -c max_connections=40 -c lc_messages=C"
+            " -c temp_file_limit=256MB"
         )
         log = ["-l", str(self.folder / "log"), "-w", "-t", str(START_TIMEOUT_S)]
         _run([*self._control("start"), *log, "-o", settings], self.user)

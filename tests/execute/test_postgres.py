@@ -1,4 +1,5 @@
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -8,13 +9,16 @@ import psutil
 import psycopg
 import pytest
 
-from tests.postgres_server import PostgresServer, running_postgres
+from tests.postgres_server import HOST, WITHOUT_DBLINK, PostgresServer, running_postgres
+from text2sql_grpo.commands.role import role
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.postgres_database import HardenedPostgres, fingerprint_of
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
+from text2sql_grpo.sql.schema import read_schema
 
 LIMITS = Limits(timeout_s=5.0)
 PASSWORD = "s3cret @/'\\ é"
@@ -28,6 +32,16 @@ TABLES = """
 """
 
 
+RIGHTS_OF_PUBLIC = """
+    SELECT objects.name, privilege_type FROM (
+        SELECT datname::text, coalesce(datacl, acldefault('d', datdba)) FROM pg_database
+        UNION ALL SELECT nspname, coalesce(nspacl, acldefault('n', nspowner)) FROM pg_namespace
+        UNION ALL SELECT oid::regclass::text, coalesce(relacl, acldefault('r', relowner)) FROM pg_class
+        UNION ALL SELECT oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc
+    ) AS objects (name, rights), aclexplode(rights) WHERE grantee = 0 ORDER BY 1, 2
+"""
+
+
 @pytest.fixture(scope="module")
 def admin(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
     with psycopg.connect(postgres_server.admin_url(), autocommit=True) as connection:
@@ -35,6 +49,7 @@ def admin(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
     with psycopg.connect(postgres_server.admin_url("hospital"), autocommit=True) as connection:
         connection.execute(TABLES)
         connection.execute("CREATE EXTENSION dblink")
+        connection.execute(WITHOUT_DBLINK)
         connection.execute(restricted_role_sql("reader of 'wards'", PASSWORD, "hospital"))
         connection.execute("REVOKE SELECT ON hidden FROM \"reader of 'wards'\"")
         yield connection
@@ -207,11 +222,6 @@ def test_refused_connection_says_why_and_never_the_password(
     ("grant", "revoke", "found"),
     [
         (
-            "GRANT TEMP ON DATABASE hospital TO {}",
-            "REVOKE TEMP ON DATABASE hospital FROM {}",
-            "temporary tables",
-        ),
-        (
             "GRANT CREATE ON DATABASE hospital TO {}",
             "REVOKE CREATE ON DATABASE hospital FROM {}",
             "create schemas",
@@ -231,16 +241,27 @@ def test_refused_connection_says_why_and_never_the_password(
         ("GRANT UPDATE (name) ON ward TO {}", "REVOKE UPDATE (name) ON ward FROM {}", "may change ward"),
         ("GRANT INSERT (id) ON ward TO {}", "REVOKE INSERT (id) ON ward FROM {}", "may change ward"),
         (
-            "CREATE FUNCTION of_admin() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1;"
-            " GRANT EXECUTE ON FUNCTION of_admin TO {}",
-            "DROP FUNCTION of_admin -- {}",
-            r"may call of_admin\(\) with the rights of admin",
+            "GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {}",
+            "REVOKE EXECUTE ON FUNCTION pg_read_file(text) FROM {}",
+            "may call pg_read_file",
         ),
         (
-            "GRANT EXECUTE ON FUNCTION set_config TO {}",
-            "REVOKE EXECUTE ON FUNCTION set_config FROM {}",
-            "may call set_config",
+            "GRANT EXECUTE ON FUNCTION lo_import(text) TO {}",
+            "REVOKE EXECUTE ON FUNCTION lo_import(text) FROM {}",
+            "may call lo_import",
         ),
+        (
+            "GRANT EXECUTE ON FUNCTION dblink(text, text) TO {}",
+            "REVOKE EXECUTE ON FUNCTION dblink(text, text) FROM {}",
+            "may call dblink",
+        ),
+        (
+            "GRANT USAGE ON SEQUENCE numbers TO {}",
+            "REVOKE USAGE ON SEQUENCE numbers FROM {}",
+            "sequence numbers",
+        ),
+        ("GRANT pg_write_all_data TO {}", "REVOKE pg_write_all_data FROM {}", "member of pg_write_all_data"),
+        ("GRANT pg_signal_backend TO {}", "REVOKE pg_signal_backend FROM {}", "member of pg_signal_backend"),
     ],
 )
 def test_role_that_may_do_more_than_read_is_refused(
@@ -256,17 +277,83 @@ def test_role_that_may_do_more_than_read_is_refused(
     HardenedPostgres(url).close()
 
 
-def test_new_role_may_not_call_what_runs_with_the_rights_of_its_owner(
+def test_function_with_the_rights_of_its_owner_is_not_called(
     url: str, postgres_server: PostgresServer, admin: psycopg.Connection
 ) -> None:
-    admin.execute("CREATE PROCEDURE run_all() LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'")
+    admin.execute(
+        "CREATE FUNCTION as_owner(int) RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT $1 + 1';"
+        "CREATE VIEW calling AS SELECT as_owner(id) AS n FROM ward WHERE id = 1;"
+        "GRANT SELECT ON calling TO \"reader of 'wards'\""
+    )
     try:
-        with pytest.raises(DataError, match=r"may call run_all\(\).*text2sql-grpo role --print"):
-            HardenedPostgres(url)
-        admin.execute(restricted_role_sql("careful", PASSWORD, "hospital"))
-        HardenedPostgres(postgres_server.url("careful", QUOTED_PASSWORD, "hospital")).close()
+        database = HardenedPostgres(url)
+        for call in ("as_owner(1)", 'public."as_owner" (1)', "AS_OWNER/* */(1)"):
+            outcome = database.run(f"SELECT {call}", LIMITS)
+            assert (outcome.status, "not allowed: as_owner" in outcome.error) == ("denied", True)
+        assert database.run("SELECT n FROM calling", LIMITS).rows == ((2,),)
+        database.close()
     finally:
-        admin.execute("DROP PROCEDURE run_all")
+        admin.execute("DROP VIEW calling; DROP FUNCTION as_owner")
+
+
+def test_ordinary_role_is_warned_of_once_and_its_queries_leave_nothing(
+    postgres_server: PostgresServer, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.execute("CREATE ROLE plain LOGIN PASSWORD 'x'; GRANT SELECT ON ward TO plain")
+    url = postgres_server.url("plain", "x", "hospital")
+    for _ in range(2):
+        with SQLExecutor(workers=2, cache_entries=0) as executor:
+            assert executor.execute(url, "SELECT name FROM ward WHERE id = 1").rows == (("A",),)
+    warnings = [record.getMessage() for record in caplog.records if "beyond reading" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "plain@" in warnings[0] and "temporary tables" in warnings[0] and "advisory" in warnings[0]
+    assert "read-only" in warnings[0] and "x@" not in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        'SELECT U&"pg\\005fterminate\\005fbackend"(1)',
+        'SELECT pg_catalog . "pg_terminate_backend"(1)',
+        "SELECT 1AS a, 2pg_cancel_backend",
+        "SELECT query_to_xml('select pg_' || 'notify(1, 2)', true, true, '')",
+        "SELECT PG_TRY_ADVISORY_LOCK(1)",
+        "SELECT (1).lo_unlink",
+    ],
+)
+def test_guarded_name_is_found_however_it_is_written(database: HardenedPostgres, sql: str) -> None:
+    assert database.run(sql, LIMITS).status == "denied"
+
+
+def test_names_that_only_resemble_guarded_ones_are_read(database: HardenedPostgres) -> None:
+    names = "lo_orderdate, dataset_config, http"
+    sql = f"SELECT {names} FROM (VALUES (1, 2, 3)) AS t ({names})"
+    assert database.run(sql, LIMITS).rows == ((1, 2, 3),)
+
+
+def test_printed_role_is_made_by_the_owner_and_accepted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_postgres() as server:
+        with server.admin() as admin:
+            admin.execute("CREATE ROLE boss LOGIN CREATEROLE PASSWORD 'y'")
+            admin.execute("CREATE DATABASE sales OWNER boss")
+        with psycopg.connect(server.url("boss", "y", "sales"), autocommit=True) as owner:
+            owner.execute("CREATE TABLE item (id int); INSERT INTO item VALUES (7)")
+            before = owner.execute(RIGHTS_OF_PUBLIC).fetchall()
+            assert role(print=True, database="sales") == 0
+            printed = capsys.readouterr()
+            assert "PUBLIC" not in printed.out
+            owner.execute(printed.out)
+            assert owner.execute(RIGHTS_OF_PUBLIC).fetchall() == before
+        (url,) = re.findall(r"postgresql://\S+", printed.err)
+        (password,) = re.findall(r"PGPASSWORD=([\w-]+)", printed.err)
+        monkeypatch.setenv("PGPASSWORD", password)
+        with SQLExecutor(workers=1) as executor:
+            address = url.replace("HOST", f"{HOST}:{server.port}")
+            assert executor.execute(address, "SELECT id FROM item").rows == ((7,),)
+            assert [table.name for table in read_schema(address).tables] == ["item"]
+            assert Databases({"sales": address}).address("sales") == address
 
 
 def test_numbers_of_any_length_reach_the_model(database: HardenedPostgres) -> None:

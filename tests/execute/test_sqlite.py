@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql import ExecutionOutcome, Limits
+from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, sqlite_file
 from text2sql_grpo.sql.frames import marshalled, marshalled_list, marshalled_tuple
 from text2sql_grpo.sql.sqlite import DatabaseLocked, HardenedDatabase
 from text2sql_grpo.sql.sqlite_file import fingerprint_of, open_database
@@ -35,7 +35,7 @@ def test_connection_does_not_write(tmp_path: Path) -> None:
 
     with (
         closing(open_database(path)) as connection,
-        pytest.raises(sqlite3.OperationalError, match="readonly"),
+        pytest.raises(sqlite3.DatabaseError, match="not authorized"),
     ):
         connection.execute("INSERT INTO t VALUES (1)")
 
@@ -192,3 +192,47 @@ def test_virtual_tables_are_read_through_the_guard(tmp_path: Path) -> None:
     assert run(opened, "SELECT id FROM box WHERE a < 2").rows == ((1,),)
     assert run(opened, "INSERT INTO doc(doc) VALUES ('rebuild')").status == "denied"
     opened.close()
+
+
+def test_tables_named_like_those_of_sqlite_and_many_columns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "odd.sqlite"
+    columns = ", ".join(f"c{i}" for i in range(1200))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for name in ("bytecode", "dbstat", "tables_used"):
+            connection.execute(f"CREATE TABLE {name} (n)")
+            connection.execute(f"INSERT INTO {name} VALUES (7)")
+        connection.execute(f"CREATE TABLE wide ({columns})")
+        connection.execute(f"INSERT INTO wide VALUES ({', '.join('1' * 1200)})")
+    plain = tmp_path / "plain.sqlite"
+    with closing(sqlite3.connect(plain)) as connection, connection:
+        connection.execute("CREATE TABLE t (n)")
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+        for name in ("bytecode", "dbstat", "tables_used"):
+            assert executor.execute(path, f"SELECT n FROM {name}").rows == ((7,),)
+            assert executor.execute(plain, f"SELECT * FROM {name}").status in ("denied", "error")
+        assert executor.execute(path, "SELECT * FROM wide").rows == ((1,) * 1200,)
+
+
+def test_own_queries_on_a_hostile_file_do_no_more_than_a_query_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hostile.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE t (n, loaded AS (hex(zeroblob(n))), huge AS (zeroblob(n)))")
+        connection.execute("INSERT INTO t (n) VALUES (9000000)")
+        connection.execute(
+            "CREATE TABLE many AS WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c"
+            " WHERE i < 3000) SELECT i FROM c"
+        )
+    monkeypatch.setattr(sqlite_file, "MAX_STEPS", 20_000_000)
+    with closing(open_database(path)) as connection:
+        for sql in (
+            "SELECT loaded FROM t",
+            "SELECT huge FROM t",
+            "ATTACH ':memory:' AS x",
+            "PRAGMA query_only = 0",
+        ):
+            with pytest.raises(sqlite3.Error):
+                connection.execute(sql).fetchall()
+        with pytest.raises(sqlite3.OperationalError, match="interrupt"):
+            connection.execute("SELECT count(*) FROM many a, many b, many c").fetchall()

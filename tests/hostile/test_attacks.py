@@ -24,11 +24,13 @@ from tests.hostile.surroundings import (
     resident_bytes,
     wait_for,
 )
-from tests.postgres_server import PostgresServer, running_postgres
+from tests.postgres_server import WITHOUT_DBLINK, PostgresServer, running_postgres
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
 ENGINES = ("sqlite", "duckdb", "postgresql")
+# The last one has the rights of any role that may read the tables.
+TARGETS = {**dict(zip(ENGINES, ENGINES, strict=True)), "ordinary-role": "postgresql"}
 WORKERS = 2
 # Of one worker process, its 13 MB (SQLite), 50 MB (DuckDB) or 25 MB (PostgreSQL) of code included.
 MAX_WORKER_BYTES = {"sqlite": 450 * MB, "duckdb": 4500 * MB, "postgresql": 300 * MB}
@@ -71,6 +73,7 @@ INSERT INTO ward VALUES (1, 'North'), (2, 'South');
 CREATE SEQUENCE numbers;
 CREATE TABLE hidden (secret text);
 CREATE EXTENSION IF NOT EXISTS dblink;
+CREATE FUNCTION as_admin() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1';
 """
 POSTGRES_ROLE = "reader_of_wards"
 # What no query may change on a server: rows, tables, functions, large objects, locks, settings, sequences.
@@ -161,7 +164,10 @@ def admin(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
     with psycopg.connect(postgres_server.admin_url("besieged"), autocommit=True) as connection:
         connection.execute(POSTGRES_TABLES)
         connection.execute(restricted_role_sql(POSTGRES_ROLE, "secret", "besieged"))
+        connection.execute(WITHOUT_DBLINK)
         connection.execute(f"REVOKE SELECT ON hidden FROM {POSTGRES_ROLE}")
+        connection.execute("CREATE ROLE ordinary LOGIN PASSWORD 'secret'; GRANT SELECT ON ward TO ordinary")
+        connection.execute("ALTER ROLE ordinary SET default_transaction_read_only = on")
         yield connection
 
 
@@ -171,15 +177,24 @@ def postgres_url(postgres_server: PostgresServer, admin: psycopg.Connection) -> 
 
 
 @pytest.fixture(scope="module")
+def ordinary_url(postgres_server: PostgresServer, admin: psycopg.Connection) -> str:
+    return postgres_server.url("ordinary", "secret", "besieged")
+
+
+@pytest.fixture(scope="module")
 def postgres_state(
-    postgres_server: PostgresServer, postgres_url: str, admin: psycopg.Connection
+    postgres_server: PostgresServer, postgres_url: str, ordinary_url: str, admin: psycopg.Connection
 ) -> Iterator[Callable[[], object]]:
     """The server's tables, its folders, and that another session of the same role lives."""
-    with psycopg.connect(postgres_url, autocommit=True) as sibling:
+    with (
+        psycopg.connect(postgres_url, autocommit=True) as sibling,
+        psycopg.connect(ordinary_url, autocommit=True) as other,
+    ):
 
         def state() -> object:
             names = sorted(path.name for path in (postgres_server.folder / "data").iterdir())
-            return admin.execute(POSTGRES_STATE).fetchall(), names, sibling.execute("SELECT 1").fetchone()
+            alive = [session.execute("SELECT 1").fetchone() for session in (sibling, other)]
+            return admin.execute(POSTGRES_STATE).fetchall(), names, alive
 
         yield state
 
@@ -188,18 +203,20 @@ def postgres_state(
 def target_of(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[str], Target]]:
     """One target for all attacks on an engine: what one leaves in a worker would show in the next."""
     fixtures = {"sqlite": "sqlite_file", "duckdb": "duckdb_file", "postgresql": "postgres_url"}
+    fixtures["ordinary-role"] = "ordinary_url"
     targets: dict[str, Target] = {}
 
-    def made(engine: str) -> Target:
-        if engine not in targets:
+    def made(name: str) -> Target:
+        engine = TARGETS[name]
+        if name not in targets:
             close_all()  # so that their workers are not measured
-            location = request.getfixturevalue(fixtures[engine])
+            location = request.getfixturevalue(fixtures[name])
             state = request.getfixturevalue("postgres_state") if engine == "postgresql" else lambda: None
             others = frozenset(child_pids())
             executor = SQLExecutor(workers=WORKERS, cache_entries=0)
             executor.execute_many([(location, STILL_READS[engine])] * WORKERS)
-            targets[engine] = Target(engine, location, folder, executor, state, others)
-        return targets[engine]
+            targets[name] = Target(engine, location, folder, executor, state, others)
+        return targets[name]
 
     def close_all() -> None:
         for target in targets.values():
@@ -213,8 +230,8 @@ def target_of(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable
 def parameters(*, are_late: bool = False) -> list[object]:
     """Each engine and attack; or those alone that end by a limit of time or memory, whichever is first."""
     return [
-        pytest.param(engine, attack, id=f"{engine}-{attack.category}-{attack.name}")
-        for engine in ENGINES
+        pytest.param(name, attack, id=f"{name}-{attack.category}-{attack.name}")
+        for name, engine in TARGETS.items()
         for attack in load_attacks(engine)
         if not are_late or "timeout" in attack.status
     ]
@@ -240,17 +257,17 @@ def run_harmlessly(target: Target, attack: Attack, timeout_s: float) -> Executio
     assert target.server_state() == server_before
     assert wait_for(lambda: len(living_children() - target.others) <= WORKERS)
     after = target.executor.execute(target.location, STILL_READS[target.engine])
-    assert after.rows == WARDS
+    assert after.rows == WARDS, after
     assert files_below(target.folder) == before.files
     assert wait_for(lambda: threading.active_count() <= before.n_threads)
     return outcome
 
 
-@pytest.mark.parametrize(("engine", "attack"), parameters())
+@pytest.mark.parametrize(("name", "attack"), parameters())
 def test_attack_has_its_outcome_and_leaves_nothing(
-    target_of: Callable[[str], Target], engine: str, attack: Attack
+    target_of: Callable[[str], Target], name: str, attack: Attack
 ) -> None:
-    outcome = run_harmlessly(target_of(engine), attack, attack.timeout_s)
+    outcome = run_harmlessly(target_of(name), attack, attack.timeout_s)
 
     assert outcome.status in attack.status, outcome.error
     assert outcome.is_truncated == (attack.is_truncated and outcome.is_ok)
@@ -259,23 +276,23 @@ def test_attack_has_its_outcome_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "attack"), parameters(are_late=True))
+@pytest.mark.parametrize(("name", "attack"), parameters(are_late=True))
 def test_attack_that_has_more_time_takes_no_more_memory(
-    target_of: Callable[[str], Target], engine: str, attack: Attack
+    target_of: Callable[[str], Target], name: str, attack: Attack
 ) -> None:
     """Some of them end within that time on a fast machine."""
-    outcome = run_harmlessly(target_of(engine), attack, LONGER_LIMIT_S)
+    outcome = run_harmlessly(target_of(name), attack, LONGER_LIMIT_S)
 
     assert outcome.status in {*attack.status, "ok", "error", "memory"}, outcome.error
 
 
 @pytest.mark.parametrize("one_in", [12, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_attacks_of_a_batch_cost_no_other_query_its_answer(
-    target_of: Callable[[str], Target], engine: str, one_in: int
+    target_of: Callable[[str], Target], name: str, one_in: int
 ) -> None:
-    target = target_of(engine)
-    attacks = load_attacks(engine)[::one_in]
+    target = target_of(name)
+    attacks = load_attacks(target.engine)[::one_in]
     before = Surroundings.of(target.folder)
     server_before = target.server_state()
     children = child_pids()

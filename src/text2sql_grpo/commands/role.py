@@ -1,5 +1,6 @@
 import secrets
 import sys
+from urllib.parse import quote
 
 from text2sql_grpo.errors import ConfigError, needs_extra
 
@@ -13,10 +14,10 @@ def role(
 ) -> int:
     """Print the SQL that makes a PostgreSQL role which can only read tables.
 
-    Run it as a superuser, in that database: text2sql-grpo role --print --database sales | psql sales
+    Run it in that database, as its owner: text2sql-grpo role --print --database sales | psql sales
 
     Args:
-        print: Print the SQL; its password is new each time, and stands in the SQL and on stderr.
+        print: Print the SQL, and the URL on stderr; the password is new each time.
         name: The role.
         database: The database that it may read.
         schemas: Schemas that it may read (default: public).
@@ -27,5 +28,7 @@ def role(
         from text2sql_grpo.sql.postgres_role import restricted_role_sql
     password = secrets.token_urlsafe(18)
     sys.stdout.write(restricted_role_sql(name, password, database, schemas=schemas or ("public",)) + "\n")
-    sys.stderr.write(f"afterwards: postgresql://{name}:{password}@HOST/{database}\n")
+    # Configs and run folders are shared, so that a URL with a password is refused there.
+    url = f"postgresql://{quote(name, safe='')}@HOST/{quote(database, safe='')}"
+    sys.stderr.write(f"afterwards: export PGPASSWORD={password}, and use {url}\n")
     return 0

@@ -16,7 +16,7 @@ from text2sql_grpo.grading.dates import DateFormat, date_format
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, read_schema
-from text2sql_grpo.sql.sqlite_file import open_database
+from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 
 MAX_ROWS_READ = 400
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
@@ -223,7 +223,7 @@ def _exists(connection: sqlite3.Connection, source: str) -> bool:
             raise
         return False
     finally:
-        connection.set_progress_handler(None, 0)
+        limit_steps(connection)
 
 
 def orphans(child: str, columns: Sequence[str], parent: str, references: Sequence[str]) -> str:

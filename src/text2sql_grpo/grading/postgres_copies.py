@@ -170,6 +170,7 @@ class PostgresCopies:
             rights = restricted_role_sql(
                 template.reader, template.password, template.database, schemas=schemas
             )
+            admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {template.database} FROM PUBLIC")
             admin.execute(rights)
             admin.execute(f"ALTER ROLE {template.reader} SET search_path = {search_path}")
         queries = tuple((str(name), str(sql)) for _, name, sql in views)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from text2sql_grpo.errors import DataError, ServerGoneError
 from text2sql_grpo.sql.address import Kind, parse_address
@@ -29,6 +30,8 @@ SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is 
 
 _LOGS: dict[Kind, tuple[str, ...]] = {"sqlite": ("-wal", "-journal"), "duckdb": (".wal",)}
 _Asked = tuple[int, str, str]  # position, location, SQL
+MAX_RIGHTS_SHOWN = 5
+_warned: set[str] = set()  # roles of servers whose harmless rights were logged
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _executors: weakref.WeakSet["SQLExecutor"] = weakref.WeakSet()
@@ -136,7 +139,7 @@ class SQLExecutor:
         pool = self._pools.get(kind) or self._pool(kind)
         if kind == "postgresql":
             run = partial(pool.run_one, location, sql, limits, cancellation)
-            answer = self._patiently(run, (location,))
+            answer = self._patiently(run, (location,), cancellation)
         else:
             answer = pool.run_one(location, sql, limits, cancellation)
         outcome = _outcome(answer)
@@ -314,7 +317,9 @@ class SQLExecutor:
             if outcomes[position] is None:
                 outcomes[position] = outcomes[first]._replace(from_cache=True)
 
-    def _patiently(self, run: Callable[[], T], locations: Iterable[str]) -> T:
+    def _patiently(
+        self, run: Callable[[], T], locations: Iterable[str], cancellation: Cancellation | None = None
+    ) -> T:
         """Run queries, again while a server that answered them before is gone, for `SERVER_WAIT_S`.
 
         Raises:
@@ -325,15 +330,39 @@ class SQLExecutor:
         while True:
             try:
                 done = run()
-                self._servers.update(locations)
+                for location in set(locations) - self._servers:
+                    self._servers.add(location)
+                    self._warn_of_rights(location)
                 return done
             except ServerGoneError as error:
-                if not self._servers.issuperset(locations) or time.monotonic() > give_up:
+                is_cancelled = cancellation is not None and cancellation.is_set
+                if not self._servers.issuperset(locations) or time.monotonic() > give_up or is_cancelled:
                     raise
                 if pause_s < 0.2:
                     _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 5.0)
+                pause_s = min(2 * pause_s, 1.0)
+
+    def _warn_of_rights(self, location: str) -> None:
+        """Log the rights of a role beyond reading that do no harm here, once for a role of a server."""
+        server = urlsplit(location)
+        place = f"{server.username or ''}@{server.netloc.rpartition('@')[2]}{server.path}"
+        if place in _warned:
+            return
+        _warned.add(place)
+        from text2sql_grpo.sql.postgres_role import HARMLESS_RIGHTS, WHY_HARMLESS
+
+        found = self._pool("postgresql").run_one(location, HARMLESS_RIGHTS, self.limits)
+        if found[0] == "ok" and found[2]:
+            rights = ", ".join(str(right) for (right,) in found[2][:MAX_RIGHTS_SHOWN])
+            more = f" and {len(found[2]) - MAX_RIGHTS_SHOWN} more" if len(found[2]) > MAX_RIGHTS_SHOWN else ""
+            _logger.warning(
+                "The PostgreSQL role of %s has rights beyond reading: %s%s. They do no harm here: %s.",
+                place,
+                rights,
+                more,
+                WHY_HARMLESS,
+            )
 
     def _count(self, n_queries: int, elapsed_s: float) -> None:
         with self._lock:

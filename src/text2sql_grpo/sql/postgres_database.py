@@ -1,9 +1,10 @@
 """One hardened PostgreSQL connection for untrusted SQL.
 
-Effects are bounded by the role, which must be one of `postgres_role.restricted_role_sql`, by a read-only
+Effects are bounded by the role, which may not write or read files (`postgres_role.rights_of`), by a read-only
 transaction that is always rolled back, by a cursor (`DECLARE ... CURSOR FOR` accepts one query and nothing
-else), and by `DISCARD ALL` after each query. Time is bounded by the server's `statement_timeout`; if the
-server ignores it, the query is cancelled from outside and the connection dropped.
+else), by names that no query may hold (`postgres_role.guard_of`), and by `DISCARD ALL` after each query.
+Time is bounded by the server's `statement_timeout`; if the server ignores it, the query is cancelled from
+outside and the connection dropped.
 
 What begins a transaction, the query and its first rows are asked for in one message (libpq's pipeline mode),
 and the answers to what ends it are read before the next query: a query waits for one round trip.
@@ -45,7 +46,7 @@ from text2sql_grpo.sql.failure_text import (
     why_unfit,
 )
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
-from text2sql_grpo.sql.postgres_role import excessive_rights
+from text2sql_grpo.sql.postgres_role import guard_of, rights_of
 
 CONNECT_TIMEOUT_S = 10
 STARTING_UP_TIMEOUT_S = 15.0
@@ -71,6 +72,8 @@ _NOT_READING = frozenset(
     UNLISTEN UPDATE VACUUM
     """.split()  # noqa: SIM905 (a list would take 50 lines)
 )
+# EXPLAIN ANALYZE makes temporary tables even in a read-only transaction. Keywords have one spelling.
+_MAKING = re.compile(r"(?<![a-z_$])(?:create|into|refresh|execute|declare)(?![\w$])", re.IGNORECASE)
 # The server starts, or recovers from a crash.
 _STARTING_UP = ("starting up", "recovery mode", "not yet accepting", "closed the connection unexpectedly")
 # Errors of a connection have no state. Those of a server that will not answer later either:
@@ -136,6 +139,7 @@ class HardenedPostgres:
         self.is_volatile = False
         self._changing: frozenset[str] = frozenset()  # names of functions; read at the first query
         self._n_pending = 0  # messages whose answers were not read to the end
+        self._guard = guard_of(())
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
     def close(self) -> None:
@@ -159,7 +163,12 @@ class HardenedPostgres:
         word = first_word(sql)
         if word in _NOT_READING:
             return failure("denied", f"not allowed: {word}; {ONLY_READING}")
+        guarded = self._guard.search(sql)
+        if guarded:
+            return failure("denied", f"not allowed: {guarded[0].lower()}; {ONLY_READING}")
         asked = [sql]
+        if word == "EXPLAIN" and (making := _MAKING.search(sql)):
+            return failure("denied", f"not allowed: EXPLAIN with {making[0].upper()}; {ONLY_READING}")
         if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
             asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
         try:
@@ -251,7 +260,7 @@ class HardenedPostgres:
                     fallback_application_name=APPLICATION,
                     connect_timeout=CONNECT_TIMEOUT_S,
                 )
-                excess = excessive_rights(connection)
+                excess, definers = rights_of(connection)
                 break
             except psycopg.Error as error:
                 if connection is not None:
@@ -267,6 +276,7 @@ class HardenedPostgres:
                 f"the PostgreSQL role {', '.join(excess[:MAX_RIGHTS_SHOWN])}{more} (at {self._shown});"
                 " use one that can only read tables: `text2sql-grpo role --print` prints its SQL"
             )
+        self._guard = guard_of(definers)
         for kind in postgres.types:
             if kind.name not in _VALUE_TYPES:
                 connection.adapters.register_loader(kind.oid, TextLoader)

@@ -1,59 +1,108 @@
-"""PostgreSQL role for untrusted SQL: the SQL that creates it, and a check for excessive rights."""
+"""Rights of a PostgreSQL role for untrusted SQL: which are refused, and the SQL that creates such a role."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from psycopg import Connection
 from psycopg.sql import Identifier, Literal
 
-# Every role may call these unless revoked, also in a read-only transaction. They end or cancel
-# sessions, show what other sessions run, change settings, take locks that outlive a transaction, write large
-# objects or the log, read files, or run SQL given as text.
-FORBIDDEN_FUNCTIONS = (
-    r"^(pg_terminate_backend|pg_cancel_backend|pg_stat_get_activity|pg_stat_get_backend_\w+|pg_stat_statements"
-    r"|set_config|pg_(try_)?advisory_\w+|lo_\w+|loread|lowrite|pg_notify|pg_logical_emit_message"
-    r"|pg_export_snapshot|pg_current_xact_id|txid_current|pg_read_(binary_)?file\w*|pg_ls_\w*dir|pg_stat_file"
-    r"|(query|cursor|table|schema|database)_to_xml\w*|ts_stat|dblink\w*)$"
+# They read or write the server's files, or connect elsewhere. A role may call them if it was granted.
+_FILE_FUNCTIONS = r"^(pg_read_file|pg_read_binary_file|pg_ls_dir|pg_stat_file|lo_import|lo_export|dblink\w*)$"
+# Every role may call most of these unless an administrator revoked it, also in a read-only transaction. They
+# end or cancel sessions, show what other sessions run, change settings, take locks that outlive a
+# transaction, write large objects or the log, or run SQL given as text, in which a name may be put together.
+_GUARDED = (
+    r"pg_terminate_backend|pg_cancel_backend|pg_stat_(?:activity|replication|ssl|gssapi|get_activity|get_backend_\w+)"
+    r"|pg_stat_statements\w*|set_config|setseed|pg_(?:try_)?advisory_\w+|loread|lowrite|pg_notify"
+    r"|lo_(?:creat|create|export|from_bytea|get|import|lseek|lseek64|open|put|truncate|truncate64|unlink)"
+    r"|pg_logical_emit_message|pg_export_snapshot|pg_current_xact_id|txid_current|pg_read_(?:binary_)?file\w*"
+    r"|pg_ls_\w*dir|pg_stat_file|(?:query|cursor|table|schema|database)_to_xml\w*|ts_stat|ts_rewrite|dblink\w*"
+    r"|crosstab\w*|connectby|xpath_table|query_export_to_s3|http_(?:get|post|put|patch|delete|head)"
 )
+# Read-only; a member of another role of PostgreSQL's own may write, read files, or end sessions.
+_READING_ROLES = (
+    "('pg_read_all_data', 'pg_read_all_settings', 'pg_read_all_stats', 'pg_stat_scan_tables', 'pg_monitor')"
+)
+_SCHEMAS = "('pg_catalog'::regnamespace, 'information_schema'::regnamespace)"
 
 _EXCESS = f"""
     SELECT 'is a superuser' FROM pg_roles WHERE rolname = current_user AND rolsuper
     UNION ALL SELECT 'may create roles or databases, or replicate' FROM pg_roles
         WHERE rolname = current_user AND (rolcreaterole OR rolcreatedb OR rolreplication)
     UNION ALL SELECT 'is a member of ' || rolname FROM pg_roles
-        WHERE rolname <> current_user AND pg_has_role(oid, 'MEMBER')
-            AND (rolsuper OR rolname ~ '^pg_' AND rolname <> 'pg_read_all_data')
-    UNION ALL SELECT 'may create temporary tables' WHERE has_database_privilege(current_database(), 'TEMP')
+        WHERE rolname <> current_user AND pg_has_role(oid, 'MEMBER') AND (rolsuper
+            OR rolcreaterole OR rolreplication OR rolname ~ '^pg_' AND rolname NOT IN {_READING_ROLES})
     UNION ALL SELECT 'may create schemas' WHERE has_database_privilege(current_database(), 'CREATE')
     UNION ALL SELECT 'may create tables in ' || nspname FROM pg_namespace
-        WHERE has_schema_privilege(oid, 'CREATE')
+        WHERE has_schema_privilege(oid, 'CREATE') AND nspname !~ '^pg_(temp|toast_temp)_'
     UNION ALL SELECT 'may change ' || oid::regclass FROM pg_class
-        WHERE relkind IN ('r', 'p', 'v', 'f')
+        WHERE relkind IN ('r', 'p', 'v', 'f') AND relnamespace NOT IN {_SCHEMAS}
             AND (has_table_privilege(oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
                 OR has_any_column_privilege(oid, 'INSERT, UPDATE'))
-            AND relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
+    UNION ALL SELECT 'may change the sequence ' || oid::regclass FROM pg_class
+        WHERE CASE WHEN relkind = 'S' THEN has_sequence_privilege(oid, 'USAGE, UPDATE') END
     UNION ALL SELECT DISTINCT 'may call ' || proname FROM pg_proc
-        WHERE proname ~ '{FORBIDDEN_FUNCTIONS}' AND has_function_privilege(oid, 'EXECUTE')
-    UNION ALL SELECT 'may call ' || oid::regprocedure || ' with the rights of ' || proowner::regrole
-        FROM pg_proc WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE')
-            AND has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')
+        WHERE proname ~ '{_FILE_FUNCTIONS}' AND has_function_privilege(oid, 'EXECUTE')
 """
+# They may do what their owner may. Views that call them are read as before.
+_DEFINERS = """
+    SELECT DISTINCT proname FROM pg_proc WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE')
+        AND has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')
+"""
+# Run as any query is, so without a guarded name.
+HARMLESS_RIGHTS = r"""
+    SELECT 'creating temporary tables' WHERE has_database_privilege(current_database(), 'TEMP')
+    UNION ALL SELECT 'taking advisory locks' WHERE EXISTS (SELECT FROM pg_proc
+        WHERE proname LIKE 'pg\_advisory\_%' AND has_function_privilege(oid, 'EXECUTE'))
+    UNION ALL SELECT 'running SQL given as text (*_to_xml)' WHERE EXISTS (SELECT FROM pg_proc
+        WHERE proname LIKE 'query\_to\_xml%' AND has_function_privilege(oid, 'EXECUTE'))
+    UNION ALL SELECT format('calling %s with the rights of its owner', oid::regprocedure) FROM pg_proc
+        WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE') AND has_function_privilege(oid, 'EXECUTE')
+            AND has_schema_privilege(pronamespace, 'USAGE')
+"""
+WHY_HARMLESS = (
+    "each query runs in a read-only transaction that is rolled back, the session is reset after it, and a"
+    " query that names such a function is refused"
+)
 
 
-def excessive_rights(connection: Connection[tuple[str]]) -> list[str]:
-    """Rights of the connected role beyond reading tables; empty for a role of `restricted_role_sql`."""
-    return [row[0] for row in connection.execute(_EXCESS).fetchall()]
+class Rights(NamedTuple):
+    """Rights of a role beyond reading tables.
+
+    Attributes:
+        refused: Those with which no query is run; empty for a role of `restricted_role_sql`.
+        definers: Names of functions that it may call with the rights of their owner.
+    """
+
+    refused: list[str]
+    definers: list[str]
+
+
+def rights_of(connection: Connection[tuple[str]]) -> Rights:
+    """Rights of the connected role beyond reading tables."""
+    refused = [row[0] for row in connection.execute(_EXCESS).fetchall()]
+    return Rights(refused, [row[0] for row in connection.execute(_DEFINERS).fetchall()])
+
+
+def guard_of(definers: Iterable[str]) -> re.Pattern[str]:
+    """Pattern of the names that no query may hold, wherever they stand in its text.
+
+    A call needs the function's name: no function that runs SQL given as text may be called, and names
+    with escapes (`U&"..."`) are refused.
+    """
+    own = "".join(f"|{re.escape(name)}" for name in sorted(definers))
+    return re.compile(rf'(?<![a-z_$])(?:{_GUARDED}{own})(?![\w$])|u&"', re.IGNORECASE)
 
 
 def restricted_role_sql(
     role: str, password: str, database: str, *, schemas: Sequence[str] = ("public",)
 ) -> str:
-    """SQL that creates a role which can only read tables; run it as a superuser, in that database.
+    """SQL that creates a role which can only read tables; run it in that database.
 
-    It revokes rights from PUBLIC, that is from every role of this database without a grant of its own:
-    temporary tables, new tables in `schemas`, `FORBIDDEN_FUNCTIONS` (advisory locks, large objects,
-    set_config, ...), and functions that run with the rights of their owner. So use a database that no
-    application shares. Run it again after `CREATE EXTENSION`, because an extension may add such functions.
-    Needs PostgreSQL 14 or newer.
+    The database's owner may run it if it may create roles. It grants rights to the new role, and changes no
+    right of another role or of PUBLIC. Needs PostgreSQL 15 or newer: before, PUBLIC may create tables in
+    the schema `public`, and a role that may is refused.
     """
     name, database_name = Identifier(role).as_string(), Identifier(database).as_string()
     settings = {
@@ -62,26 +111,25 @@ def restricted_role_sql(
         "lock_timeout": "1s",
         "idle_in_transaction_session_timeout": "60s",
         "work_mem": "16MB",
-        "temp_file_limit": "256MB",
         "client_connection_check_interval": "200ms",  # a query ends soon after its client is gone
-        "track_activities": "off",  # else a query can read those of other sessions of this role
+    }
+    of_superusers = {
+        "temp_file_limit": "256MB",
+        "track_activities": "off",  # else a query is shown to other sessions of this role
     }
     lines = [
         f"CREATE ROLE {name} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOINHERIT"
         f" PASSWORD {Literal(password).as_string()};",
         *(f"ALTER ROLE {name} SET {setting} = '{value}';" for setting, value in settings.items()),
-        f"REVOKE TEMPORARY, CREATE ON DATABASE {database_name} FROM PUBLIC;",
+        "DO $do$ BEGIN",
+        *(f"  ALTER ROLE {name} SET {setting} = '{value}';" for setting, value in of_superusers.items()),
+        "EXCEPTION WHEN insufficient_privilege THEN NULL; -- only a superuser may set these two",
+        "END $do$;",
         f"GRANT CONNECT ON DATABASE {database_name} TO {name};",
     ]
     for schema in (Identifier(schema).as_string() for schema in schemas):
         lines += [
-            f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC;",
             f"GRANT USAGE ON SCHEMA {schema} TO {name};",
             f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {name};",
         ]
-    lines.append(
-        "DO $do$ DECLARE routine regprocedure; BEGIN FOR routine IN SELECT oid FROM pg_proc"
-        f" WHERE prosecdef OR proname ~ '{FORBIDDEN_FUNCTIONS}'"
-        " LOOP EXECUTE format('REVOKE EXECUTE ON ROUTINE %s FROM PUBLIC', routine); END LOOP; END $do$;"
-    )
     return "\n".join(lines)

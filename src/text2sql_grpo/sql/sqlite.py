@@ -8,7 +8,6 @@ end of the process bounds it (see `worker`). Imported by the workers: nothing he
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import time
@@ -28,12 +27,14 @@ from text2sql_grpo.sql.failure_text import (
 )
 from text2sql_grpo.sql.frames import marshalled, marshalled_tuple
 from text2sql_grpo.sql.sqlite_file import (
+    MAX_STORED_BYTES,
     PAGE_CACHE_KIB,
     Fingerprint,
     connect,
     fingerprint_of,
     is_unlocked,
     open_file,
+    prepare_virtual_tables,
     version_of,
 )
 from text2sql_grpo.sql.sqlite_guard import (
@@ -42,6 +43,7 @@ from text2sql_grpo.sql.sqlite_guard import (
     SQLITE_LIMITS,
     ReadGuard,
     may_read_clock,
+    own_tables,
 )
 
 TYPE_CHECKING = False  # the typing module would double the time in which a worker starts
@@ -52,8 +54,6 @@ spills_to_disk = True  # False where no temporary folder can be written
 PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
 BUSY_TIMEOUT_MS = 100  # wait inside a query for another process that writes the file; the worker retries
 OVERHEAD_BYTES = 100_000  # of a connection and its schema
-_VIRTUAL_TABLES = "SELECT name FROM sqlite_master WHERE rootpage = 0 AND type = 'table'"
-MAX_STORED_BYTES = 32 * MAX_VALUE_BYTES  # of a stored value that is read, and cut
 MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value has maximum length
 
 # Faults of the file or the disk, never of the query.
@@ -278,18 +278,13 @@ class HardenedDatabase:
             texts += [str(text) for (text,) in found]
         return any(map(may_read_clock, texts)), True
 
-    def _prepare_virtual_tables(self) -> None:
-        """Let rtree and fts5 prepare the writes that they prepare when first read, which the guard refuses.
-
-        A table whose module is missing stays unreadable, and a query on it fails with that reason.
-        """
+    def _prepare_tables(self) -> None:
+        """Prepare what the guard may have refused although it is harmless."""
         self._has_prepared = True
         self.connection.set_authorizer(None)
         try:
-            for (name,) in self.connection.execute(_VIRTUAL_TABLES).fetchall():
-                quoted = name.replace('"', '""')
-                with contextlib.suppress(sqlite3.OperationalError):
-                    self.connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0').close()
+            prepare_virtual_tables(self.connection)
+            self._guard.own_tables = own_tables(self.connection)
         finally:
             self.connection.set_authorizer(self._guard.authorize)
 
@@ -303,7 +298,7 @@ class HardenedDatabase:
         code = extended & 0xFF
         if self._guard.denied:
             if not self._has_prepared:
-                self._prepare_virtual_tables()
+                self._prepare_tables()
                 return self.run_marshalled(sql, limits, started)
             return self._failure("denied", f"not allowed: {self._guard.denied}; {ONLY_READING}", started)
         if code == sqlite3.SQLITE_INTERRUPT and self._is_late():

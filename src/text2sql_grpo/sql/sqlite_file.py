@@ -12,6 +12,7 @@ import stat
 import time
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.sqlite_guard import MAX_VALUE_BYTES, SQLITE_LIMITS, ReadGuard
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_S = 5.0  # wait for another process that writes the file
 SETTLED_NS = 100_000_000  # a file changed within this time may change again under the same time stamp
 
+MAX_STEPS = 10_000_000_000  # SQLite instructions of this package's own queries on one connection: minutes
+_STEPS_OF_A_CALL = 1_000_000
+MAX_STORED_BYTES = 32 * MAX_VALUE_BYTES  # of a stored value that is read, and cut
+_VIRTUAL_TABLES = "SELECT name FROM sqlite_master WHERE rootpage = 0 AND type = 'table'"
 PAGE_CACHE_KIB = 2_000  # of each connection
 # The last one reads the schema, which finds a corrupt file.
 _SETTINGS = (
@@ -65,15 +70,47 @@ def version_of(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def open_database(database: Path | str) -> sqlite3.Connection:
-    """Open a read-only connection to a SQLite database; its queries are not restricted yet.
+    """Open a read-only connection to a SQLite database, for queries of this package.
+
+    The file may be hostile: its expressions (of generated columns and indexes) may do no more than an
+    untrusted query, and all queries together take at most `MAX_STEPS`.
 
     Raises:
         DataError: The file is missing, unreadable, empty, corrupt or no SQLite database.
     """
     path = os.fspath(database)
     file, has_log_mode = open_file(path)
+    longest = min(os.fstat(file).st_size, MAX_STORED_BYTES)
     os.close(file)
-    return connect(path, is_settled=fingerprint_of(path)[-1], has_log_mode=has_log_mode)
+    connection = connect(path, is_settled=fingerprint_of(path)[-1], has_log_mode=has_log_mode)
+    try:
+        prepare_virtual_tables(connection)
+        for limit, value in SQLITE_LIMITS.items():
+            connection.setlimit(limit, value)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(MAX_VALUE_BYTES, longest))
+        connection.set_authorizer(ReadGuard().authorize)
+        limit_steps(connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
+    return connection
+
+
+def limit_steps(connection: sqlite3.Connection) -> None:
+    """Stop the connection's queries, from now on, after `MAX_STEPS` instructions of SQLite together."""
+    calls = iter(range(MAX_STEPS // _STEPS_OF_A_CALL))
+    connection.set_progress_handler(lambda: next(calls, None) is None, _STEPS_OF_A_CALL)
+
+
+def prepare_virtual_tables(connection: sqlite3.Connection) -> None:
+    """Let rtree and fts5 prepare the writes that they prepare when first read, which the guard refuses.
+
+    A table whose module is missing stays unreadable, and a query on it fails with that reason.
+    """
+    for (name,) in connection.execute(_VIRTUAL_TABLES).fetchall():
+        quoted = name.replace('"', '""')
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0').close()
 
 
 def open_file(path: str) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ import sqlite3
 from functools import cache
 
 MAX_VALUE_BYTES = 1_000_000
-MAX_COLUMNS = 500
+MAX_COLUMNS = 2_000  # SQLite's own limit
 MAX_READABLE = 10_000  # names of tables that are remembered
 
 SQLITE_LIMITS = {
@@ -75,6 +75,7 @@ class ReadGuard:
             cleared.
         calls_clock: True if it calls a function that reads the clock for some arguments; likewise cleared.
         clock_in_view: True if a view that it reads calls such a function; likewise cleared.
+        own_tables: Names of tables of the file that SQLite has tables of its own for.
     """
 
     _readable: set[str | None] = set()  # noqa: RUF012 (shared: the rule knows names alone)
@@ -82,6 +83,7 @@ class ReadGuard:
     def __init__(self) -> None:
         self.denied = ""
         self.is_volatile = self.calls_clock = self.clock_in_view = False
+        self.own_tables: frozenset[str] = frozenset()
         self._deterministic = deterministic_functions()
 
     def authorize(
@@ -96,6 +98,8 @@ class ReadGuard:
         name = ((second if action == sqlite3.SQLITE_FUNCTION else first) or "").lower()
         if action == _READ:
             is_reserved = name.startswith("sqlite_") and name not in _READABLE_SQLITE_TABLES
+            if name in self.own_tables:
+                return _OK
             if not is_reserved and name not in _DENIED_TABLES:
                 if len(self._readable) < MAX_READABLE:
                     self._readable.add(first)
@@ -147,3 +151,9 @@ def deterministic_functions() -> frozenset[str]:
         listed = connection.execute(_FUNCTIONS).fetchall()
     changing = {name for name, kind, flags in listed if kind == "s" and not flags & _DETERMINISTIC}
     return frozenset(name for name, _, _ in listed) - (changing - _CLOCK_FUNCTIONS)
+
+
+def own_tables(connection: sqlite3.Connection) -> frozenset[str]:
+    """Names of the tables and views of a file that are named like tables about SQLite itself."""
+    found = connection.execute("SELECT lower(name) FROM sqlite_master WHERE type IN ('table', 'view')")
+    return frozenset(name for (name,) in found.fetchall()) & _DENIED_TABLES
