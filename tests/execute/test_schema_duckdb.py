@@ -166,3 +166,33 @@ def test_the_package_is_imported_only_when_needed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
     assert done.stdout.startswith("ConfigError the DuckDB database"), done.stderr
+
+
+def test_generated_columns_labels_and_unique_keys(tmp_path: Path) -> None:
+    labels = ("a", "it's", "x, y", "b)", "q]", *(f"label {number}" for number in range(20)))
+    listed = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
+    path = make(
+        tmp_path / "shop.duckdb",
+        f"""
+        CREATE TYPE mood AS ENUM ({listed});
+        CREATE TABLE line (number INTEGER, "a ""b" INTEGER, mood mood, moods mood[], price DECIMAL(12, 2),
+            total DECIMAL(12, 2) GENERATED ALWAYS AS (price * 2), label VARCHAR UNIQUE,
+            UNIQUE (price, number), PRIMARY KEY ("a ""b", number));
+        CREATE UNIQUE INDEX one ON line (mood, "a ""b");
+        CREATE UNIQUE INDEX folded ON line (lower(label));
+        CREATE SCHEMA other; CREATE TABLE other.line (label VARCHAR);
+        """,
+    )
+    schema = read(path)
+    line, other = sorted(schema.tables, key=lambda table: table.namespace)
+    columns = {column.name: column for column in line.columns}
+
+    assert [column.name for column in line.columns if column.is_generated] == ["total"]
+    assert line.keys == (('a "b', "number"), ("label",), ("price", "number"), ("mood", 'a "b'))
+    assert other.keys == () and [name for name, column in columns.items() if column.is_primary_key] == [
+        "number",
+        'a "b',
+    ]
+    assert columns["mood"].labels == labels and columns["moods"].labels == columns["price"].labels == ()
+    assert columns["mood"].type.endswith("...") and columns["mood"].cast_type == f"ENUM({listed})"
+    assert columns["price"].cast_type == columns["price"].type == "DECIMAL(12,2)"

@@ -210,3 +210,36 @@ def test_errors_name_the_database_and_no_password(postgres_server: PostgresServe
 def test_server_that_is_not_there() -> None:
     with pytest.raises(DataError, match="cannot read the PostgreSQL schema: connection"):
         read_schema("postgresql://reader@127.0.0.1:1/sales")
+
+
+def test_generated_columns_labels_domains_and_unique_keys(make: Callable[[str], str]) -> None:
+    url = make(
+        """
+        CREATE TYPE mood AS ENUM ('calm', 'it''s busy, "very"');
+        CREATE DOMAIN price AS numeric(12, 2) CHECK (VALUE >= 0);
+        CREATE DOMAIN fee AS price NOT NULL;
+        CREATE DOMAIN state AS mood;
+        CREATE TABLE line (number integer, bill integer, mood mood, state state, moods mood[], price price,
+            fee fee, total numeric(12, 2) GENERATED ALWAYS AS (number * 2) STORED, label varchar(9) UNIQUE,
+            UNIQUE (price, number), PRIMARY KEY (bill, number));
+        CREATE UNIQUE INDEX first ON line (total, bill) INCLUDE (label) WHERE number > 0;
+        CREATE UNIQUE INDEX folded ON line (bill, lower(label));
+        """
+    )
+    (line,) = read_schema(url).tables
+    columns = {column.name: column for column in line.columns}
+    busy = ("calm", 'it\'s busy, "very"')
+
+    assert [column.name for column in line.columns if column.is_generated] == ["total"]
+    assert line.keys == (("bill", "number"), ("label",), ("price", "number"), ("total", "bill"))
+    assert {name: column.labels for name, column in columns.items() if column.labels} == {
+        "mood": busy,
+        "state": busy,
+    }
+    assert {name: column.cast_type for name, column in columns.items() if column.base_type} == {
+        "state": "mood",
+        "price": "numeric(12,2)",
+        "fee": "numeric(12,2)",
+    }
+    assert columns["fee"].is_nullable and not columns["fee"].accepts_null and columns["price"].accepts_null
+    assert "fee fee," in ddl_text(read_schema(url))

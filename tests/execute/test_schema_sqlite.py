@@ -221,3 +221,22 @@ def test_the_file_and_its_folder_stay_as_they_were(database: Path) -> None:
 
     assert database.read_bytes() == before
     assert [path.name for path in database.parent.iterdir()] == ["clinic.sqlite"]
+
+
+def test_generated_columns_and_unique_keys(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "shop.sqlite",
+        """
+        CREATE TABLE line (number INTEGER, bill INTEGER, code TEXT UNIQUE, price DECIMAL(12, 2), n INTEGER,
+            total DECIMAL(12, 2) GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED,
+            PRIMARY KEY (bill, number), UNIQUE (price, n));
+        CREATE UNIQUE INDEX paid ON line (total) WHERE n > 0;
+        CREATE UNIQUE INDEX folded ON line (lower(code), n);
+        CREATE TABLE loose (x TEXT);
+        """,
+    )
+    line, loose = read_schema(path).tables
+
+    assert [column.name for column in line.columns if column.is_generated] == ["total", "twice"]
+    assert line.keys == (("bill", "number"), ("code",), ("price", "n"), ("total",))
+    assert loose.keys == () and all(column.cast_type == column.type for column in line.columns)

@@ -1,6 +1,7 @@
 """Schema of a DuckDB file, from its system tables."""
 
 import logging
+import re
 import threading
 import time
 from collections import defaultdict
@@ -27,6 +28,7 @@ _NUMBERS = """
     FLOAT DOUBLE
 """
 _TEXTS = "VARCHAR ENUM DATE TIME TIMESTAMP TIMESTAMP_S TIMESTAMP_MS TIMESTAMP_NS UUID"
+_LABEL = re.compile(r"'((?:[^']|'')*)'")
 
 _Name = tuple[str, str]  # of the namespace and of the table
 
@@ -81,8 +83,12 @@ class _Reader:
         return self._connection.execute(query).fetchall()
 
     def schema(self, name: str) -> Schema:
-        primary, foreign = self._keys()
-        columns = self._columns(primary)
+        keys, foreign = self._keys()
+        columns = self._columns()
+        for place, parts in self._unique_indexes():
+            names = tuple(_unquoted(part) for part in parts)
+            if {column.name for column in columns[place]}.issuperset(names):  # no expression
+                keys[place].append(names)
         query = """
             SELECT schema_name, {kind}_name, comment FROM duckdb_{kind}s()
             WHERE database_name = current_database() AND NOT internal AND NOT temporary ORDER BY {kind}_oid
@@ -93,8 +99,7 @@ class _Reader:
             sql = f"{quote_name(namespace, 'duckdb')}.{quote_name(table, 'duckdb')}"
             n_rows, examples = self._rows_of(sql, own)
             shown = [
-                replace(column, type=_cut(column.type), examples=values)
-                for column, values in zip(own, examples, strict=True)
+                replace(_cut(column), examples=values) for column, values in zip(own, examples, strict=True)
             ]
             tables.append(
                 Table(
@@ -105,43 +110,64 @@ class _Reader:
                     n_rows > MAX_COUNTED_ROWS,
                     one_line(comment),
                     _shown(namespace),
+                    tuple(dict.fromkeys(keys[namespace, table])),
                 )
             )
         views = []
         for namespace, view, comment in self._rows(query.format(kind="view")):
             if self._is_readable(namespace, view):
-                own = [replace(column, type=_cut(column.type)) for column in columns[namespace, view]]
+                own = [_cut(column) for column in columns[namespace, view]]
                 views.append(View(view, tuple(own), one_line(comment), _shown(namespace)))
         return Schema(tuple(tables), tuple(views), name, dialect="duckdb")
 
-    def _keys(self) -> tuple[dict[_Name, list[str]], dict[_Name, list[ForeignKey]]]:
-        """Primary key columns and foreign keys by table; foreign keys never leave their namespace."""
-        primary: dict[_Name, list[str]] = defaultdict(list)
+    def _keys(self) -> tuple[dict[_Name, list[tuple[str, ...]]], dict[_Name, list[ForeignKey]]]:
+        """Unique and foreign keys of each table; foreign keys never leave their namespace."""
+        unique: dict[_Name, list[tuple[str, ...]]] = defaultdict(list)
         foreign: dict[_Name, list[ForeignKey]] = defaultdict(list)
         query = """
             SELECT schema_name, table_name, constraint_type, constraint_column_names, referenced_table,
                 referenced_column_names
-            FROM duckdb_constraints() WHERE database_name = current_database() ORDER BY constraint_index
+            FROM duckdb_constraints() WHERE database_name = current_database()
+            ORDER BY constraint_type <> 'PRIMARY KEY', constraint_index
         """
         for namespace, table, kind, columns, parent, references in self._rows(query):
-            if kind == "PRIMARY KEY":
-                primary[namespace, table] += columns
+            if kind in ("PRIMARY KEY", "UNIQUE"):
+                unique[namespace, table].append(tuple(columns))
             elif kind == "FOREIGN KEY":
                 key = ForeignKey(tuple(columns), parent, tuple(references), _shown(namespace))
                 foreign[namespace, table].append(key)
-        return primary, foreign
+        return unique, foreign
 
-    def _columns(self, primary: dict[_Name, list[str]]) -> dict[_Name, list[Column]]:
+    def _unique_indexes(self) -> list[tuple[_Name, list[str]]]:
+        query = """
+            SELECT schema_name, table_name, expressions::VARCHAR[] FROM duckdb_indexes()
+            WHERE database_name = current_database() AND is_unique AND NOT is_primary ORDER BY index_oid
+        """
+        return [((namespace, table), parts) for namespace, table, parts in self._rows(query)]
+
+    def _columns(self) -> dict[_Name, list[Column]]:
         columns: dict[_Name, list[Column]] = defaultdict(list)
         query = """
-            SELECT schema_name, table_name, column_name, data_type, is_nullable, comment
-            FROM duckdb_columns() WHERE database_name = current_database() AND NOT internal
-            ORDER BY column_index
+            SELECT schema_name, table_name, column_name, data_type, is_nullable, is_primary, comment,
+                is_generated
+            FROM duckdb_columns() LEFT JOIN (
+                SELECT table_oid, unnest(constraint_column_names) AS column_name, true AS is_primary
+                FROM duckdb_constraints()
+                WHERE database_name = current_database() AND constraint_type = 'PRIMARY KEY'
+            ) USING (table_oid, column_name)
+            WHERE database_name = current_database() AND NOT internal ORDER BY column_index
         """
-        for namespace, table, name, kind, is_nullable, comment in self._rows(query):
-            is_primary_key = name in primary[namespace, table]
+        for namespace, table, name, kind, is_nullable, is_primary, comment, is_generated in self._rows(query):
             columns[namespace, table].append(
-                Column(name, kind, is_nullable and not is_primary_key, is_primary_key, one_line(comment))
+                Column(
+                    name,
+                    kind,
+                    is_nullable and not is_primary,
+                    bool(is_primary),
+                    one_line(comment),
+                    is_generated=is_generated,
+                    labels=_labels(kind),
+                )
             )
         return columns
 
@@ -171,8 +197,26 @@ def _shown(namespace: str) -> str:
     return "" if namespace == "main" else namespace
 
 
-def _cut(kind: str) -> str:
-    return kind if len(kind) <= MAX_TYPE_CHARS else kind[: MAX_TYPE_CHARS - 3] + "..."
+def _cut(column: Column) -> Column:
+    """Column with a type short enough to be shown."""
+    if len(column.type) <= MAX_TYPE_CHARS:
+        return column
+    return replace(column, type=column.type[: MAX_TYPE_CHARS - 3] + "...", base_type=column.type)
+
+
+def _labels(kind: str) -> tuple[str, ...]:
+    """Labels of an enum, which DuckDB writes out as its type.
+
+    >>> _labels("ENUM('a', 'it''s')")
+    ('a', "it's")
+    """
+    if not kind.startswith("ENUM(") or kind.endswith("]"):
+        return ()
+    return tuple(label.replace("''", "'") for label in _LABEL.findall(kind))
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def _value(column: Column) -> str:

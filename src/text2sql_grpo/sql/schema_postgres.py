@@ -27,16 +27,38 @@ _RELATIONS = """
         AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
     ORDER BY c.oid
 """
+# A domain may be one of another domain.
 _COLUMNS = """
+    WITH RECURSIVE step (domain, type, modifier, not_null) AS (
+        SELECT oid, typbasetype, typtypmod, typnotnull FROM pg_type WHERE typtype = 'd'
+        UNION ALL
+        SELECT s.domain, t.typbasetype, t.typtypmod, s.not_null OR t.typnotnull
+        FROM step s JOIN pg_type t ON t.oid = s.type WHERE t.typtype = 'd'
+    ), base AS (
+        SELECT s.* FROM step s JOIN pg_type t ON t.oid = s.type WHERE t.typtype <> 'd'
+    )
     SELECT a.attrelid, a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
         coalesce(a.attnum = ANY (k.conkey), false), col_description(a.attrelid, a.attnum), t.typcategory,
-        t.typname
+        t.typname, a.attgenerated <> '', coalesce(format_type(b.type, b.modifier), ''),
+        coalesce(b.not_null, false),
+        (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
+            WHERE e.enumtypid = coalesce(b.type, a.atttypid))
     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
         JOIN pg_type t ON t.oid = a.atttypid
+        LEFT JOIN base b ON b.domain = a.atttypid
         LEFT JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'p'
     WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
         AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')
     ORDER BY a.attrelid, a.attnum
+"""
+_UNIQUE_KEYS = """
+    SELECT i.indrelid,
+        (SELECT array_agg(a.attname::text ORDER BY p.place)
+            FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS p (number, place)
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = p.number
+            WHERE p.place <= i.indnkeyatts)
+    FROM pg_index i WHERE i.indisunique AND i.indexprs IS NULL
+    ORDER BY NOT i.indisprimary, i.indexrelid
 """
 _FOREIGN_KEYS = """
     SELECT k.conrelid, k.confrelid,
@@ -107,10 +129,27 @@ class _Reader:
         relations = {number: rest for number, *rest in self._rows(_RELATIONS)}
         columns: dict[int, list[Column]] = defaultdict(list)
         values: dict[int, list[str]] = defaultdict(list)
-        for number, name, kind, is_nullable, is_primary, comment, category, base in self._rows(_COLUMNS):
-            column = Column(name, kind, is_nullable, is_primary, one_line(comment))
+        for number, name, kind, is_nullable, is_primary, comment, category, type_name, *more in self._rows(
+            _COLUMNS
+        ):
+            is_generated, base_type, is_domain_not_null, labels = more
+            column = Column(
+                name,
+                kind,
+                is_nullable,
+                is_primary,
+                one_line(comment),
+                is_generated=is_generated,
+                labels=tuple(labels or ()),
+                base_type=base_type,
+                is_domain_not_null=is_domain_not_null,
+            )
             columns[number].append(column)
-            values[number].append(_value(name, category, base))
+            values[number].append(_value(name, category, type_name))
+        unique: dict[int, list[tuple[str, ...]]] = defaultdict(list)
+        for number, own in self._rows(_UNIQUE_KEYS):
+            if {column.name for column in columns[number]}.issuperset(own):  # all may be read
+                unique[number].append(tuple(own))
         keys: dict[int, list[ForeignKey]] = defaultdict(list)
         for number, parent, own, references in self._rows(_FOREIGN_KEYS):
             if parent in relations:
@@ -136,6 +175,7 @@ class _Reader:
                     n_rows > MAX_COUNTED_ROWS,
                     one_line(comment),
                     namespace,
+                    tuple(dict.fromkeys(unique[number])),
                 )
             )
         return Schema(tuple(tables), tuple(views), self._connection.info.dbname, dialect="postgresql")
@@ -152,10 +192,10 @@ class _Reader:
         return n_rows, column_examples(rows, [column.type for column in columns])
 
 
-def _value(name: str, category: str, base: str) -> str:
+def _value(name: str, category: str, type_name: str) -> str:
     """SQL of a column's example: numbers as they are, others as text; NULL for lists, bytes and the like."""
     sql = quote_name(name, "postgresql")
     if category in ("N", "B"):
         return sql
-    is_text = category in ("S", "E", "D", "T", "I") or base == "uuid"
+    is_text = category in ("S", "E", "D", "T", "I") or type_name == "uuid"
     return f"left({sql}::text, {READ_CHARS})" if is_text else "NULL"

@@ -111,7 +111,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[Column, i
     """Each column with its 1-based place in the primary key; 0 if it has none."""
     rows = connection.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?)', (table,))
     return [
-        (Column(name, kind, not (notnull or place), bool(place)), place)
+        (Column(name, kind, not (notnull or place), bool(place), is_generated=hidden in (2, 3)), place)
         for name, kind, notnull, place, hidden in rows
         if hidden != 1  # 1: a virtual table's hidden column; 2 and 3: generated columns
     ]
@@ -127,14 +127,29 @@ def _table(connection: sqlite3.Connection, name: str, columns: dict[str, list[tu
     return Table(
         name,
         tuple(
-            Column(c.name, c.type, c.is_nullable, c.is_primary_key, comments.get(c.name.lower(), ""), values)
+            replace(c, comment=comments.get(c.name.lower(), ""), examples=values)
             for c, values in zip(own, _examples(connection, name, own), strict=True)
         ),
         _foreign_keys(connection, name, columns),
         min(n_rows, MAX_COUNTED_ROWS),
         n_rows > MAX_COUNTED_ROWS,
         comment,
+        keys=_keys(connection, name, columns[name]),
     )
+
+
+def _keys(
+    connection: sqlite3.Connection, table: str, columns: Sequence[tuple[Column, int]]
+) -> tuple[tuple[str, ...], ...]:
+    primary = [column.name for column, place in sorted(columns, key=lambda pair: pair[1]) if place]
+    keys = [tuple(primary)] if primary else []
+    indexes = 'SELECT name FROM pragma_index_list(?) WHERE "unique" ORDER BY seq DESC'
+    for (index,) in connection.execute(indexes, (table,)).fetchall():
+        parts = connection.execute("SELECT name FROM pragma_index_info(?) ORDER BY seqno", (index,))
+        names = tuple(name for (name,) in parts)
+        if None not in names:  # an expression
+            keys.append(names)
+    return tuple(dict.fromkeys(keys))
 
 
 def _examples(

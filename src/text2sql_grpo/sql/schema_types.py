@@ -22,6 +22,11 @@ class Column:
         is_primary_key: True for every part of the primary key.
         comment: One line; empty if there is none.
         examples: Up to three distinct values; see `schema_examples`.
+        is_generated: True for a column that is computed from others, and never inserted.
+        labels: Values of an enum type in its order; empty for other types.
+        base_type: Type that the engine casts to, where it is not `type`: the type under a domain, or the
+            whole of a type that is cut to be shown. Empty where it is `type`.
+        is_domain_not_null: True if the column's type is a domain that refuses NULL.
     """
 
     name: str
@@ -30,6 +35,20 @@ class Column:
     is_primary_key: bool
     comment: str = ""
     examples: tuple[Example, ...] = ()
+    is_generated: bool = False
+    labels: tuple[str, ...] = ()
+    base_type: str = ""
+    is_domain_not_null: bool = False
+
+    @property
+    def accepts_null(self) -> bool:
+        """False if the column or its domain refuses NULL."""
+        return self.is_nullable and not self.is_domain_not_null
+
+    @property
+    def cast_type(self) -> str:
+        """Type that a value of the column is cast to."""
+        return self.base_type or self.type
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class Table:
         has_more_rows: True if there are more than `n_rows`.
         comment: One line; empty if there is none.
         namespace: The schema that holds it (DuckDB, PostgreSQL); empty where a bare name finds it.
+        keys: Columns of each primary key, unique constraint and unique index without expressions, the
+            primary key first. A partial index counts as a whole one.
     """
 
     name: str
@@ -68,6 +89,7 @@ class Table:
     has_more_rows: bool = False
     comment: str = ""
     namespace: str = ""
+    keys: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
