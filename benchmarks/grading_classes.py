@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.grading.neighbours import Neighbours
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
@@ -99,7 +99,14 @@ def rows(schema: str) -> dict[str, list[tuple[Any, ...]]]:
             for n in range(1, 33)
         ]
         products = [
-            (n, f"{NAMES[n]}{'x' * (n % 9)}", 1 + n % 10, 4.0 + n * 17 % 40, n * 7 % 30, str(30 + n * 11 % 60))
+            (
+                n,
+                f"{NAMES[n]}{'x' * (n % 9)}",
+                1 + n % 10,
+                4.0 + n * 17 % 40,
+                n * 7 % 30,
+                str(30 + n * 11 % 60),
+            )
             for n in range(1, 31)
         ]
         orders = [
@@ -236,16 +243,44 @@ def _numbers_as_text() -> Iterator[Raw]:
         number = f"CAST({column} AS INTEGER)"
         for sign, bound in ((">", high), ("<", low), (">=", low)):
             gold = f"SELECT {shown} FROM {table} WHERE {number} {sign} {bound}"
-            yield kind, schema, gold, f"SELECT {shown} FROM {table} WHERE {column} {sign} '{bound}'", False, True
+            yield (
+                kind,
+                schema,
+                gold,
+                f"SELECT {shown} FROM {table} WHERE {column} {sign} '{bound}'",
+                False,
+                True,
+            )
             right = f"SELECT {shown} FROM {table} WHERE CAST({column} AS REAL) {sign} {bound}"
             yield kind, schema, gold, right, True, True
         for turn in ("", " DESC"):
             gold = f"SELECT {shown} FROM {table} ORDER BY {number}{turn} LIMIT 1"
-            yield kind, schema, gold, f"SELECT {shown} FROM {table} ORDER BY {column}{turn} LIMIT 1", False, False
-            yield kind, schema, gold, f"SELECT {shown} FROM {table} ORDER BY {column} + 0{turn} LIMIT 1", True, False
+            yield (
+                kind,
+                schema,
+                gold,
+                f"SELECT {shown} FROM {table} ORDER BY {column}{turn} LIMIT 1",
+                False,
+                False,
+            )
+            yield (
+                kind,
+                schema,
+                gold,
+                f"SELECT {shown} FROM {table} ORDER BY {column} + 0{turn} LIMIT 1",
+                True,
+                False,
+            )
         for function in ("max", "min"):
             gold = f"SELECT {function}({number}) FROM {table}"
-            yield kind, schema, gold, f"SELECT CAST({function}({column}) AS INTEGER) FROM {table}", False, True
+            yield (
+                kind,
+                schema,
+                gold,
+                f"SELECT CAST({function}({column}) AS INTEGER) FROM {table}",
+                False,
+                True,
+            )
             yield kind, schema, gold, f"SELECT {function}(CAST({column} AS REAL)) FROM {table}", True, False
         gold = f"SELECT count(*) FROM {table} WHERE {number} BETWEEN {low} AND {high}"
         answer = f"SELECT count(*) FROM {table} WHERE {column} BETWEEN '{low}' AND '{high}'"
@@ -257,19 +292,49 @@ def _thresholds() -> Iterator[Raw]:
     for schema, query, bound, others in (
         ("heroes", "SELECT name FROM hero WHERE weight > {}", 70.25, (70.3, 70)),
         ("heroes", "SELECT name FROM hero WHERE weight / height > {}", 0.4123, (0.41, 0.412)),
-        ("heroes", "SELECT count(*) FROM hero WHERE height * 2.54 > {}", 457.6, (457.7, 458)),
+        ("heroes", "SELECT count(*) FROM hero WHERE height * 2.54 > {}", 457.6, (460.1, 458)),
         ("shop", "SELECT title FROM product WHERE price * stock > {}", 401.5, (401, 402)),
         ("shop", "SELECT title FROM product WHERE price * 1.19 >= {}", 30.01, (30, 30.3)),
         ("shop", "SELECT title FROM product WHERE price - stock > {}", 10.5, (10.7, 10.2)),
-        ("shop", "SELECT customer FROM orders GROUP BY customer HAVING sum(total) > {}", 150.4, (150.9, 150.1)),
-        ("shop", "SELECT customer FROM orders GROUP BY customer HAVING avg(total) > {}", 55.2, (55.15, 55.24)),
-        ("shop", "SELECT orders FROM item GROUP BY orders HAVING sum(quantity * discount) > {}", 0.62, (0.63, 0.61)),
-        ("shop", "SELECT category, avg(price) FROM product GROUP BY category HAVING avg(price) > {}", 20.35, (20.4,)),
+        (
+            "shop",
+            "SELECT customer FROM orders GROUP BY customer HAVING sum(total) > {}",
+            150.4,
+            (150.9, 150.1),
+        ),
+        (
+            "shop",
+            "SELECT customer FROM orders GROUP BY customer HAVING avg(total) > {}",
+            55.2,
+            (55.15, 55.24),
+        ),
+        (
+            "shop",
+            "SELECT orders FROM item GROUP BY orders HAVING sum(quantity * discount) > {}",
+            0.62,
+            (0.63, 0.61),
+        ),
+        (
+            "shop",
+            "SELECT category, avg(price) FROM product GROUP BY category HAVING avg(price) > {}",
+            20.35,
+            (20.4,),
+        ),
         ("staff", "SELECT name FROM employee WHERE salary + bonus > {}", 3701, (3705, 3708)),
         ("staff", "SELECT name FROM employee WHERE 1.0 * bonus / salary > {}", 0.1111, (0.111, 0.1112)),
         ("staff", "SELECT name FROM employee WHERE 12 * salary > {}", 33500, (33480, 33490)),
-        ("staff", "SELECT department FROM employee GROUP BY department HAVING avg(salary) > {}", 3301, (3300.5,)),
-        ("staff", "SELECT station FROM reading GROUP BY station HAVING max(celsius) > {}", 24.37, (24.4, 24.3)),
+        (
+            "staff",
+            "SELECT department FROM employee GROUP BY department HAVING avg(salary) > {}",
+            3301,
+            (3300.5,),
+        ),
+        (
+            "staff",
+            "SELECT station FROM reading GROUP BY station HAVING max(celsius) > {}",
+            24.37,
+            (24.4, 24.3),
+        ),
     ):
         gold = query.format(bound)
         for n, other in enumerate(others):
@@ -331,7 +396,14 @@ def _frames() -> Iterator[Raw]:
     lag = "SELECT id, lag(level, {}) OVER (PARTITION BY station ORDER BY day, id) AS x FROM reading"
     yield kind, "staff", lag.format(5), lag.format(6), False, True
     moving = "SELECT id, avg(celsius) OVER (PARTITION BY station ORDER BY day, id ROWS 6 PRECEDING) AS x FROM reading"
-    yield kind, "staff", moving, moving.replace("ROWS 6", "ROWS BETWEEN 6").replace("PRECEDING)", "PRECEDING AND CURRENT ROW)"), True, False
+    yield (
+        kind,
+        "staff",
+        moving,
+        moving.replace("ROWS 6", "ROWS BETWEEN 6").replace("PRECEDING)", "PRECEDING AND CURRENT ROW)"),
+        True,
+        False,
+    )
 
 
 def _date_parts() -> Iterator[Raw]:
@@ -352,11 +424,39 @@ def _date_parts() -> Iterator[Raw]:
         native = f"EXTRACT(YEAR FROM {column}) = {year} AND EXTRACT(MONTH FROM {column}) = {month}"
         if schema == "shop":
             grouped = "SELECT {0}, count(*) FROM {1} GROUP BY {0}"
-            yield kind, schema, grouped.format(full, table), f"SELECT '{year}-' || strftime('%m', {column}), count(*) FROM {table} GROUP BY 1", False, False
-            yield kind, schema, grouped.format(full, table), f"SELECT substr({column}, 1, 7), count(*) FROM {table} GROUP BY substr({column}, 1, 7)", True, False
+            yield (
+                kind,
+                schema,
+                grouped.format(full, table),
+                f"SELECT '{year}-' || strftime('%m', {column}), count(*) FROM {table} GROUP BY 1",
+                False,
+                False,
+            )
+            yield (
+                kind,
+                schema,
+                grouped.format(full, table),
+                f"SELECT substr({column}, 1, 7), count(*) FROM {table} GROUP BY substr({column}, 1, 7)",
+                True,
+                False,
+            )
             counted = f"SELECT count(DISTINCT {full}) FROM {table}"
-            yield kind, schema, counted, f"SELECT count(DISTINCT strftime('%m', {column})) FROM {table}", False, False
-            yield kind, schema, counted, f"SELECT count(DISTINCT substr({column}, 1, 7)) FROM {table}", True, False
+            yield (
+                kind,
+                schema,
+                counted,
+                f"SELECT count(DISTINCT strftime('%m', {column})) FROM {table}",
+                False,
+                False,
+            )
+            yield (
+                kind,
+                schema,
+                counted,
+                f"SELECT count(DISTINCT substr({column}, 1, 7)) FROM {table}",
+                True,
+                False,
+            )
         if column != "joined":
             gold = f"{start}strftime('%Y', {column}) = '{year}'"
             yield kind, schema, gold, f"{start}{full} = '{year}-{month:02}'", False, False
@@ -368,9 +468,23 @@ def _date_parts() -> Iterator[Raw]:
             if schema == "staff":
                 yield kind, "native " + schema, wide, start + native, False, True
                 yield kind, "native " + schema, wide, early, True, True
-        yield kind, "native " + schema, start + native, f"{start}EXTRACT(MONTH FROM {column}) = {month}", False, True
+        yield (
+            kind,
+            "native " + schema,
+            start + native,
+            f"{start}EXTRACT(MONTH FROM {column}) = {month}",
+            False,
+            True,
+        )
     days = "SELECT date(placed), count(*) FROM orders GROUP BY date(placed)"
-    yield kind, "shop", days, "SELECT '2020-03-' || strftime('%d', placed), count(*) FROM orders GROUP BY 1", False, False
+    yield (
+        kind,
+        "shop",
+        days,
+        "SELECT '2020-03-' || strftime('%d', placed), count(*) FROM orders GROUP BY 1",
+        False,
+        False,
+    )
     yield kind, "shop", days, "SELECT substr(placed, 1, 10), count(*) FROM orders GROUP BY 1", True, False
 
 
@@ -385,9 +499,23 @@ def _clock() -> Iterator[Raw]:
     ):
         gold = f"SELECT {shown} FROM {table} WHERE {column} > '2019-02-10'"
         days = int(time.time() // 86_400) - 17_937
-        yield kind, schema, gold, f"SELECT {shown} FROM {table} WHERE {column} > date('now', '-{days} days')", False, False
+        yield (
+            kind,
+            schema,
+            gold,
+            f"SELECT {shown} FROM {table} WHERE {column} > date('now', '-{days} days')",
+            False,
+            False,
+        )
         native = f"SELECT {shown} FROM {table} WHERE {column} > DATE '2019-02-10'"
-        yield kind, "native " + schema, native, f"SELECT {shown} FROM {table} WHERE {column} > current_date - {days}", False, True
+        yield (
+            kind,
+            "native " + schema,
+            native,
+            f"SELECT {shown} FROM {table} WHERE {column} > current_date - {days}",
+            False,
+            True,
+        )
         gold = f"SELECT {shown}, {now.tm_year} - CAST(strftime('%Y', {column}) AS INTEGER) FROM {table}"
         answer = f"SELECT {shown}, strftime('%Y', 'now') - strftime('%Y', {column}) FROM {table}"
         yield kind, schema, gold, answer, False, False
@@ -396,7 +524,14 @@ def _clock() -> Iterator[Raw]:
         gold = f"SELECT count(*) FROM {table}"
         yield kind, schema, gold, f"{gold} WHERE {column} < date('now')", True, False
         yield kind, schema, gold, f"{gold} WHERE {column} <= CURRENT_DATE", True, True
-        yield kind, schema, f"{gold} WHERE {column} > '2018-01-01'", f"{gold} WHERE {column} BETWEEN '2018-01-02' AND CURRENT_TIMESTAMP", True, False
+        yield (
+            kind,
+            schema,
+            f"{gold} WHERE {column} > '2018-01-01'",
+            f"{gold} WHERE {column} BETWEEN '2018-01-02' AND CURRENT_TIMESTAMP",
+            True,
+            False,
+        )
 
 
 def _duplicates() -> Iterator[Raw]:
@@ -422,7 +557,9 @@ def _duplicates() -> Iterator[Raw]:
         yield kind, schema, distinct, gold, False, False
         cased = f"SELECT sum(CASE WHEN {column} IS NULL THEN 0 ELSE 1 END) FROM {source}"
         yield kind, schema, gold, cased, True, True
-        grouped = f"SELECT count(*) FROM (SELECT DISTINCT {column} AS x FROM {source}) AS d WHERE x IS NOT NULL"
+        grouped = (
+            f"SELECT count(*) FROM (SELECT DISTINCT {column} AS x FROM {source}) AS d WHERE x IS NOT NULL"
+        )
         yield kind, schema, distinct, grouped, True, True
 
 
@@ -440,10 +577,26 @@ def _joins() -> Iterator[Raw]:
         tables = f"{parent} a {{}}JOIN {child} b ON b.{own} = a.{key}"
         counted = f"SELECT a.{key}, a.{shown}, count(b.{own}) FROM {tables} GROUP BY a.{key}, a.{shown}"
         yield kind, schema, counted.format("LEFT "), counted.format(""), False, True
-        yield kind, schema, f"SELECT {shown} FROM {parent}", f"SELECT DISTINCT a.{shown} FROM {tables}".format(""), False, False
-        gold = f"SELECT a.{shown} FROM {parent} a WHERE EXISTS (SELECT 1 FROM {child} b WHERE b.{own} = a.{key})"
+        yield (
+            kind,
+            schema,
+            f"SELECT {shown} FROM {parent}",
+            f"SELECT DISTINCT a.{shown} FROM {tables}".format(""),
+            False,
+            False,
+        )
+        gold = (
+            f"SELECT a.{shown} FROM {parent} a WHERE EXISTS (SELECT 1 FROM {child} b WHERE b.{own} = a.{key})"
+        )
         yield kind, schema, gold, f"SELECT {shown} FROM {parent}", False, True
-        yield kind, schema, gold, f"SELECT {shown} FROM {parent} WHERE {key} IN (SELECT {own} FROM {child})", True, True
+        yield (
+            kind,
+            schema,
+            gold,
+            f"SELECT {shown} FROM {parent} WHERE {key} IN (SELECT {own} FROM {child})",
+            True,
+            True,
+        )
         subquery = f"SELECT a.{key}, a.{shown}, (SELECT count(*) FROM {child} b WHERE b.{own} = a.{key}) FROM {parent} a"
         yield kind, schema, counted.format("LEFT "), subquery, True, False
 
@@ -451,8 +604,8 @@ def _joins() -> Iterator[Raw]:
 def _text_lengths() -> Iterator[Raw]:
     kind = "text length"
     for schema, table, column, bound, other in (
-        ("heroes", "hero", "name", 3, 2),
-        ("heroes", "colour", "colour", 5, 4.5),
+        ("heroes", "hero", "name", 4, 4.5),
+        ("heroes", "colour", "colour", 5, 5.5),
         ("heroes", "publisher", "title", 6, 6.5),
         ("heroes", "power", "power", 12, 20),
         ("shop", "product", "title", 9, 9.5),
@@ -467,7 +620,14 @@ def _text_lengths() -> Iterator[Raw]:
             query = f"SELECT {shown} FROM {table} WHERE length({column}) {{}}"
             if shown == column:
                 yield kind, schema, query.format(f"> {bound}"), query.format(f"> {other}"), False, True
-            yield kind, schema, query.format(f"> {bound}"), query.format(f">= {bound + 1}"), True, shown == column
+            yield (
+                kind,
+                schema,
+                query.format(f"> {bound}"),
+                query.format(f">= {bound + 1}"),
+                True,
+                shown == column,
+            )
         query = f"SELECT id FROM {table} WHERE length({column}) {{}}"
         yield kind, schema, query.format(f"<= {bound + 10}"), f"SELECT id FROM {table}", False, False
 
@@ -559,7 +719,7 @@ def graded(
 ) -> Iterator[Outcome]:
     """Outcome of each case; `agrees`: the answer has the gold's result on the database."""
     executor = SQLExecutor()
-    grader = with_grader or Grader(executor, neighbours=Neighbours(executor, folder / "cache"))
+    grader = with_grader or Grader(executor, suite=TestSuite(executor, folder / "cache"))
     plain = Grader(executor)
     databases: dict[str, str | Path] = {}
     for case in found:
@@ -568,7 +728,7 @@ def graded(
             databases[schema] = made(engine, schema, folder, url)
         agrees = plain.grade(databases[schema], case.gold, case.answer).strict
         verdict = grader.grade(databases[schema], case.gold, case.answer)
-        yield Outcome(case, agrees, verdict.strict, verdict.uncovered)
+        yield Outcome(case, agrees, verdict.strict, verdict.gap)
 
 
 def main() -> None:
@@ -601,7 +761,9 @@ def main() -> None:
     for kind, count in tally.items():
         total.update(count)
         keys = ("wrong", "wrong judged wrongly", "right", "right judged wrongly", "disagrees", "uncovered")
-        print(f"{kind:16} {count[keys[0]]:6} {count[keys[1]]:5} {count[keys[2]]:6} {count[keys[3]]:8}", end=" ")
+        print(
+            f"{kind:16} {count[keys[0]]:6} {count[keys[1]]:5} {count[keys[2]]:6} {count[keys[3]]:8}", end=" "
+        )
         print(f"{count[keys[4]]:10} {count[keys[5]]:10}")
     print(json.dumps({"engine": options.engine, **total, "wall_s": round(time.perf_counter() - started, 1)}))
 

@@ -16,7 +16,7 @@ from random import Random
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.materialise import Content, materialise, run_gold
 from text2sql_grpo.grading.mutants import mutants
@@ -64,7 +64,7 @@ class Found:
     contents: tuple[Content, ...]
     base: DatabaseSample
     gap: str
-    record: Mapping[str, int]
+    record: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def find_test_databases(
     gap = _gap_before(gold, gold_sql, base)
     if gold is None or gap:
         return Found((), base, gap, {})
-    base = with_links(base, database, gold.links)
+    base, assumed = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
     suspects, weights = _suspects(executor, database, gold, base, answer, has_top_level_order(gold_sql))
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     candidates = _candidates(read, gold, gold_sql, suspects, answer, Random(seed))
@@ -171,7 +171,7 @@ def find_test_databases(
             [len(suspects) + 1 in candidate.killed for candidate in chosen],
             size,
         ),
-        {"mutants": len(weights), "killed": len(killed)},
+        {"mutants": len(weights), "killed": len(killed), "assumed_unique": assumed},
     )
 
 
@@ -182,7 +182,8 @@ def draw_test_databases(
     gold = read_gold(gold_sql, base.schema, base.views)
     if gold is None:
         return
-    base, rng = with_links(base, database, gold.links), Random(seed)
+    base, _ = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
+    rng = Random(seed)
     for _ in range(size):
         yield draw_rows(base, gold, rng)
 
@@ -234,7 +235,7 @@ def find_counterexamples(
     if gold is None or (answer is not None and answer.tree == gold.tree):
         return
     seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
-    base = with_links(base, database, seeds.links)
+    base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     contents = _contents_for_answer(read, seeds, Random(f"{gold_sql}\0{answer_sql}"))
     with ExitStack() as stack:
@@ -291,6 +292,9 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         links=tuple(dict.fromkeys((*gold.links, *answer.links))),
         grouped=gold.grouped | answer.grouped,
         group_sizes=tuple(dict.fromkeys((*gold.group_sizes, *answer.group_sizes))),
+        identifying=gold.identifying | answer.identifying,
+        aims=tuple(dict.fromkeys((*gold.aims, *answer.aims))),
+        is_recursive=gold.is_recursive or answer.is_recursive,
     )
 
 
