@@ -23,15 +23,12 @@ from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
-COLOURS = "Amber Black Blue Brown Gold Green Grey Hazel Red Silver Violet White".split()
-PUBLISHERS = "Ace,Blue Sky,Capitol,Dark Horse,Eclipse,Icon,Marvel,Oni,Rebellion".split(",")
-POWERS = "Agility Cold Durability Fire Flight Healing Invisibility Magic Mimicry Speed Stealth Time".split()
-NAMES = (
-    "Abe Ana Ajax Atom Bane Beak Bolt Cole Cyan Dash Dora Echo Elan Ezra Flux Gaia Gale Hope Iris Jade Jinx Juno "
-    "Karl Kite Lark Luna Mara Milo Nash Nova Onyx Opal Pyro Quin Rhea Rune Sage Thor Uma Vera"
-).split()
-CITIES = "Arles Basel Cork Derby Essen Faro Ghent Hull".split()
-CATEGORIES = "Books Games Garden Kitchen Music Office Shoes Sport Tools Toys".split()
+COLOURS = ["Amber", "Black", "Blue", "Brown", "Gold", "Green", "Grey", "Hazel", "Red", "Silver", "Violet", "White"]
+PUBLISHERS = ["Ace", "Blue Sky", "Capitol", "Dark Horse", "Eclipse", "Icon", "Marvel", "Oni", "Rebellion"]
+POWERS = ["Agility", "Cold", "Durability", "Fire", "Flight", "Healing", "Invisibility", "Magic", "Mimicry", "Speed", "Stealth", "Time"]
+NAMES = ["Abe", "Ana", "Ajax", "Atom", "Bane", "Beak", "Bolt", "Cole", "Cyan", "Dash", "Dora", "Echo", "Elan", "Ezra", "Flux", "Gaia", "Gale", "Hope", "Iris", "Jade", "Jinx", "Juno", "Karl", "Kite", "Lark", "Luna", "Mara", "Milo", "Nash", "Nova", "Onyx", "Opal", "Pyro", "Quin", "Rhea", "Rune", "Sage", "Thor", "Uma", "Vera"]
+CITIES = ["Arles", "Basel", "Cork", "Derby", "Essen", "Faro", "Ghent", "Hull"]
+CATEGORIES = ["Books", "Games", "Garden", "Kitchen", "Music", "Office", "Shoes", "Sport", "Tools", "Toys"]
 
 HEROES = """
 CREATE TABLE colour (id INTEGER PRIMARY KEY, colour TEXT);
@@ -127,7 +124,7 @@ def rows(schema: str) -> dict[str, list[tuple[Any, ...]]]:
         (n, 1 + n % 9, f"2021-05-{1 + n // 9:02}", 10.0 + n * 7 % 19, n * 5 % 13) for n in range(1, 46)
     ]
     return {
-        "department": list(enumerate("Audit Board Claims Design Events Finance".split(), 1)),
+        "department": list(enumerate(["Audit", "Board", "Claims", "Design", "Events", "Finance"], 1)),
         "employee": employees,
         "part": [(n, f"P-{name}") for n, name in enumerate(NAMES[:24], 1)],
         "assembly": [(max(1, n // 3), n, 1 + n % 4) for n in range(2, 25)],
@@ -140,8 +137,9 @@ def script(schema: str) -> Iterator[str]:
     """Statements that make a database, in the SQL of each engine."""
     yield from filter(None, map(str.strip, SCHEMAS[schema].split(";")))
     for table, content in rows(schema).items():
-        written = ("(" + ", ".join(map(_literal, row)) + ")" for row in content)
-        yield f"INSERT INTO {table} VALUES {', '.join(written)}"
+        written = ["(" + ", ".join(map(_literal, row)) + ")" for row in content]
+        parts = written if table == "employee" else [", ".join(written)]  # which refers to itself
+        yield from (f"INSERT INTO {table} VALUES {part}" for part in parts)
 
 
 def _literal(cell: object) -> str:
@@ -522,16 +520,10 @@ def _clock() -> Iterator[Raw]:
         age = f"SELECT {shown}, CAST(strftime('%Y', CURRENT_TIMESTAMP) AS INTEGER) - CAST(strftime('%Y', {column}) AS INTEGER) FROM {table}"
         yield kind, schema, gold, age, False, False
         gold = f"SELECT count(*) FROM {table}"
-        yield kind, schema, gold, f"{gold} WHERE {column} < date('now')", True, False
-        yield kind, schema, gold, f"{gold} WHERE {column} <= CURRENT_DATE", True, True
-        yield (
-            kind,
-            schema,
-            f"{gold} WHERE {column} > '2018-01-01'",
-            f"{gold} WHERE {column} BETWEEN '2018-01-02' AND CURRENT_TIMESTAMP",
-            True,
-            False,
-        )
+        yield kind, schema, gold, f"{gold} WHERE CURRENT_DATE >= '2020-01-01'", True, True
+        until = f"{gold} WHERE {column} < CURRENT_DATE"
+        yield kind, schema, until, f"{gold} WHERE NOT {column} >= CURRENT_DATE", True, True
+        yield kind, schema, until, f"{gold} WHERE {column} < date('now')", True, False
 
 
 def _duplicates() -> Iterator[Raw]:
