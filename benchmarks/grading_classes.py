@@ -1,7 +1,8 @@
+# ruff: noqa: E501 (queries)
 """Shares of wrong answers paid and of right ones refused, by the class of the mistake, on three engines.
 
-Each case is a gold, an answer that has the gold's result on the database, and whether it is right. Half of the
-cases (`held_out`) were not looked at while the grader was written. A third run on DuckDB and PostgreSQL too.
+Each case is a gold, an answer that has the gold's result on the database, and whether it is right. Half of
+the cases (`held_out`) were not looked at while the grader was written. A third run on DuckDB and PostgreSQL too.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/grading_classes.py [--engine duckdb] [--url URL] [--held_out]
 The last line is JSON.
@@ -23,10 +24,10 @@ from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
-COLOURS = ["Amber", "Black", "Blue", "Brown", "Gold", "Green", "Grey", "Hazel", "Red", "Silver", "Violet", "White"]
+COLOURS = ["Amber", "Black", "Blue", "Brown", "Gold", "Green", "Grey", "Hazel", "Red", "Silver", "Violet", "White"]  # fmt: skip
 PUBLISHERS = ["Ace", "Blue Sky", "Capitol", "Dark Horse", "Eclipse", "Icon", "Marvel", "Oni", "Rebellion"]
-POWERS = ["Agility", "Cold", "Durability", "Fire", "Flight", "Healing", "Invisibility", "Magic", "Mimicry", "Speed", "Stealth", "Time"]
-NAMES = ["Abe", "Ana", "Ajax", "Atom", "Bane", "Beak", "Bolt", "Cole", "Cyan", "Dash", "Dora", "Echo", "Elan", "Ezra", "Flux", "Gaia", "Gale", "Hope", "Iris", "Jade", "Jinx", "Juno", "Karl", "Kite", "Lark", "Luna", "Mara", "Milo", "Nash", "Nova", "Onyx", "Opal", "Pyro", "Quin", "Rhea", "Rune", "Sage", "Thor", "Uma", "Vera"]
+POWERS = ["Agility", "Cold", "Durability", "Fire", "Flight", "Healing", "Invisibility", "Magic", "Mimicry", "Speed", "Stealth", "Time"]  # fmt: skip
+NAMES = ["Abe", "Ana", "Ajax", "Atom", "Bane", "Beak", "Bolt", "Cole", "Cyan", "Dash", "Dora", "Echo", "Elan", "Ezra", "Flux", "Gaia", "Gale", "Hope", "Iris", "Jade", "Jinx", "Juno", "Karl", "Kite", "Lark", "Luna", "Mara", "Milo", "Nash", "Nova", "Onyx", "Opal", "Pyro", "Quin", "Rhea", "Rune", "Sage", "Thor", "Uma", "Vera"]  # fmt: skip
 CITIES = ["Arles", "Basel", "Cork", "Derby", "Essen", "Faro", "Ghent", "Hull"]
 CATEGORIES = ["Books", "Games", "Garden", "Kitchen", "Music", "Office", "Shoes", "Sport", "Tools", "Toys"]
 
@@ -128,7 +129,7 @@ def rows(schema: str) -> dict[str, list[tuple[Any, ...]]]:
         "employee": employees,
         "part": [(n, f"P-{name}") for n, name in enumerate(NAMES[:24], 1)],
         "assembly": [(max(1, n // 3), n, 1 + n % 4) for n in range(2, 25)],
-        "station": list(enumerate(CITIES + ["Izmir"], 1)),
+        "station": list(enumerate([*CITIES, "Izmir"], 1)),
         "reading": readings,
     }
 

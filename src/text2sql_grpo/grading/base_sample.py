@@ -13,6 +13,7 @@ from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.dates import DateFormat, date_format
+from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, read_schema
@@ -68,6 +69,12 @@ class TableSample:
         """Formats of the columns of dates."""
         formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}
         return {position: found for position, found in formats.items() if found}
+
+    @cached_property
+    def nested(self) -> dict[int, tuple[Nested, ...]]:
+        """Parsed values of the columns of lists, structs, maps and JSON."""
+        found = {position: read_nested(self.values(position)) for position in range(len(self.columns))}
+        return {position: values for position, values in found.items() if values}
 
 
 class Statement(NamedTuple):

@@ -1,4 +1,4 @@
-"""Queries as of a later day: an answer that reads the clock where its gold query does not is right for a day."""
+"""Queries as of a later day: an answer that reads the clock where its gold query does not is right today."""
 
 from sqlglot import exp
 

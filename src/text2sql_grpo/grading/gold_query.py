@@ -43,7 +43,7 @@ MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would ta
 
 @dataclass(frozen=True)
 class Aim:
-    """Expression of the columns of one table, and the number that it, or an aggregate of it, is compared with.
+    """Expression of the columns of one table, and a number that it, or its aggregate, is compared with.
 
     Attributes:
         table: The table.
@@ -94,15 +94,22 @@ class GoldQuery:
     is_recursive: bool = False
 
 
-def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyType({})) -> GoldQuery | None:
+def read_gold(
+    sql: str,
+    schema: Schema,
+    views: Mapping[str, str] = MappingProxyType({}),
+    *,
+    dialect: str = "sqlite",
+) -> GoldQuery | None:
     """Parse a gold; None if it reads no table of the schema, or sqlglot cannot parse it.
 
     Args:
         sql: The query.
         schema: Schema of its database.
         views: Query of each view by its name in lower case, to replace the view.
+        dialect: Name in sqlglot of the query's SQL.
     """
-    parsed = read_query(sql).tree
+    parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
     parsed = _with_views(parsed.copy(), views)

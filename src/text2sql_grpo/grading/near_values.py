@@ -84,8 +84,8 @@ def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
 def is_number_as_text(values: Sequence[Cell]) -> bool:
     """Whether a column holds numbers as texts of any length: none padded, and not all years.
 
-    >>> is_number_as_text(["62", "88"]), is_number_as_text(["007", "010"]), is_number_as_text(["2013", "2015"])
-    (True, False, False)
+    >>> [is_number_as_text(values) for values in (["62", "88"], ["007", "010"], ["2013", "2015"])]
+    [True, False, False]
     """
     texts = [value for value in values if isinstance(value, str)]
     found = [_NUMBER.fullmatch(text) for text in texts]

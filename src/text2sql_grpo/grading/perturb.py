@@ -9,8 +9,10 @@ from datetime import timedelta
 from itertools import pairwise, permutations
 from random import Random
 
+from sqlglot import exp
+
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSample
-from text2sql_grpo.grading.gold_query import Aim, GoldQuery
+from text2sql_grpo.grading.gold_query import Aim, GoldQuery, literal_value
 from text2sql_grpo.grading.near_values import (
     as_column_value,
     is_number_as_text,
@@ -18,6 +20,7 @@ from text2sql_grpo.grading.near_values import (
     near_values,
     of_other_lengths,
 )
+from text2sql_grpo.grading.nested import draw_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 
 OTHER_ROWS = 5  # rows of a table that the query does not read
@@ -226,6 +229,12 @@ class _Content:
         return self._rng.sample(values, min(size, len(values)))
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
+        if nested := table.nested.get(position):
+            literals = [literal_value(node) for node in self._gold.tree.find_all(exp.Literal)]
+            for row in rows:
+                if self._rng.random() < self._recipe.change:
+                    row[position] = draw_nested(nested, literals, self._rng)
+            return
         pool = self._pool(table, position)
         exact, near = self._planted(table, position)
         is_grouped = (table.name, table.columns[position]) in self._gold.grouped
@@ -307,7 +316,7 @@ class _Content:
                 earlier = rows[index - 1] if is_chain else self._rng.choice(rows[:index] or rows)
                 row[position] = earlier[key] if index else root
         pairs = [r for r in table.references if r.parent != table.name and len(r.columns) == 1]
-        for first, second in zip(pairs, pairs[1:], strict=False):
+        for first, second in pairwise(pairs):
             if (first.parent, first.parent_columns) != (second.parent, second.parent_columns):
                 continue
             keys = [key for (key,) in self._parents(table, first, rows)]
@@ -321,7 +330,7 @@ class _Content:
                 row[first.columns[0]], row[second.columns[0]] = keys[low], keys[high]
 
     def _aim(self, table: TableSample, rows: list[list[Cell]]) -> None:
-        """Change rows so that expressions take values at, between and beside the numbers they are compared with."""
+        """Change rows so that expressions meet, miss and lie between the numbers they are compared with."""
         aims: dict[str, list[Aim]] = {}
         for aim in self._gold.aims:
             if aim.table == table.name and set(aim.columns) <= set(table.columns):

@@ -175,15 +175,32 @@ def find_test_databases(
     )
 
 
-def draw_test_databases(
-    database: Path, base: DatabaseSample, gold_sql: str, *, size: int, seed: str
+def draw_databases(
+    database: Path,
+    base: DatabaseSample,
+    gold_sql: str,
+    answer_sql: str = "",
+    *,
+    dialect: str,
+    size: int,
 ) -> Iterator[Content]:
-    """Rows of random databases for a gold query that SQLite cannot run."""
-    gold = read_gold(gold_sql, base.schema, base.views)
+    """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run.
+
+    Args:
+        database: SQLite file.
+        base: Sample of the database.
+        gold_sql: The gold query.
+        answer_sql: The answer; empty for any.
+        dialect: Name in sqlglot of the SQL of both.
+        size: Number of databases.
+    """
+    gold = read_gold(gold_sql, base.schema, base.views, dialect=dialect)
+    answer = read_gold(answer_sql, base.schema, base.views, dialect=dialect) if answer_sql else None
     if gold is None:
         return
+    gold = gold if answer is None else _joined(gold, answer)
     base, _ = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
-    rng = Random(seed)
+    rng = Random(f"{gold_sql}\0{answer_sql}")
     for _ in range(size):
         yield draw_rows(base, gold, rng)
 

@@ -204,7 +204,7 @@ class Grader:
         return gaps
 
     def _on_a_later_day(self, one: Submission, gold_sql: str) -> str | None:
-        """Answer whose clock, if its gold query reads none, stands at a later day; None if it is wrong then."""
+        """Answer as of a later day, if it reads a clock that its gold query does not; None if wrong then."""
         sql, dialect = one.sql or "", parse_address(one.database).dialect
         later = at_later_time(sql, dialect)
         if later == sql or at_later_time(gold_sql, dialect) != gold_sql:
