@@ -372,18 +372,22 @@ def _identifying(
         is_text = any(isinstance(side, exp.Literal) and side.is_string for side in sides)
         if found and (is_text or found[1:] == found[:1]):
             yield found[0]
-    lacking = [*tree.find_all(exp.Except)]
-    for negation in tree.find_all(exp.Not):
-        is_query = isinstance(negation.this, exp.Exists) or negation.this.args.get("query") is not None
-        lacking += [negation.parent_select] if is_query and negation.parent_select is not None else []
-    for join in tree.find_all(exp.Join):
-        is_outer = join.side == "LEFT" and isinstance(join.parent, exp.Select)
-        lacking += [join.parent] if is_outer and join.parent.find(exp.Is) else []
-    for query in lacking:
-        first = query.left if isinstance(query, exp.Except) else query
-        source = first.args.get("from_")
+    for query in _lacking(tree):
+        source = query.args.get("from_")
         table, columns = declared.get(source.this.name.lower() if source else "", ("", {}))
         yield from ((table, column) for column in columns.values())
+
+
+def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
+    """Queries that pick the rows of their first table that another one lacks."""
+    yield from (operation.left for operation in tree.find_all(exp.Except))
+    for negation in tree.find_all(exp.Not):
+        is_query = isinstance(negation.this, exp.Exists) or negation.this.args.get("query") is not None
+        if is_query and negation.parent_select is not None:
+            yield negation.parent_select
+    for join in tree.find_all(exp.Join):
+        if join.side == "LEFT" and join.parent is not None and join.parent.find(exp.Is):
+            yield join.parent
 
 
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:

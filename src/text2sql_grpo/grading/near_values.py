@@ -37,7 +37,7 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
         return _distinct(text, near_texts + (of_other_lengths(text) if is_number_as_text(alike) else []))
     form = date_format([text[:10]])
     if form is not None:
-        return [f"{day}{text[10:]}" for day in form.around(text[:10], ())[1]]
+        return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text])
 
 

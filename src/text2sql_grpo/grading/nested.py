@@ -59,7 +59,7 @@ def read_nested(values: Sequence[Cell]) -> tuple[Nested, ...]:
 def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> str:
     """Text of a new value, of elements like those of known ones.
 
-    A list gets 0 to `MAX_LENGTH` elements, a map some of the keys, a struct all. NULL stands where it is known.
+    A list gets 0 to `MAX_LENGTH` elements, a map some of the keys, a struct all. NULL stands where one is.
 
     Args:
         known: Values of the column, at least one.

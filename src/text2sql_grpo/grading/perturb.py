@@ -344,7 +344,9 @@ class _Content:
                 values = sorted({aim.value for aim in own})
                 between = [(low + high) / 2 for low, high in pairwise(values)]
                 step = min([b - a for a, b in pairwise(values)] or [max(abs(values[0]), 1.0) * 0.01])
-                targets = values + between + between + [v + d for v in values for d in (-step / 4, step / 4)]
+                beside = [value + d for value in values for d in (-step / 4, step / 4)]
+                beside += [value + d for value in values if value.is_integer() for d in (-1, 1)]
+                targets = values + between + between + beside
                 places = [table.columns.index(column) for column in own[0].columns]
                 free = [place for place in places if place not in fixed]
                 for row in self._rng.sample(rows, min(MAX_AIMED, len(rows))) if free else ():
@@ -383,7 +385,7 @@ class _Content:
 
         if isinstance(start, bytes) or (dates and not moment):
             return
-        last = float(start) if not isinstance(start, str) else 0.0 if moment else float(len(start))
+        last = 0.0 if moment else float(len(start) if isinstance(start, str) else start or 0)
         t = last + 1.0
         try:
             low, high = value(last), value(t)
