@@ -13,12 +13,14 @@ from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.dates import DateFormat, date_format
+from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 
 MAX_ROWS_READ = 400
+MIN_IDENTIFYING_ROWS = 8  # rows without a repeated text from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
 
@@ -67,6 +69,12 @@ class TableSample:
         """Formats of the columns of dates."""
         formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}
         return {position: found for position, found in formats.items() if found}
+
+    @cached_property
+    def nested(self) -> dict[int, tuple[Nested, ...]]:
+        """Parsed values of the columns of lists, structs, maps and JSON."""
+        found = {position: read_nested(self.values(position)) for position in range(len(self.columns))}
+        return {position: values for position, values in found.items() if values}
 
 
 class Statement(NamedTuple):
@@ -186,7 +194,7 @@ def with_links(
     with closing(open_database(database)) as connection:
         for left, right in links:
             for (name, column), (parent, key) in ((left, right), (right, left)):
-                if name == parent or not {name, parent} <= tables.keys():
+                if not {name, parent} <= tables.keys():
                     continue
                 child, other = tables[name], tables[parent]
                 if column not in child.columns or key not in other.columns:
@@ -194,13 +202,42 @@ def with_links(
                 position = child.columns.index(column)
                 taken = {place for known in child.references for place in known.columns}
                 is_key = (other.columns.index(key),) in other.keys
-                refers_back = any(known.parent == name for known in other.references)
+                refers_back = name != parent and any(known.parent == name for known in other.references)
                 if not is_key or refers_back or position in taken:
                     continue
                 if is_contained(connection, name, [column], parent, [key]):
                     added = Reference((position,), parent, (key,))
                     tables[name] = replace(child, references=(*child.references, added))
     return replace(base, tables=parents_first(tables.values()))
+
+
+def with_identifiers(
+    base: DatabaseSample, database: Path, columns: Iterable[tuple[str, str]]
+) -> tuple[DatabaseSample, tuple[str, ...]]:
+    """Copy of the base in which some texts stay unique, and the `table.column` of each.
+
+    A query that looks a row up by such a text, `(SELECT id FROM colour WHERE colour = 'Blue')`, relies on its
+    uniqueness, which many schemas do not declare. A column of `columns` counts if other tables refer to its
+    table, and if it holds `MIN_IDENTIFYING_ROWS` texts at least, no two of which are the same.
+    """
+    tables, assumed = dict(base.tables), []
+    parents = {reference.parent for table in tables.values() for reference in table.references}
+    with closing(open_database(database)) as connection:
+        for name, column in sorted(columns):
+            table = tables.get(name)
+            if table is None or name not in parents or column not in table.columns:
+                continue
+            position = table.columns.index(column)
+            values = [row[position] for row in table.rows if row[position] is not None]
+            is_text = all(isinstance(value, str) for value in values) and position not in table.dates
+            if (position,) in table.keys or not is_text or len(values) < MIN_IDENTIFYING_ROWS:
+                continue
+            shown = quoted(column)
+            repeated = f"FROM {quoted(name)} WHERE {shown} IS NOT NULL GROUP BY {shown} HAVING count(*) > 1"
+            if len(set(values)) == len(values) and not _exists(connection, repeated):
+                tables[name] = replace(table, keys=(*table.keys, (position,)))
+                assumed.append(f"{name}.{column}")
+    return replace(base, tables=tables), tuple(assumed)
 
 
 def is_contained(

@@ -24,8 +24,38 @@ Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names i
 Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
+_ARITHMETIC = (
+    exp.Add,
+    exp.Sub,
+    exp.Mul,
+    exp.Div,
+    exp.Neg,
+    exp.Paren,
+    exp.Literal,
+    exp.Column,
+    exp.Identifier,
+)
+_SCALAR = (*_ARITHMETIC, exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.Coalesce)
+_MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Expression of the columns of one table, and a number that it, or its aggregate, is compared with.
+
+    Attributes:
+        table: The table.
+        columns: Its columns in the expression.
+        sql: The expression, with `:name` for each column.
+        value: The number.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    sql: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -42,8 +72,12 @@ class GoldQuery:
             arguments; a LIKE pattern as it stands, with `near_values.ESCAPED` for escaped wildcards.
         patterns: Literals that are patterns.
         links: Pairs of columns that are compared, or paired by a set operation.
-        grouped: Columns of its GROUP BYs.
-        group_sizes: Integers that a count is compared with, and its LIMITs.
+        grouped: Columns of its GROUP BYs and PARTITION BYs.
+        group_sizes: Integers that a count is compared with, its LIMITs, and the sizes of its window frames.
+        identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
+            a table of which it picks the rows that another one lacks.
+        aims: Expressions that it compares with numbers.
+        is_recursive: Whether a CTE refers to itself.
     """
 
     tree: exp.Query
@@ -55,17 +89,27 @@ class GoldQuery:
     links: tuple[tuple[ColumnRef, ColumnRef], ...]
     grouped: frozenset[ColumnRef]
     group_sizes: tuple[int, ...]
+    identifying: frozenset[ColumnRef] = frozenset()
+    aims: tuple[Aim, ...] = ()
+    is_recursive: bool = False
 
 
-def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyType({})) -> GoldQuery | None:
+def read_gold(
+    sql: str,
+    schema: Schema,
+    views: Mapping[str, str] = MappingProxyType({}),
+    *,
+    dialect: str = "sqlite",
+) -> GoldQuery | None:
     """Parse a gold; None if it reads no table of the schema, or sqlglot cannot parse it.
 
     Args:
         sql: The query.
         schema: Schema of its database.
         views: Query of each view by its name in lower case, to replace the view.
+        dialect: Name in sqlglot of the query's SQL.
     """
-    parsed = read_query(sql).tree
+    parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
     parsed = _with_views(parsed.copy(), views)
@@ -92,8 +136,9 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
     literals, patterns, group_sizes = _literals(tree, columns_of)
     grouped = frozenset(
         columns_of[id(column)]
-        for group in tree.find_all(exp.Group)
-        for column in group.find_all(exp.Column)
+        for part in tree.find_all(exp.Group, exp.Window)
+        for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
+        for column in key.find_all(exp.Column)
         if id(column) in columns_of
     )
     return GoldQuery(
@@ -106,6 +151,9 @@ def read_gold(sql: str, schema: Schema, views: Mapping[str, str] = MappingProxyT
         tuple(_links(tree, columns_of)),
         grouped,
         tuple(dict.fromkeys(group_sizes)),
+        frozenset(_identifying(tree, columns_of, declared)),
+        tuple(dict.fromkeys(_aims(tree, columns_of))),
+        any(part.args.get("recursive") for part in tree.find_all(exp.With)),
     )
 
 
@@ -283,6 +331,13 @@ def _literals(
         for part in below:
             if id(part) in columns_of:
                 literals[columns_of[id(part)]] += values
+    for spec in tree.find_all(exp.WindowSpec):
+        bounds = [
+            literal_value(bound)
+            for name in ("start", "end")
+            if isinstance(bound := spec.args.get(name), exp.Expr)
+        ]
+        group_sizes += [bound + 1 for bound in bounds if isinstance(bound, int)]
     for limit in tree.find_all(exp.Limit, exp.Offset):
         group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
     return literals, patterns, group_sizes
@@ -303,3 +358,74 @@ def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[
             if id(left) in columns_of and id(right) in columns_of:
                 pairs[columns_of[id(left)], columns_of[id(right)]] = None
     return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+def _identifying(
+    tree: exp.Query, columns_of: dict[int, ColumnRef], declared: Declared
+) -> Iterator[ColumnRef]:
+    for node in tree.find_all(exp.EQ, exp.NEQ, exp.In):
+        sides = [node.this, node.args.get("expression"), *node.expressions]
+        query = node.args.get("query")
+        query = query.this if isinstance(query, exp.Subquery) else query
+        sides += query.selects[:1] if isinstance(query, exp.Query) else []
+        found = [columns_of[id(side)] for side in sides if id(side) in columns_of]
+        is_text = any(isinstance(side, exp.Literal) and side.is_string for side in sides)
+        if found and (is_text or found[1:] == found[:1]):
+            yield found[0]
+    for query in _lacking(tree):
+        source = query.args.get("from_")
+        table, columns = declared.get(source.this.name.lower() if source else "", ("", {}))
+        yield from ((table, column) for column in columns.values())
+
+
+def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
+    """Queries that pick the rows of their first table that another one lacks."""
+    yield from (operation.left for operation in tree.find_all(exp.Except))
+    for negation in tree.find_all(exp.Not):
+        is_query = isinstance(negation.this, exp.Exists) or negation.this.args.get("query") is not None
+        if is_query and negation.parent_select is not None:
+            yield negation.parent_select
+    for join in tree.find_all(exp.Join):
+        if join.side == "LEFT" and join.parent is not None and join.parent.find(exp.Is):
+            yield join.parent
+
+
+def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:
+    for node in tree.find_all(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
+        sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
+        values = [_constant_number(side) for side in sides if side is not None]
+        for side in sides[:2]:
+            inner = side.this if isinstance(side, exp.AggFunc) and not isinstance(side, exp.Count) else side
+            if not isinstance(inner, exp.Expr) or (inner is side and isinstance(inner, exp.Column)):
+                continue
+            parts = list(inner.walk())
+            found = {columns_of[id(part)] for part in parts if id(part) in columns_of}
+            tables = {table for table, _ in found}
+            is_scalar = all(isinstance(part, _SCALAR) or _is_day_number(part) for part in parts)
+            if not is_scalar or len(tables) != 1 or len(parts) > _MAX_SCALAR:
+                continue
+            if any(isinstance(part, exp.Column) and id(part) not in columns_of for part in parts):
+                continue
+            names = tuple(sorted(column for _, column in found))
+            columns = [columns_of[id(part)][1] for part in parts if isinstance(part, exp.Column)]
+            copy = exp.paren(inner.copy())
+            for part, column in zip(list(copy.find_all(exp.Column, bfs=True)), columns, strict=False):
+                part.replace(exp.Placeholder(this=f"c{names.index(column)}"))
+            sql = copy.sql("sqlite")
+            yield from (Aim(next(iter(tables)), names, sql, value) for value in values if value is not None)
+
+
+def _is_day_number(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Anonymous) and node.name.lower() == "julianday"
+
+
+def _constant_number(node: exp.Expr) -> float | None:
+    """Value of a number, or of arithmetic of numbers."""
+    parts = list(node.walk())
+    allowed = (exp.Literal, exp.Neg, exp.Paren, exp.Add, exp.Sub, exp.Mul, exp.Div)
+    if len(parts) > _MAX_SCALAR or not all(isinstance(part, allowed) for part in parts):
+        return None
+    with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
+        (value,) = connection.execute(f"SELECT {node.sql('sqlite')}").fetchone()
+        return float(value) if isinstance(value, int | float) else None
+    return None

@@ -30,6 +30,7 @@ from text2sql_grpo.grading.base_sample import (
 )
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
+from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -78,7 +79,7 @@ class NativeColumn:
     def kind(self) -> str:
         """Type in the mirror: INTEGER, REAL, BOOLEAN, DATE, TIMESTAMP, TEXT, or OPAQUE.
 
-        An opaque value, such as a list or a label of an enum, is only copied, never changed.
+        An opaque value is copied, not changed; a list, a struct, a map or a JSON gets new elements.
         """
         name = "" if self.plain_type.endswith("]") else re.split(r"\W", self.plain_type.upper())[0]
         return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "OPAQUE")
@@ -258,7 +259,8 @@ def build_mirror(
         samples.append(_sample(table, schema))
         rows[table.name] = found
         for place, column in enumerate(table.columns):
-            if column.kind in ("BOOLEAN", "OPAQUE"):
+            shown = [row[place] for row in found[:MAX_ALLOWED] if row[place] is not None]
+            if column.kind == "BOOLEAN" or (column.kind == "OPAQUE" and not read_nested(shown)):
                 values = column.labels or dict.fromkeys(row[place] for row in found[:MAX_ALLOWED])
                 others = tuple(value for value in values if value is not None)
                 allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others

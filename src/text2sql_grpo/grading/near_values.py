@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from datetime import date, timedelta
 
+from text2sql_grpo.grading.dates import date_format
 from text2sql_grpo.sql.outcome import Cell
 
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 ESCAPED = {"%": "\ue000", "_": "\ue001"}  # wildcards that a LIKE pattern escapes
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _INTEGER = re.compile(r"-?\d{1,15}")
@@ -30,11 +29,15 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
     if isinstance(typed, float):
         near = [typed - 1, typed - 0.5, typed + 0.5, typed + 1, typed * 0.9, typed * 1.1]
         return _distinct(typed, [*near, typed - 0.25, typed + 0.25])  # round() moves a half up, these back
+    if isinstance(typed, bytes):
+        return [typed + b"\x00", typed[:-1]]
     text = str(typed)
     if _INTEGER.fullmatch(text):
-        return _distinct(text, [_padded(int(text) - 1, text), _padded(int(text) + 1, text)])
-    if _DATE.match(text):
-        return _distinct(text, _near_dates(text))
+        near_texts = [_padded(int(text) - 1, text), _padded(int(text) + 1, text)]
+        return _distinct(text, near_texts + (of_other_lengths(text) if is_number_as_text(alike) else []))
+    form = date_format([text[:10]])
+    if form is not None:
+        return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text])
 
 
@@ -78,15 +81,37 @@ def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
     return None
 
 
-def _near_dates(text: str) -> list[Cell]:
-    try:
-        day = date.fromisoformat(text[:10])
-    except ValueError:
-        return []
-    if not 1 < day.year < 9999:
-        return []
-    days = [day - timedelta(1), day + timedelta(1), day - timedelta(366), day + timedelta(366)]
-    return [near.isoformat() + text[10:] for near in days]
+def is_number_as_text(values: Sequence[Cell]) -> bool:
+    """Whether a column holds numbers as texts of any length: none padded, and not all years.
+
+    >>> [is_number_as_text(values) for values in (["62", "88"], ["007", "010"], ["2013", "2015"])]
+    [True, False, False]
+    """
+    texts = [value for value in values if isinstance(value, str)]
+    found = [_NUMBER.fullmatch(text) for text in texts]
+    if not texts or not all(found) or any(re.match(r"-?0\d", text) for text in texts):
+        return False
+    is_code = len(set(map(len, texts))) == 1 and len(texts[0]) > 4
+    return not is_code and not all(re.fullmatch(r"1\d{3}|20\d\d", text) for text in texts)
+
+
+def of_other_lengths(text: str) -> list[Cell]:
+    """Numbers as texts whose order as numbers is not their order as texts.
+
+    >>> of_other_lengths("62")
+    ['100', '9', '620', '7']
+    """
+    n_digits = len(text.lstrip("-").partition(".")[0])
+    first = int(text.lstrip("-")[0])
+    found = [
+        f"1{'0' * n_digits}",
+        "9" * max(n_digits - 1, 1),
+        f"{first}{'0' * n_digits}",
+        str(min(first + 1, 9)),
+    ]
+    if n_digits > 1:
+        found[2] = f"{text.lstrip('-').partition('.')[0]}0"
+    return list(dict.fromkeys(value for value in found if value != text))
 
 
 def _padded(number: int, like: str) -> str:

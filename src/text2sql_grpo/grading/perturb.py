@@ -1,15 +1,26 @@
 """Random content for a small variant of a database, biased towards the dependencies of one query."""
 
 import math
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import permutations
+from itertools import pairwise, permutations
 from random import Random
 
+from sqlglot import exp
+
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSample
-from text2sql_grpo.grading.gold_query import GoldQuery
-from text2sql_grpo.grading.near_values import as_column_value, matching_texts, near_values
+from text2sql_grpo.grading.gold_query import Aim, GoldQuery, literal_value
+from text2sql_grpo.grading.near_values import (
+    as_column_value,
+    is_number_as_text,
+    matching_texts,
+    near_values,
+    of_other_lengths,
+)
+from text2sql_grpo.grading.nested import draw_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 
 OTHER_ROWS = 5  # rows of a table that the query does not read
@@ -17,6 +28,9 @@ MAX_TABLE_ROWS = 300
 MAX_POOL = 40
 MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
+MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
+MAX_STEPS = 12  # of the search for such a row
+MAX_TEXT = 120  # characters of a text that was aimed at
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,10 @@ class _Content:
                 self._redraw(table, position, rows)
         for reference in table.references:
             rows = self._refer(table, reference, rows)
+        if self._gold.is_recursive:
+            self._deepen(table, rows)
+        if is_read:
+            self._aim(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
             for row in rows:
@@ -199,6 +217,9 @@ class _Content:
         if not dates and all(type(value) is int for value in values):
             low, high = min(values), max(values)  # type: ignore[type-var]
             values = values + [self._rng.randint(low, high) for _ in range(8)]  # type: ignore[arg-type]
+        if is_number_as_text(values):
+            for value in self._rng.sample(values, min(3, len(values))):
+                values = values + of_other_lengths(str(value))
         if self._rng.random() < 0.5:  # values that no row of the base holds
             some = self._rng.sample(values, min(6, len(values)))
             for value in some:
@@ -208,6 +229,12 @@ class _Content:
         return self._rng.sample(values, min(size, len(values)))
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
+        if nested := table.nested.get(position):
+            literals = [literal_value(node) for node in self._gold.tree.find_all(exp.Literal)]
+            for row in rows:
+                if self._rng.random() < self._recipe.change:
+                    row[position] = draw_nested(nested, literals, self._rng)
+            return
         pool = self._pool(table, position)
         exact, near = self._planted(table, position)
         is_grouped = (table.name, table.columns[position]) in self._gold.grouped
@@ -275,6 +302,103 @@ class _Content:
                 row[position] = value
         return rows
 
+    def _deepen(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Order rows and references into a tree, or a chain, that has no cycle and any depth.
+
+        Two references of a table to one parent are the edges of a graph: each leads to a later row.
+        """
+        is_chain = self._rng.random() < 0.5
+        own = [r for r in table.references if r.parent == table.name and len(r.columns) == 1]
+        for reference in own:
+            (position,), key = reference.columns, table.columns.index(reference.parent_columns[0])
+            root = None if position in table.nullable else rows[0][key] if rows else None
+            for index, row in enumerate(rows):
+                earlier = rows[index - 1] if is_chain else self._rng.choice(rows[:index] or rows)
+                row[position] = earlier[key] if index else root
+        pairs = [r for r in table.references if r.parent != table.name and len(r.columns) == 1]
+        for first, second in pairwise(pairs):
+            if (first.parent, first.parent_columns) != (second.parent, second.parent_columns):
+                continue
+            keys = [key for (key,) in self._parents(table, first, rows)]
+            if len(keys) < 2:
+                continue
+            if is_chain:
+                del rows[len(keys) - 1 :]
+            for index, row in enumerate(rows):
+                low = index if is_chain else self._rng.randrange(len(keys) - 1)
+                high = low + 1 if is_chain else self._rng.randrange(low + 1, len(keys))
+                row[first.columns[0]], row[second.columns[0]] = keys[low], keys[high]
+
+    def _aim(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Change rows so that expressions meet, miss and lie between the numbers they are compared with."""
+        aims: dict[str, list[Aim]] = {}
+        for aim in self._gold.aims:
+            if aim.table == table.name and set(aim.columns) <= set(table.columns):
+                aims.setdefault(aim.sql, []).append(aim)
+        if not aims or not rows:
+            return
+        fixed = {place for key in table.keys for place in key}
+        fixed |= {place for reference in table.references for place in reference.columns}
+        with closing(sqlite3.connect(":memory:")) as connection:
+            for sql, own in aims.items():
+                values = sorted({aim.value for aim in own})
+                between = [(low + high) / 2 for low, high in pairwise(values)]
+                step = min([b - a for a, b in pairwise(values)] or [max(abs(values[0]), 1.0) * 0.01])
+                beside = [value + d for value in values for d in (-step / 4, step / 4)]
+                beside += [value + d for value in values if value.is_integer() for d in (-1, 1)]
+                targets = values + between + between + beside
+                places = [table.columns.index(column) for column in own[0].columns]
+                free = [place for place in places if place not in fixed]
+                for row in self._rng.sample(rows, min(MAX_AIMED, len(rows))) if free else ():
+                    place = self._rng.choice(free)
+                    self._hit(connection, sql, row, places, place, self._rng.choice(targets), table)
+
+    def _hit(
+        self,
+        connection: sqlite3.Connection,
+        sql: str,
+        row: list[Cell],
+        places: Sequence[int],
+        place: int,
+        target: float,
+        table: TableSample,
+    ) -> None:
+        """Change one cell of a row so that an expression comes near a target, by the secant method."""
+        known = table.values(place) or _made_up(table.types[place])
+        start = row[place] if row[place] is not None else known[0]
+        dates = table.dates.get(place)
+        moment = dates.read(start) if dates else None
+
+        def cell(t: float) -> Cell:
+            if dates and moment:
+                return dates.written(moment + timedelta(days=max(-300_000, min(round(t), 300_000))))
+            if isinstance(start, str):
+                length = max(0, min(round(t), MAX_TEXT))
+                return start[:length] + "x" * (length - len(start))
+            return t if isinstance(start, float) else max(-(2**60), min(round(t), 2**60))
+
+        def value(t: float) -> float | None:
+            found = {f"c{index}": row[other] for index, other in enumerate(places)}
+            found[f"c{places.index(place)}"] = cell(t)
+            (result,) = connection.execute(f"SELECT {sql}", found).fetchone()
+            return float(result) - target if isinstance(result, int | float) else None
+
+        if isinstance(start, bytes) or (dates and not moment):
+            return
+        last = 0.0 if moment else float(len(start) if isinstance(start, str) else start or 0)
+        t = last + 1.0
+        try:
+            low, high = value(last), value(t)
+            for _ in range(MAX_STEPS):
+                if low is None or high is None or high == low or high == 0:
+                    break
+                last, t, low = t, t - high * (t - last) / (high - low), high
+                high = value(t)
+            if high is not None and low is not None and math.isfinite(t):
+                row[place] = cell(t)
+        except (sqlite3.Error, OverflowError, ValueError):  # out of the range of dates or numbers
+            return
+
     def _parents(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[Row]:
         sample = self._base.tables[reference.parent]
         places = [sample.columns.index(name) for name in reference.parent_columns]
@@ -312,6 +436,9 @@ class _Content:
         dates = table.dates.get(position)
         if dates:
             return dates.written(max(filter(None, map(dates.read, values))) + timedelta(days=count))
+        blobs = [value for value in values if isinstance(value, bytes)]
+        if blobs:
+            return blobs[0] + count.to_bytes(4, "big")
         numbers = [value for value in values if isinstance(value, int | float)]
         if numbers:
             return type(numbers[0])(max(numbers) + count + 2)
@@ -329,6 +456,8 @@ def _made_up(kind: str) -> list[Cell]:
         return [
             f"20{year}-0{month}-15{time}" for year, month in ((18, 3), (19, 1), (19, 7), (20, 2), (21, 9))
         ]
+    if "BLOB" in upper:
+        return [bytes([number]) for number in range(1, 7)]
     if any(part in upper for part in ("CHAR", "CLOB", "TEXT")) or not upper:
         return ["a", "b", "c", "d", "e", "f"]
     return (

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.materialise import Content, materialise, run_gold
 from text2sql_grpo.grading.mutants import mutants
@@ -62,7 +62,7 @@ class Found:
     contents: tuple[Content, ...]
     base: DatabaseSample
     gap: str
-    record: Mapping[str, int]
+    record: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def find_test_databases(
     gap = _gap_before(gold, gold_sql, base)
     if gold is None or gap:
         return Found((), base, gap, {})
-    base = with_links(base, database, gold.links)
+    base, assumed = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
     suspects, weights = _suspects(executor, database, gold, base, answer, has_top_level_order(gold_sql))
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     candidates = _candidates(read, gold, gold_sql, suspects, answer, Random(seed))
@@ -169,18 +169,36 @@ def find_test_databases(
             [len(suspects) + 1 in candidate.killed for candidate in chosen],
             size,
         ),
-        {"mutants": len(weights), "killed": len(killed)},
+        {"mutants": len(weights), "killed": len(killed), "assumed_unique": assumed},
     )
 
 
-def draw_test_databases(
-    database: Path, base: DatabaseSample, gold_sql: str, *, size: int, seed: str
+def draw_databases(
+    database: Path,
+    base: DatabaseSample,
+    gold_sql: str,
+    answer_sql: str = "",
+    *,
+    dialect: str,
+    size: int,
 ) -> Iterator[Content]:
-    """Rows of random databases for a gold query that SQLite cannot run."""
-    gold = read_gold(gold_sql, base.schema, base.views)
+    """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run.
+
+    Args:
+        database: SQLite file.
+        base: Sample of the database.
+        gold_sql: The gold query.
+        answer_sql: The answer; empty for any.
+        dialect: Name in sqlglot of the SQL of both.
+        size: Number of databases.
+    """
+    gold = read_gold(gold_sql, base.schema, base.views, dialect=dialect)
+    answer = read_gold(answer_sql, base.schema, base.views, dialect=dialect) if answer_sql else None
     if gold is None:
         return
-    base, rng = with_links(base, database, gold.links), Random(seed)
+    gold = gold if answer is None else _joined(gold, answer)
+    base, _ = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
+    rng = Random(f"{gold_sql}\0{answer_sql}")
     for _ in range(size):
         yield draw_rows(base, gold, rng)
 
@@ -232,7 +250,7 @@ def find_counterexamples(
     if gold is None or (answer is not None and answer.tree == gold.tree):
         return
     seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
-    base = with_links(base, database, seeds.links)
+    base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     contents = _contents_for_answer(read, seeds, Random(f"{gold_sql}\0{answer_sql}"))
     with ExitStack() as stack:
@@ -289,6 +307,9 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         links=tuple(dict.fromkeys((*gold.links, *answer.links))),
         grouped=gold.grouped | answer.grouped,
         group_sizes=tuple(dict.fromkeys((*gold.group_sizes, *answer.group_sizes))),
+        identifying=gold.identifying | answer.identifying,
+        aims=tuple(dict.fromkeys((*gold.aims, *answer.aims))),
+        is_recursive=gold.is_recursive or answer.is_recursive,
     )
 
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from threading import RLock
 
@@ -34,7 +34,7 @@ from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
     NO_CANDIDATE,
     NoCandidateError,
-    draw_test_databases,
+    draw_databases,
     find_counterexamples,
     find_test_databases,
     gap_of,
@@ -222,7 +222,13 @@ class TestSuite:
         with closing(candidates):
             if mirror.is_database:
                 return Trial(is_refuted=any(True for _ in candidates), gap=gap)
-            for path in islice(candidates, N_CONFIRMED):
+            paths: Iterator[Path] = islice(candidates, N_CONFIRMED)
+            try:
+                found = next(paths, None)
+            except NoCandidateError:
+                paths = self._drawn(mirror, gold_sql, answer_sql, size=N_DRAWN * self.size)
+                found = next(paths, None)
+            for path in chain([found] if found else [], paths):
                 if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
                     return Trial(is_refuted=True)
         return Trial(gap=gap)
@@ -299,7 +305,7 @@ class TestSuite:
         if not found.databases:
             if found.gap not in (FAILED, NO_CANDIDATE):
                 return found
-            paths = self._drawn(mirror, mirror.in_sqlite(gold_sql) or gold_sql)
+            paths = self._drawn(mirror, gold_sql, size=N_DRAWN * self.size)
         for path in paths:
             url = engine.create(path, mirror)
             known = self._sound_gold(url, mirror.dialect, gold_sql)
@@ -313,11 +319,11 @@ class TestSuite:
                 break
         return Suite(tuple(copies), gap_of(kills_hard_coded, returns_nothing, self.size))
 
-    def _drawn(self, mirror: Mirror, gold_sql: str) -> Iterator[Path]:
-        """Random databases for a gold query that SQLite cannot run."""
+    def _drawn(self, mirror: Mirror, gold_sql: str, answer_sql: str = "", *, size: int) -> Iterator[Path]:
+        """Random databases for queries that SQLite cannot run."""
         base = self._sample(mirror.path)
-        size = N_DRAWN * self.size
-        for content in draw_test_databases(mirror.path, base, gold_sql, size=size, seed=gold_sql):
+        contents = draw_databases(mirror.path, base, gold_sql, answer_sql, dialect=mirror.dialect, size=size)
+        for content in contents:
             path = self._new_path()
             materialise(base, content, path).close()
             yield path

@@ -1,0 +1,83 @@
+"""Wrong answers that one database does not show, and right ones that look wrong on odd rows."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.grading_classes import Case, chosen, graded, made
+from tests.postgres_server import PostgresServer
+from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.sql.executor import SQLExecutor
+
+PER_CLASS = 2  # cases of each class and side; the benchmark runs them all
+
+
+def some(engine: str) -> Iterator[Case]:
+    """The first cases of each class and side."""
+    seen: dict[tuple[str, bool], int] = {}
+    for case in chosen(engine):
+        seen[case.kind, case.is_right] = seen.get((case.kind, case.is_right), 0) + 1
+        is_slow = case.kind == "fixed depth" and case.is_right
+        if seen[case.kind, case.is_right] <= (1 if is_slow else PER_CLASS):
+            yield case
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb", "postgresql"])
+def test_each_class_of_mistakes_is_refused_and_its_right_answers_are_paid(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = ""
+    if engine == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.admin_url()
+    outcomes = list(graded(engine, some(engine), tmp_path, url))
+    assert len(outcomes) > 20
+    misjudged = [one.case for one in outcomes if one.agrees and one.is_paid != one.case.is_right]
+    assert not misjudged
+    assert all(one.agrees for one in outcomes)
+
+
+def test_the_record_of_a_suite_names_the_texts_that_were_taken_as_unique(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    database = made("sqlite", "heroes", tmp_path)
+    suite = TestSuite(executor, tmp_path / "cache")
+    gold = "SELECT h.name FROM hero h JOIN colour c ON h.eye = c.id WHERE c.colour = 'Blue'"
+    found = suite.databases(database, gold)
+    records = [path.read_text() for path in (tmp_path / "cache").rglob("record.json")]
+    assert ['"assumed_unique": ["colour.colour"]' in record for record in records] == [True]
+    for path in found.databases:
+        with closing(sqlite3.connect(path)) as connection:
+            repeated = "SELECT count(*) - count(DISTINCT colour) FROM colour"
+            assert connection.execute(repeated).fetchone() == (0,)
+
+
+def test_three_different_names_prove_no_uniqueness(tmp_path: Path, executor: SQLExecutor) -> None:
+    path = tmp_path / "small.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE kind (id INTEGER PRIMARY KEY, kind TEXT)")
+        connection.execute("CREATE TABLE pet (name TEXT, kind INTEGER REFERENCES kind (id))")
+        connection.executemany("INSERT INTO kind VALUES (?, ?)", enumerate(("cat", "dog", "owl")))
+        connection.executemany("INSERT INTO pet VALUES (?, ?)", [(f"pet {n}", n % 3) for n in range(30)])
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    gold = "SELECT count(*) FROM pet AS p JOIN kind AS k ON p.kind = k.id WHERE k.kind = 'dog'"
+    answer = "SELECT count(*) FROM pet WHERE kind = (SELECT id FROM kind WHERE kind = 'dog')"
+    assert not grader.grade(path, gold, answer).strict
+
+
+@pytest.mark.parametrize("blob", [None, b"\x01\x02"])
+def test_strict_tables_with_blobs_have_test_databases(
+    tmp_path: Path, executor: SQLExecutor, blob: bytes | None
+) -> None:
+    path = tmp_path / "files.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE file (id INTEGER PRIMARY KEY, data BLOB, hash BLOB UNIQUE) STRICT")
+        rows = [(n, blob and bytes([n]) + blob, bytes([n])) for n in range(20)]
+        connection.executemany("INSERT INTO file VALUES (?, ?, ?)", rows)
+    suite = TestSuite(executor, tmp_path / "cache")
+    found = suite.databases(path, "SELECT hash, data FROM file WHERE length(hash) > 0 AND id > 3")
+    assert (found.gap, len(found.databases)) == ("", 4)
