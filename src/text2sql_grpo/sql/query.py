@@ -1,7 +1,7 @@
 """Reading of SQL that a model may have written: the only module that parses it.
 
 sqlglot's parser backtracks: nested type names, or joins without ON, double its work at each level. So its
-steps are counted, up to a bound that no honest query comes near: the longest of 12,701 queries of Spider and
+steps are counted, up to a bound that no honest query comes near: the longest of 6,000 queries of Spider and
 of this package takes 132.
 """
 
