@@ -9,10 +9,11 @@ from zlib import crc32
 
 from text2sql_grpo.grading.base_sample import orphans
 from text2sql_grpo.grading.materialise import insert_rows
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, NativeTable, Step, read_rows
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read_rows, table_sql
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Row
+from text2sql_grpo.sql.schema import Table
 
 _logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class CopyEngine(Protocol):
         """
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
-        """Read the tables, keys and views of a database."""
+        """Read how a database is made."""
 
     def create(self, path: Path, mirror: Mirror) -> str:
         """Copy a test database of the mirror into a database of the engine, and return its URL.
@@ -69,7 +70,7 @@ def fill(
     path: Path,
     mirror: Mirror,
     *,
-    insert: Callable[[NativeTable, Sequence[Row]], None],
+    insert: Callable[[Table, Sequence[Row]], None],
     execute: Callable[[str], object],
     errors: tuple[type[Exception], ...] = (),
 ) -> None:
@@ -88,7 +89,7 @@ def fill(
         is_complete &= insert_rows(partial(insert, table), rows, errors)
     if is_complete:
         return
-    names = {(table.namespace, table.name): table.sql for table in mirror.tables}
+    names = {(table.namespace, table.name): table_sql(table) for table in mirror.tables}
     for _ in names:  # a row without its parent may be a parent
         for child in mirror.schema.tables:
             own = names.get((child.namespace, child.name))
@@ -98,7 +99,7 @@ def fill(
                     execute("DELETE " + orphans(own, key.columns, parent, key.references))
 
 
-def _allowed(rows: Sequence[Row], table: NativeTable, mirror: Mirror) -> Sequence[Row]:
+def _allowed(rows: Sequence[Row], table: Table, mirror: Mirror) -> Sequence[Row]:
     """Rows in which a value that its type may not allow is replaced by one of the database."""
     changed = [list(row) for row in rows]
     for place, column in enumerate(table.columns):

@@ -1,7 +1,6 @@
 """Copies of test databases as DuckDB files."""
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -13,12 +12,12 @@ import duckdb
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.grading.copies import as_text, fill, run_script
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sql
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
-from text2sql_grpo.sql.schema import quote_name
+from text2sql_grpo.sql.schema import Table, quote_name
 
 BLOCK_BYTES = 16_384  # the smallest: most tables hold a few rows
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -31,20 +30,13 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 _HERE = "database_name = current_database() AND NOT internal"
 _TABLES = f"SELECT schema_name, table_name, sql FROM duckdb_tables() WHERE {_HERE} ORDER BY table_oid"
-_COLUMNS = f"""
-    SELECT schema_name, c.table_name, c.column_name, c.data_type, c.is_nullable FROM duckdb_columns() AS c
-        JOIN information_schema.columns AS i ON (i.table_catalog, i.table_schema, i.table_name, i.column_name)
-            = (c.database_name, c.schema_name, c.table_name, c.column_name)
-    WHERE {_HERE} AND i.is_generated = 'NEVER' ORDER BY table_oid, column_index
+_FOREIGN_KEYS = """
+    SELECT schema_name, table_name, constraint_text FROM duckdb_constraints()
+    WHERE database_name = current_database() AND constraint_type = 'FOREIGN KEY'
 """
-_CONSTRAINTS = """
-    SELECT schema_name, table_name, constraint_type, constraint_text, to_json(constraint_column_names)
-    FROM duckdb_constraints() WHERE database_name = current_database()
-    ORDER BY constraint_type <> 'PRIMARY KEY', constraint_index
-"""
-_INDEXES = f"""
-    SELECT schema_name, table_name, expressions, sql FROM duckdb_indexes()
-    WHERE {_HERE.replace(" AND NOT internal", "")} AND is_unique AND NOT is_primary ORDER BY index_oid
+_INDEXES = """
+    SELECT sql FROM duckdb_indexes()
+    WHERE database_name = current_database() AND is_unique AND NOT is_primary ORDER BY index_oid
 """
 _VIEWS = f"SELECT view_name, sql FROM duckdb_views() WHERE {_HERE} ORDER BY view_oid"
 _BEFORE_TABLES = f"""
@@ -59,7 +51,6 @@ _BEFORE_TABLES = f"""
         list_aggregate(parameters, 'string_agg', ', '), macro_definition)
     FROM duckdb_functions() WHERE {_HERE} AND function_type = 'macro'
 """
-_LABEL = re.compile(r"'((?:[^']|'')*)'")
 _QUERY = re.compile(r"\bAS\b", re.IGNORECASE)
 
 
@@ -81,38 +72,20 @@ class DuckDBCopies:
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
         """See `copies.CopyEngine`."""
-        tables = read(executor, database, _TABLES)
-        columns = read(executor, database, _COLUMNS)
-        constraints = read(executor, database, _CONSTRAINTS)
-        indexes = read(executor, database, _INDEXES)
+        foreign_keys = read(executor, database, _FOREIGN_KEYS)
         views = [(str(name), str(sql)) for name, sql in read(executor, database, _VIEWS)]
         script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
-        found = []
-        for namespace, name, sql in tables:
+        for *table, sql in read(executor, database, _TABLES):
             create = str(sql)
-            own = [row[2:] for row in constraints if row[:2] == (namespace, name)]
-            for kind, text, _ in own:
-                if kind == "FOREIGN KEY":
-                    create = create.replace(", " + str(text), "")
-            script.append(Step(create, str(name)))
-            keys = [json.loads(str(names)) for kind, _, names in own if kind in ("PRIMARY KEY", "UNIQUE")]
-            keys += [
-                str(listed).strip("[]").replace('"', "").replace("'", "").split(", ")
-                for *table, listed, _ in indexes
-                if table == [namespace, name]
-            ]
-            writable = tuple(
-                NativeColumn(str(column), str(kind), str(kind), bool(is_nullable), _labels(str(kind)))
-                for *table, column, kind, is_nullable in columns
-                if table == [namespace, name]
-            )
-            shown = "" if namespace == "main" else str(namespace)
-            found.append(NativeTable(shown, str(name), writable, tuple(map(tuple, keys))))
-        script += [Step(str(sql)) for *_, sql in indexes] + [Step(sql, name) for name, sql in views]
+            for *child, text in foreign_keys:
+                create = create.replace(f", {text!s}", "") if child == table else create
+            script.append(Step(create, str(table[1])))
+        script += [Step(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
+        script += [Step(sql, name) for name, sql in views]
         queries = tuple((name, _QUERY.split(sql, maxsplit=1)[1].rstrip("; ")) for name, sql in views)
         with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
             kept, gaps = run_script(script, connection.execute, duckdb.Error)
-        return Catalogue("duckdb", tuple(found), queries, kept, gaps)
+        return Catalogue("duckdb", queries, kept, gaps)
 
     def create(self, path: Path, mirror: Mirror) -> str:
         """See `copies.CopyEngine`."""
@@ -142,11 +115,11 @@ def _build(connection: duckdb.DuckDBPyConnection, copy: Path, path: Path, mirror
     connection.execute(f"ATTACH '{quoted_path}' AS copy_ (BLOCK_SIZE {BLOCK_BYTES})")
     connection.execute("USE copy_")
 
-    def insert(table: NativeTable, rows: Sequence[Row]) -> None:
+    def insert(table: Table, rows: Sequence[Row]) -> None:
         listed = ", ".join(quote_name(column.name, "duckdb") for column in table.columns)
-        values = ", ".join(f"CAST(unnest(?::VARCHAR[]) AS {column.type})" for column in table.columns)
+        values = ", ".join(f"CAST(unnest(?::VARCHAR[]) AS {column.cast_type})" for column in table.columns)
         cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
-        connection.execute(f"INSERT INTO {table.sql} ({listed}) SELECT {values}", cells)
+        connection.execute(f"INSERT INTO {table_sql(table)} ({listed}) SELECT {values}", cells)
 
     def make(*errors: type[Exception]) -> None:
         for statement in mirror.catalogue.script:
@@ -164,14 +137,3 @@ def _build(connection: duckdb.DuckDBPyConnection, copy: Path, path: Path, mirror
     finally:
         connection.execute("USE memory")
         connection.execute("DETACH copy_")
-
-
-def _labels(kind: str) -> tuple[str, ...]:
-    """Labels of an enum type, which the engine writes out.
-
-    >>> _labels("ENUM('a', 'it''s')")
-    ('a', "it's")
-    """
-    if not kind.startswith("ENUM(") or kind.endswith("]"):
-        return ()
-    return tuple(label.replace("''", "'") for label in _LABEL.findall(kind))

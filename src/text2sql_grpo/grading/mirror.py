@@ -36,7 +36,7 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.query import read_query, write_query
-from text2sql_grpo.sql.schema import ForeignKey, Schema, quote_name, read_schema
+from text2sql_grpo.sql.schema import Column, Schema, Table, quote_name, read_schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
 MAX_ROWS_TRANSLATED = 200_000  # of a table; on a longer one queries must return the same on all rows
@@ -59,45 +59,25 @@ _NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTER
 _OFFSET = re.compile(r"[+-]\d\d$")
 
 
-@dataclass(frozen=True)
-class NativeColumn:
-    """One writable column.
+def mirror_type(column: Column) -> str:
+    """Type in the mirror: INTEGER, REAL, BOOLEAN, DATE, TIMESTAMP, TEXT, or OPAQUE.
 
-    Attributes:
-        type: Declared type, whole.
-        plain_type: Type that it is written with: the base of a domain, else the same.
-        labels: Values of an enum, empty for other types.
+    An opaque value, such as a label of an enum, is copied, and changed at most to another of the column.
     """
-
-    name: str
-    type: str
-    plain_type: str
-    is_nullable: bool
-    labels: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """Type in the mirror: INTEGER, REAL, BOOLEAN, DATE, TIMESTAMP, TEXT, or OPAQUE.
-
-        An opaque value is copied, not changed; a list, a struct, a map or a JSON gets new elements.
-        """
-        name = "" if self.plain_type.endswith("]") else re.split(r"\W", self.plain_type.upper())[0]
-        return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "OPAQUE")
+    kind = column.cast_type
+    name = "" if kind.endswith("]") else re.split(r"\W", kind.upper())[0]
+    return next((shown for shown, pattern in _KINDS.items() if pattern.fullmatch(name)), "OPAQUE")
 
 
-@dataclass(frozen=True)
-class NativeTable:
-    """One table: its writable columns, and its unique keys, the primary one first."""
+def table_sql(table: Table) -> str:
+    """Name of a table in SQL."""
+    return ".".join(quoted(part) for part in (table.namespace, table.name) if part)
 
-    namespace: str
-    name: str
-    columns: tuple[NativeColumn, ...]
-    keys: tuple[tuple[str, ...], ...]
 
-    @property
-    def sql(self) -> str:
-        """Name in SQL."""
-        return ".".join(quoted(part) for part in (self.namespace, self.name) if part)
+def writable(schema: Schema) -> Schema:
+    """Schema without generated columns, which a copy computes."""
+    tables = (replace(t, columns=tuple(c for c in t.columns if not c.is_generated)) for t in schema.tables)
+    return replace(schema, tables=tuple(tables))
 
 
 class Step(NamedTuple):
@@ -109,11 +89,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Contents of a database of another engine, without rows.
+    """How a database of another engine is made, without rows.
 
     Attributes:
         dialect: Name of its SQL in sqlglot.
-        tables: Tables.
         views: Name and query of each view.
         script: Statements that make the database without rows and foreign keys, in their order.
         gaps: Each table and view whose statement fails on an empty database, and the reason.
@@ -121,7 +100,6 @@ class Catalogue:
     """
 
     dialect: str
-    tables: tuple[NativeTable, ...]
     views: tuple[tuple[str, str], ...]
     script: tuple[str, ...]
     gaps: tuple[tuple[str, str], ...] = ()
@@ -135,7 +113,7 @@ class Mirror:
     Attributes:
         path: The SQLite file.
         catalogue: Contents of the database; None if it is the SQLite file.
-        schema: Schema of the database.
+        schema: Schema of the database, with the columns that the mirror has.
         gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
     """
@@ -149,7 +127,7 @@ class Mirror:
     @classmethod
     def of_file(cls, path: Path) -> "Mirror":
         """SQLite file, which is its own mirror."""
-        return cls(path, Catalogue("sqlite", (), (), ()), Schema(()), {}, {})
+        return cls(path, Catalogue("sqlite", (), ()), Schema(()), {}, {})
 
     @property
     def dialect(self) -> str:
@@ -162,9 +140,9 @@ class Mirror:
         return self.dialect == "sqlite"
 
     @property
-    def tables(self) -> tuple[NativeTable, ...]:
+    def tables(self) -> tuple[Table, ...]:
         """Tables that it has."""
-        return tuple(table for table in self.catalogue.tables if table.name.lower() not in self.gaps)
+        return tuple(table for table in self.schema.tables if table.name.lower() not in self.gaps)
 
     def in_sqlite(self, sql: str) -> str | None:
         """Query in SQLite's SQL; None if sqlglot cannot parse it."""
@@ -222,48 +200,51 @@ def build_mirror(
     folder: Path,
     *,
     max_rows: int = MAX_ROWS,
+    is_copied: bool = True,
 ) -> Mirror:
     """Make the mirror of a database, or find it in the folder.
 
     Args:
         executor: Reads the rows.
         database: The database.
-        catalogue: Its tables.
-        schema: Its foreign keys.
+        catalogue: How it is made.
+        schema: Its tables, with the columns that the mirror is to have.
         folder: Where mirrors are kept, by their content.
         max_rows: Rows read of each table.
+        is_copied: Whether rows of the mirror will be written to the engine, which must read them back.
 
     Raises:
         DataError: The database cannot be read, or the folder cannot be written.
     """
-    names = [table.name.lower() for table in catalogue.tables]
+    names = [table.name.lower() for table in schema.tables]
     gaps = {name.lower(): reason for name, reason in catalogue.gaps}
     gaps |= {name: "several tables have this name" for name in names if names.count(name) > 1}
     samples, rows = [], {}
     allowed: dict[tuple[str, str], tuple[Cell, ...]] = {}
-    for table in catalogue.tables:
+    for table in schema.tables:
         if table.name.lower() in gaps:
             continue
-        reason = _why_not_mirrored(executor, database, table, catalogue.dialect)
+        reason = _why_not_mirrored(executor, database, table, catalogue.dialect) if is_copied else ""
         if reason:
             gaps[table.name.lower()] = reason
             continue
         try:
-            found = _rows(executor, database, table, schema, catalogue, max_rows)
+            found = _rows(executor, database, table, schema, catalogue.dialect, max_rows)
         except DataError as error:
             gaps[table.name.lower()] = str(error)
             continue
         if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
             gaps[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
-        samples.append(_sample(table, schema))
+        samples.append(_sample(table))
         rows[table.name] = found
         for place, column in enumerate(table.columns):
             shown = [row[place] for row in found[:MAX_ALLOWED] if row[place] is not None]
-            if column.kind == "BOOLEAN" or (column.kind == "OPAQUE" and not read_nested(shown)):
+            kind = mirror_type(column)
+            if kind == "BOOLEAN" or (kind == "OPAQUE" and not read_nested(shown)):
                 values = column.labels or dict.fromkeys(row[place] for row in found[:MAX_ALLOWED])
                 others = tuple(value for value in values if value is not None)
-                allowed[table.name, column.name] = (0, 1) if column.kind == "BOOLEAN" else others
+                allowed[table.name, column.name] = (0, 1) if kind == "BOOLEAN" else others
     for name, text in catalogue.views:
         tree = read_query(text, catalogue.dialect).tree
         lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in gaps] if tree else []
@@ -274,7 +255,10 @@ def build_mirror(
         replace(sample, references=tuple(r for r in sample.references if r.parent in tables))
         for sample in samples
     ]
-    statements = [Statement(_create(sample, catalogue), table=sample.name) for sample in samples]
+    by_name = {table.name: table for table in schema.tables}
+    statements = [
+        Statement(_create(sample, by_name[sample.name].columns), table=sample.name) for sample in samples
+    ]
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
         for name, text in catalogue.views
@@ -296,7 +280,7 @@ def build_mirror(
     return Mirror(path, catalogue, schema, gaps, allowed)
 
 
-def read_rows(path: Path, table: NativeTable) -> list[Row]:
+def read_rows(path: Path, table: Table) -> list[Row]:
     """Rows of one table of a mirror, or of a test database of one, in its columns' order."""
     listed = ", ".join(quoted(column.name) for column in table.columns)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -317,7 +301,7 @@ def read(executor: SQLExecutor, database: Database, sql: str) -> tuple[Row, ...]
     return outcome.rows
 
 
-def _why_not_mirrored(executor: SQLExecutor, database: Database, table: NativeTable, dialect: str) -> str:
+def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, dialect: str) -> str:
     """Why the mirror cannot hold a table; empty if it can.
 
     A value whose text the engine does not read back as the same value would be changed in silence.
@@ -325,17 +309,17 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: NativeTa
     folded = [column.name.lower() for column in table.columns]
     if len(set(folded)) < len(folded):
         return "two columns differ only in case"
-    others = [column for column in table.columns if column.kind in ("TEXT", "OPAQUE")]
+    others = [column for column in table.columns if mirror_type(column) in ("TEXT", "OPAQUE")]
     text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     lost = [
         f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS {text})"
-        f" AS {c.type}) AS {text}) IS DISTINCT FROM CAST({quoted(c.name)} AS {text}))"
+        f" AS {c.cast_type}) AS {text}) IS DISTINCT FROM CAST({quoted(c.name)} AS {text}))"
         for c in others
     ]
     if not lost:
         return ""
     listed = ", ".join(quoted(column.name) for column in table.columns)
-    source = f"(SELECT {listed} FROM {table.sql} LIMIT {MAX_ROWS}) AS rows_"
+    source = f"(SELECT {listed} FROM {table_sql(table)} LIMIT {MAX_ROWS}) AS rows_"
     outcome = executor.execute(database, f"SELECT {', '.join(lost)} FROM {source}", limits=LIMITS)
     if not outcome.is_ok:
         return f"a type is not read back from its text ({outcome.error})"
@@ -345,10 +329,10 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: NativeTa
     return ""
 
 
-def _sample(table: NativeTable, schema: Schema) -> TableSample:
+def _sample(table: Table) -> TableSample:
     columns = tuple(column.name for column in table.columns)
     references = []
-    for key in _foreign_keys(table, schema):
+    for key in table.foreign_keys:
         if set(key.columns) <= set(columns) and key.references:
             own = tuple(columns.index(column) for column in key.columns)
             references.append(Reference(own, key.table, key.references))
@@ -359,23 +343,14 @@ def _sample(table: NativeTable, schema: Schema) -> TableSample:
     return TableSample(table.name, columns, kinds, keys, tuple(references), frozenset(), ())
 
 
-def _foreign_keys(table: NativeTable, schema: Schema) -> Sequence[ForeignKey]:
-    for other in schema.tables:
-        if (other.namespace, other.name) == (table.namespace, table.name):
-            return other.foreign_keys
-    return ()
-
-
-def _create(sample: TableSample, catalogue: Catalogue) -> str:
-    table = next(table for table in catalogue.tables if table.name == sample.name)
+def _create(sample: TableSample, columns: Sequence[Column]) -> str:
     parts = []
-    for column in table.columns:
-        name = quoted(column.name)
-        kind = "TEXT" if column.kind == "OPAQUE" else column.kind
-        parts.append(f"{name} {kind}{'' if column.is_nullable else ' NOT NULL'}")
+    for column in columns:
+        kind = mirror_type(column).replace("OPAQUE", "TEXT")
+        parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}")
     for index, key in enumerate(sample.keys):
         listed = ", ".join(quoted(sample.columns[place]) for place in key)
-        is_primary = index == 0 and not any(table.columns[place].is_nullable for place in key)
+        is_primary = index == 0 and not any(columns[place].accepts_null for place in key)
         parts.append(f"{'PRIMARY KEY' if is_primary else 'UNIQUE'} ({listed})")
     for reference in sample.references:
         own = ", ".join(quoted(sample.columns[place]) for place in reference.columns)
@@ -387,28 +362,28 @@ def _create(sample: TableSample, catalogue: Catalogue) -> str:
 def _rows(
     executor: SQLExecutor,
     database: Database,
-    table: NativeTable,
+    table: Table,
     schema: Schema,
-    catalogue: Catalogue,
+    dialect: str,
     max_rows: int,
 ) -> list[Row]:
     """First rows of a table, and those that the first rows of other tables refer to."""
-    text = "VARCHAR" if catalogue.dialect == "duckdb" else "TEXT"
+    text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     shown = ", ".join(
         quoted(column.name)
-        if column.kind in ("INTEGER", "REAL", "BOOLEAN")
+        if mirror_type(column) in ("INTEGER", "REAL", "BOOLEAN")
         else f"CAST({quoted(column.name)} AS {text})"
         for column in table.columns
     )
-    rows = list(read(executor, database, f"SELECT {shown} FROM {table.sql} LIMIT {max_rows}"))
+    rows = list(read(executor, database, f"SELECT {shown} FROM {table_sql(table)} LIMIT {max_rows}"))
     if len(rows) == max_rows:
-        for other in catalogue.tables:
-            for key in _foreign_keys(other, schema):
+        for other in schema.tables:
+            for key in other.foreign_keys:
                 if (key.namespace, key.table) != (table.namespace, table.name) or other == table:
                     continue
                 own, parents = (", ".join(map(quoted, names)) for names in (key.columns, key.references))
-                used = f"SELECT {own} FROM (SELECT {own} FROM {other.sql} LIMIT {max_rows}) AS used_"
-                query = f"SELECT {shown} FROM {table.sql} WHERE ({parents}) IN ({used})"
+                used = f"SELECT {own} FROM (SELECT {own} FROM {table_sql(other)} LIMIT {max_rows}) AS used_"
+                query = f"SELECT {shown} FROM {table_sql(table)} WHERE ({parents}) IN ({used})"
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]
     columns = [
@@ -418,9 +393,9 @@ def _rows(
     return list(zip(*columns, strict=True))
 
 
-def _normalised(column: NativeColumn, cells: Sequence[Cell]) -> Sequence[Cell]:
+def _normalised(column: Column, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Cells of a column; moments all in one form, by which the search knows a column of dates."""
-    if column.kind != "TIMESTAMP":
+    if mirror_type(column) != "TIMESTAMP":
         return cells
     texts = [None if cell is None else _moment(str(cell)) for cell in cells]
     if all(text is None or ".000000" in text for text in texts):
@@ -464,11 +439,17 @@ class Translator:
         self.path = Path(location)
         if kind != "sqlite":
             self._dialect = parse_address(database).dialect
-            self._schema = schema = read_schema(database)
-            catalogue = _catalogue(schema, self._dialect)
-            self.path = build_mirror(
-                executor, database, catalogue, schema, folder, max_rows=MAX_ROWS_TRANSLATED
-            ).path
+            self._schema = read_schema(database)
+            mirror = build_mirror(
+                executor,
+                database,
+                Catalogue(self._dialect, (), ()),
+                _readable(self._schema),
+                folder,
+                max_rows=MAX_ROWS_TRANSLATED,
+                is_copied=False,
+            )
+            self.path = mirror.path
 
     def native(self, sql: str) -> str | None:
         """Translate a query of SQLite to the database's SQL; None if it returns something else there."""
@@ -493,15 +474,15 @@ class Translator:
         return gold.is_usable and outcome.is_ok and gold.difference(outcome, native) == "equal"
 
 
-def _catalogue(schema: Schema, dialect: str) -> Catalogue:
-    """Tables of a mirror that is only read: each column whose type is no number or date is a text."""
+def _readable(schema: Schema) -> Schema:
+    """Schema without columns of nested or binary values, and with the primary keys alone."""
     tables = []
     for table in schema.tables:
-        kept = [column for column in table.columns if not _NESTED.fullmatch(column.type)]
-        columns = tuple(NativeColumn(c.name, "TEXT", c.type, c.is_nullable) for c in kept)
-        key = tuple(column.name for column in table.columns if column.is_primary_key)
-        tables.append(NativeTable(table.namespace, table.name, columns, (key,) if key else ()))
-    return Catalogue(dialect, tuple(table for table in tables if table.columns), (), ())
+        columns = tuple(column for column in table.columns if not _NESTED.fullmatch(column.type))
+        primary = tuple(column.name for column in table.columns if column.is_primary_key)
+        if columns:
+            tables.append(replace(table, columns=columns, keys=(primary,) if primary else ()))
+    return replace(schema, tables=tuple(tables))
 
 
 def _in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:

@@ -1,6 +1,5 @@
 """Copies of test databases as databases of a PostgreSQL server."""
 
-import json
 import secrets
 import weakref
 from collections.abc import Sequence
@@ -16,25 +15,20 @@ import psycopg
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.grading.base_sample import quoted
 from text2sql_grpo.grading.copies import as_text, fill, run_script
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, NativeColumn, NativeTable, Step, read
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sql
 from text2sql_grpo.grading.postgres_server import PostgresServer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
+from text2sql_grpo.sql.schema import Table
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 PREFIX = "text2sql_copy_"  # of databases and roles
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 _NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
 _COLUMNS = f"""
-    SELECT CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, n.nspname, c.relname, a.attname,
-        format_type(a.atttypid, a.atttypmod),
-        CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod)
-            ELSE format_type(a.atttypid, a.atttypmod) END,
-        NOT (a.attnotnull OR t.typnotnull), a.attgenerated = '',
-        (SELECT to_json(array_agg(e.enumlabel ORDER BY e.enumsortorder))::text FROM pg_enum e
-            WHERE e.enumtypid = a.atttypid),
+    SELECT n.nspname, c.relname, a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
         CASE WHEN a.attcollation <> t.typcollation THEN (SELECT quote_ident(l.collname) FROM pg_collation l
             WHERE l.oid = a.attcollation) END,
         CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END
@@ -46,17 +40,12 @@ _COLUMNS = f"""
     ORDER BY c.oid, a.attnum
 """
 _CONSTRAINTS = f"""
-    SELECT n.nspname, c.relname, k.contype::text, pg_get_constraintdef(k.oid),
-        (SELECT to_json(array_agg(a.attname ORDER BY p.place))::text
-            FROM unnest(k.conkey) WITH ORDINALITY AS p (number, place)
-            JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = p.number)
+    SELECT n.nspname, c.relname, pg_get_constraintdef(k.oid)
     FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE k.contype IN ('p', 'u', 'c') AND {_OWN} ORDER BY k.contype <> 'p', k.oid
 """
 _INDEXES = f"""
-    SELECT n.nspname, c.relname, pg_get_indexdef(i.indexrelid),
-        (SELECT to_json(array_agg(a.attname))::text FROM pg_attribute a
-            WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]))
+    SELECT pg_get_indexdef(i.indexrelid)
     FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE i.indisunique AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND {_OWN}
         AND NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conindid = i.indexrelid)
@@ -133,31 +122,15 @@ class PostgresCopies:
         """See `copies.CopyEngine`."""
         columns = read(executor, database, _COLUMNS)
         constraints = read(executor, database, _CONSTRAINTS)
-        indexes = read(executor, database, _INDEXES)
         views = read(executor, database, _VIEWS)
         search_path = str(read(executor, database, _SEARCH_PATH)[0][0])
         script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
-        tables = []
-        for shown, namespace, name in dict.fromkeys(row[:3] for row in columns):
-            own = [row[3:] for row in columns if row[1:3] == (namespace, name)]
-            parts = [_definition(*column) for column in own]
-            keys = []
-            for _, _, kind, text, names in (row for row in constraints if row[:2] == (namespace, name)):
-                parts.append(str(text))
-                keys += [tuple(json.loads(str(names)))] if kind in ("p", "u") and names else []
-            for _, _, _, names in (row for row in indexes if row[:2] == (namespace, name)):
-                keys += [tuple(json.loads(str(names)))] if names else []
-            writable = tuple(
-                NativeColumn(
-                    str(column), str(kind), str(plain), bool(nullable), tuple(json.loads(str(labels or "[]")))
-                )
-                for column, kind, plain, nullable, is_writable, labels, *_ in own
-                if is_writable
-            )
-            tables.append(NativeTable(str(shown), str(name), writable, tuple(keys)))
-            full = f"{quoted(str(namespace))}.{quoted(str(name))}"
-            script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(name)))
-        script += [Step(str(sql)) for _, _, sql, _ in indexes]
+        for table in dict.fromkeys(row[:2] for row in columns):
+            parts = [_definition(*row[2:]) for row in columns if row[:2] == table]
+            parts += [str(text) for *place, text in constraints if tuple(place) == table]
+            full = ".".join(quoted(str(part)) for part in table)
+            script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(table[1])))
+        script += [Step(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
         script += [Step(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
         template = _Template(self._new_name(), self._new_name(), self._new_name(), secrets.token_hex(16))
         self._admin().execute(f"CREATE ROLE {template.owner} LOGIN PASSWORD '{template.password}'")
@@ -165,7 +138,7 @@ class PostgresCopies:
         with self._connected(template, template.database, search_path) as connection:
             connection.execute("SET check_function_bodies = off")  # functions come before their tables
             kept, gaps = run_script(script, connection.execute, psycopg.Error)
-        schemas = sorted({str(row[1]) for row in columns}) or ["public"]
+        schemas = sorted({str(row[0]) for row in columns}) or ["public"]
         with psycopg.connect(self._address(template.database), autocommit=True) as admin:
             rights = restricted_role_sql(
                 template.reader, template.password, template.database, schemas=schemas
@@ -174,7 +147,7 @@ class PostgresCopies:
             admin.execute(rights)
             admin.execute(f"ALTER ROLE {template.reader} SET search_path = {search_path}")
         queries = tuple((str(name), str(sql)) for _, name, sql in views)
-        found = Catalogue("postgres", tuple(tables), queries, kept, gaps, search_path)
+        found = Catalogue("postgres", queries, kept, gaps, search_path)
         self._templates[found] = template
         return found
 
@@ -192,7 +165,7 @@ class PostgresCopies:
             opened = self._connected(template, name, mirror.catalogue.search_path)
             with opened as connection, connection.transaction():
 
-                def insert(table: NativeTable, rows: Sequence[Row]) -> None:
+                def insert(table: Table, rows: Sequence[Row]) -> None:
                     with connection.transaction():
                         connection.execute(*_insertion(table, rows))
 
@@ -247,10 +220,7 @@ class PostgresCopies:
 def _definition(
     name: object,
     kind: object,
-    _plain: object,
     is_nullable: object,
-    _is_writable: object,
-    _labels: object,
     collation: object,
     generated: object,
 ) -> str:
@@ -263,11 +233,13 @@ def _definition(
     )
 
 
-def _insertion(table: NativeTable, rows: Sequence[Row]) -> tuple[str, list[list[str | None]]]:
+def _insertion(table: Table, rows: Sequence[Row]) -> tuple[str, list[list[str | None]]]:
     """INSERT of all rows with its parameters, an array a column."""
     names = ", ".join(quoted(column.name) for column in table.columns)
-    values = ", ".join(f"CAST(c{i} AS {column.type})" for i, column in enumerate(table.columns))
-    target = f"INSERT INTO {table.sql} ({names}) OVERRIDING SYSTEM VALUE SELECT {values}".replace("%", "%%")
+    values = ", ".join(f"CAST(c{i} AS {column.cast_type})" for i, column in enumerate(table.columns))
+    target = f"INSERT INTO {table_sql(table)} ({names}) OVERRIDING SYSTEM VALUE SELECT {values}".replace(
+        "%", "%%"
+    )
     arrays = ", ".join(["%s::text[]"] * len(table.columns))
     listed = ", ".join(f"c{i}" for i in range(len(table.columns)))
     cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]

@@ -30,7 +30,7 @@ from text2sql_grpo.grading.copies import CopyEngine
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
-from text2sql_grpo.grading.mirror import Mirror, build_mirror
+from text2sql_grpo.grading.mirror import Mirror, build_mirror, writable
 from text2sql_grpo.grading.search import (
     NO_CANDIDATE,
     NoCandidateError,
@@ -363,7 +363,8 @@ class TestSuite:
                 raise
             catalogue = engine.catalogue(self._executor, database)
             folder = self._folder / "mirrors"
-            mirror = build_mirror(self._executor, database, catalogue, read_schema(database), folder)
+            schema = writable(read_schema(database))
+            mirror = build_mirror(self._executor, database, catalogue, schema, folder)
             self._mirrors.put(key, mirror)
         return mirror
 
