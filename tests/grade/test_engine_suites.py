@@ -1,8 +1,10 @@
 """Test suites of DuckDB files and of a real PostgreSQL server, with the types that SQLite does not have."""
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -301,6 +303,23 @@ def test_a_private_server_ends_with_its_process(tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     assert _is_gone(url)
+
+
+def test_server_leaves_no_folder_where_its_user_may_not_write() -> None:
+    # Not pytest's folder, whose parents another user may not enter; as root that user runs the server.
+    parent = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    parent.chmod(0o755)
+    code = (
+        "from pathlib import Path;"
+        "from text2sql_grpo.grading.postgres_server import PostgresServer;"
+        f"PostgresServer(Path({str(parent)!r})).close()"
+    )
+    environment = {**os.environ, "TMPDIR": str(parent), "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+        assert os.listdir(parent) == []
+    finally:
+        shutil.rmtree(parent)
 
 
 def _is_gone(url: str) -> bool:

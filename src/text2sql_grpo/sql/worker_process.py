@@ -185,8 +185,9 @@ class Worker:
         try:
             found = unmarshalled(self._frames.read(max_bytes=FRAME_BYTES)[0])
             self.sandbox = tuple(part for part in PARTS if part in found)
-        except (EOFError, OSError, TypeError, ValueError):
-            self.kill()
+        except (EOFError, OSError, TypeError, ValueError) as error:
+            if not isinstance(error, EOFError | OSError):  # it goes on, and is not this package's code
+                self.kill()
             code = self._process.wait()
             is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
             raise (KilledAtStart if is_killed else RunError)(
