@@ -20,7 +20,7 @@ from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import open_database
 
 MAX_ROWS_READ = 400
-MIN_IDENTIFYING_ROWS = 8  # rows without a repeated text from which it is assumed that none repeats
+MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
 

@@ -189,7 +189,7 @@ def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     """Replace views, and views of views, by their queries."""
     queries = {name: read_query(query).tree for name, query in views.items()}
     found = {name: query for name, query in queries.items() if isinstance(query, exp.Query)}
-    expanded = exp.expand(tree, found, dialect="sqlite", copy=False) if found else tree
+    expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
     assert isinstance(expanded, exp.Query)
     return expanded
 
