@@ -195,6 +195,8 @@ class _Content:
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
+        fractions = sorted({value for value in exact if isinstance(value, float)})
+        exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
         return exact, near
 
@@ -390,8 +392,8 @@ class _Content:
         is_other_text = isinstance(start, str) and not (is_number or is_length or moment)
         if isinstance(start, bytes) or (dates and not moment) or is_other_text:
             return
-        is_measured = isinstance(start, str) and not is_number
-        last = 0.0 if moment else float(len(start) if is_measured else start or 0)
+        measured = len(start) if isinstance(start, str) and not is_number else start
+        last = 0.0 if moment else float(measured or 0)
         t = last + 1.0
         try:
             low, high = value(last), value(t)
