@@ -730,12 +730,16 @@ def main() -> None:
     parser.add_argument("--url", default="", help="URL of a superuser of a PostgreSQL server")
     parser.add_argument("--held_out", action="store_true", help="the cases not looked at")
     parser.add_argument("--kind", help="one class alone")
+    parser.add_argument("--declared_nulls", action="store_true", help="as grading.nulls: declared")
     options = parser.parse_args()
     started = time.perf_counter()
     found = [c for c in chosen(options.engine, held_out=options.held_out) if options.kind in (None, c.kind)]
     tally: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for outcome in graded(options.engine, found, Path(folder), options.url):
+        executor = SQLExecutor()
+        suite = TestSuite(executor, Path(folder) / "cache", declared_nulls=options.declared_nulls)
+        grader = Grader(executor, suite=suite)
+        for outcome in graded(options.engine, found, Path(folder), options.url, with_grader=grader):
             count = tally.setdefault(outcome.case.kind, Counter())
             side = "right" if outcome.case.is_right else "wrong"
             if not outcome.agrees:

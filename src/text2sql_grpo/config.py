@@ -214,10 +214,14 @@ class GradingConfig:
         server_url: URL of a superuser of a PostgreSQL server on which test databases of PostgreSQL databases
             are made; without it a private server is started from the system's package. It may hold no
             password: use PGPASSWORD or ~/.pgpass.
+        nulls: Columns that hold NULLs when an accepted answer is tried once more: `observed`, those in which
+            the database holds one; `declared`, all that may hold one, which refuses answers that are right
+            as long as none is missing.
     """
 
     test_databases: NotNegative = 4
     server_url: str | None = None
+    nulls: Literal["observed", "declared"] = "observed"
 
     def __post_init__(self) -> None:
         host = (self.server_url or "").partition("://")[2].rpartition("@")[0]

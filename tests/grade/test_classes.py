@@ -81,3 +81,27 @@ def test_strict_tables_with_blobs_have_test_databases(
     suite = TestSuite(executor, tmp_path / "cache")
     found = suite.databases(path, "SELECT hash, data FROM file WHERE length(hash) > 0 AND id > 3")
     assert (found.gap, len(found.databases)) == ("", 4)
+
+
+def test_nulls_that_are_only_declared_are_tried_if_asked_for(tmp_path: Path, executor: SQLExecutor) -> None:
+    database = made("sqlite", "shop", tmp_path)
+    gold, answer = "SELECT count(*) FROM product", "SELECT count(price) FROM product"
+    for declared_nulls in (False, True):
+        suite = TestSuite(executor, tmp_path / "cache", declared_nulls=declared_nulls)
+        grader = Grader(executor, suite=suite)
+        assert grader.grade(database, gold, answer).strict != declared_nulls
+        assert grader.grade(database, gold, "SELECT sum(1) FROM product").strict
+
+
+def test_an_answer_that_is_right_today_only_is_refused(tmp_path: Path, executor: SQLExecutor) -> None:
+    path = tmp_path / "day.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE visit (id INTEGER PRIMARY KEY, year INTEGER)")
+        connection.executemany("INSERT INTO visit VALUES (?, ?)", [(n, 2001 + n % 9) for n in range(40)])
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    gold = "SELECT id, {} - year FROM visit"
+    answer = gold.format("CAST(strftime('%Y', 'now') AS INTEGER)")
+    with closing(sqlite3.connect(path)) as connection:
+        (year,) = connection.execute("SELECT CAST(strftime('%Y', 'now') AS INTEGER)").fetchone()
+    assert not grader.grade(path, gold.format(year), answer).strict
+    assert grader.grade(path, answer, answer.replace("CAST(", "CAST((").replace(" AS", ") AS")).strict

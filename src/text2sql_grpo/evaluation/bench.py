@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from text2sql_grpo.checked import Positive, Seed, Temperature, checked
 from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, GradingConfig, RolloutConfig
@@ -102,10 +102,11 @@ class Environment:
         *,
         test_databases: int = 4,
         server_url: str | None = None,
+        nulls: Literal["observed", "declared"] = "observed",
         **fields: Any,
     ) -> None:
         config = EnvironmentConfig(**fields)
-        grading = GradingConfig(test_databases=test_databases, server_url=server_url)
+        grading = GradingConfig(test_databases=test_databases, server_url=server_url, nulls=nulls)
         self.databases = Databases(databases)
         if not self.databases.names():
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
@@ -113,7 +114,10 @@ class Environment:
         self.executor = SQLExecutor(config.limits)
         self.sessions = _sessions(self.databases, self.executor, config)
         self.grader = open_grader(
-            self.executor, test_databases=grading.test_databases, server_url=grading.server_url
+            self.executor,
+            test_databases=grading.test_databases,
+            server_url=grading.server_url,
+            nulls=grading.nulls,
         )
 
     @classmethod
@@ -124,6 +128,7 @@ class Environment:
             config.data.databases,
             test_databases=grading.test_databases,
             server_url=grading.server_url,
+            nulls=grading.nulls,
             **{name: getattr(section, name) for name in section.__dataclass_fields__},
         )
 

@@ -20,7 +20,7 @@ from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 
 MAX_ROWS_READ = 400
-MIN_IDENTIFYING_ROWS = 8  # rows without a repeated text from which it is assumed that none repeats
+MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
 
@@ -44,6 +44,7 @@ class TableSample:
         keys: The primary key and every unique index.
         references: Foreign keys without rows that break them.
         nullable: Columns that may be NULL and somewhere are.
+        declared_nullable: Columns that may be NULL.
         rows: Up to `MAX_ROWS_READ` rows.
     """
 
@@ -54,6 +55,7 @@ class TableSample:
     references: tuple[Reference, ...]
     nullable: frozenset[int]
     rows: tuple[Row, ...]
+    declared_nullable: frozenset[int] = frozenset()
 
     def values(self, position: int) -> list[Cell]:
         """Distinct values of one column in order of appearance, without NULL; not to be changed."""
@@ -122,6 +124,11 @@ class DatabaseSample:
                     seen.add(name)
                     texts.append(statement.sql.lower())
         return found
+
+    def with_declared_nulls(self) -> "DatabaseSample":
+        """Sample in which each column that may be NULL somewhere is."""
+        tables = {n: replace(table, nullable=table.declared_nullable) for n, table in self.tables.items()}
+        return replace(self, tables=tables)
 
     def restricted(self, names: Iterable[str]) -> "DatabaseSample":
         """Sample of some tables and of those that they refer to, with all views."""
@@ -309,6 +316,7 @@ def _read_table(connection: sqlite3.Connection, schema: Schema, name: str) -> Ta
         tuple(references),
         frozenset(nullable),
         tuple(rows),
+        frozenset(index for index, (*_, notnull, place) in enumerate(described) if not (notnull or place)),
     )
 
 

@@ -187,13 +187,11 @@ def literal_value(node: exp.Expr) -> Cell:
 
 def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     """Replace views, and views of views, by their queries."""
-    for _ in range(len(views)):
-        found = [table for table in tree.find_all(exp.Table) if table.name.lower() in views]
-        for table in found:
-            query = read_query(views[table.name.lower()]).tree
-            if isinstance(query, exp.Query):
-                table.replace(query.subquery(table.alias_or_name))
-    return tree
+    queries = {name: read_query(query).tree for name, query in views.items()}
+    found = {name: query for name, query in queries.items() if isinstance(query, exp.Query)}
+    expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
+    assert isinstance(expanded, exp.Query)
+    return expanded
 
 
 def _with_strings(tree: exp.Query, schema: Schema) -> exp.Query:

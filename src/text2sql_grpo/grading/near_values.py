@@ -7,6 +7,7 @@ from text2sql_grpo.grading.dates import date_format
 from text2sql_grpo.sql.outcome import Cell
 
 ESCAPED = {"%": "\ue000", "_": "\ue001"}  # wildcards that a LIKE pattern escapes
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _INTEGER = re.compile(r"-?\d{1,15}")
 
@@ -35,8 +36,10 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
     if _INTEGER.fullmatch(text):
         near_texts = [_padded(int(text) - 1, text), _padded(int(text) + 1, text)]
         return _distinct(text, near_texts + (of_other_lengths(text) if is_number_as_text(alike) else []))
-    form = date_format([text[:10]])
-    if form is not None:
+    if _DATE.match(text):
+        form = date_format([text[:10]])
+        if form is None:
+            return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text])
 

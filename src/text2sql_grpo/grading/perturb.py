@@ -195,6 +195,8 @@ class _Content:
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
+        fractions = sorted({value for value in exact if isinstance(value, float)})
+        exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
         return exact, near
 
@@ -368,10 +370,14 @@ class _Content:
         start = row[place] if row[place] is not None else known[0]
         dates = table.dates.get(place)
         moment = dates.read(start) if dates else None
+        is_length = "LENGTH(" in sql.upper()
+        is_number = isinstance(start, str) and is_number_as_text(known) and not is_length
 
         def cell(t: float) -> Cell:
             if dates and moment:
                 return dates.written(moment + timedelta(days=max(-300_000, min(round(t), 300_000))))
+            if isinstance(start, str) and is_number:
+                return str(round(t))
             if isinstance(start, str):
                 length = max(0, min(round(t), MAX_TEXT))
                 return start[:length] + "x" * (length - len(start))
@@ -383,9 +389,11 @@ class _Content:
             (result,) = connection.execute(f"SELECT {sql}", found).fetchone()
             return float(result) - target if isinstance(result, int | float) else None
 
-        if isinstance(start, bytes) or (dates and not moment):
+        is_other_text = isinstance(start, str) and not (is_number or is_length or moment)
+        if isinstance(start, bytes) or (dates and not moment) or is_other_text:
             return
-        last = 0.0 if moment else float(len(start) if isinstance(start, str) else start or 0)
+        measured = len(start) if isinstance(start, str) and not is_number else start
+        last = 0.0 if moment else float(measured or 0)
         t = last + 1.0
         try:
             low, high = value(last), value(t)

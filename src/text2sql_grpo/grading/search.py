@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
@@ -39,6 +39,7 @@ REPEATED = 0.3  # worth of killing a mutant once more
 
 N_FOR_ANSWER = 12  # candidates drawn for one answer
 N_REPEATING = 4  # more of them, with many rows alike
+N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
@@ -230,6 +231,7 @@ def find_counterexamples(
     new_path: Callable[[], Path],
     *,
     limits: Limits | None,
+    declared_nulls: bool = False,
 ) -> Generator[Path]:
     """Yield small databases on which an answer has another result than the gold query.
 
@@ -241,6 +243,7 @@ def find_counterexamples(
         answer_sql: The answer.
         new_path: Returns the next file to make; all are removed at the end.
         limits: Limits of the answer; None for the executor's.
+        declared_nulls: Whether some have NULLs in columns that may hold them, and hold none.
 
     Raises:
         NoCandidateError: The gold query runs on none of the candidates.
@@ -252,7 +255,12 @@ def find_counterexamples(
     seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
     base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
-    contents = _contents_for_answer(read, seeds, Random(f"{gold_sql}\0{answer_sql}"))
+    rng = Random(f"{gold_sql}\0{answer_sql}")
+    contents = _contents_for_answer(read, seeds, rng)
+    if declared_nulls:
+        recipes = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
+        nulls = read.with_declared_nulls()
+        contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in recipes))
     with ExitStack() as stack:
 
         def file() -> Path:

@@ -109,6 +109,7 @@ class TestSuite:
         size: int = MAX_DATABASES,
         limits: Limits | None = None,
         url: str = "",
+        declared_nulls: bool = False,
     ) -> None:
         """Make a suite; nothing is searched yet.
 
@@ -118,6 +119,7 @@ class TestSuite:
             size: Maximum number of test databases of a gold query.
             limits: Limits of a query; None for the executor's.
             url: URL of a superuser of a PostgreSQL server, which holds the copies; empty for a private one.
+            declared_nulls: Whether counterexamples hold NULLs in columns that may hold them, and hold none.
         """
         self.size = size
         self.n_searched = 0
@@ -127,6 +129,7 @@ class TestSuite:
         self._suites = SuiteFolder(folder / "suites")
         self._limits = limits
         self._url = url
+        self._declared_nulls = declared_nulls
         self._scratch = Path(tempfile.mkdtemp(prefix="text2sql-grpo-candidates-"))
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         for own in (folder, self._scratch):
@@ -215,7 +218,14 @@ class TestSuite:
             base = self._sample(mirror.path)
         gold, answer = (mirror.in_sqlite(sql) or sql for sql in (gold_sql, answer_sql))
         candidates = find_counterexamples(
-            self._executor, mirror.path, base, gold, answer, self._new_path, limits=self._limits
+            self._executor,
+            mirror.path,
+            base,
+            gold,
+            answer,
+            self._new_path,
+            limits=self._limits,
+            declared_nulls=self._declared_nulls,
         )
         unread = why_unread(answer_sql, mirror.dialect)
         gap = f"the answer was searched by its tokens: {unread}" if unread else ""

@@ -147,12 +147,17 @@ def episode_metrics(episode: Episode, verdict: Verdict, flags: Sequence[str] = (
     }
 
 
-def open_grader(executor: SQLExecutor, *, test_databases: int, server_url: str | None = None) -> Grader:
+def open_grader(
+    executor: SQLExecutor, *, test_databases: int, server_url: str | None = None, nulls: str = "observed"
+) -> Grader:
     """Make a grader with a test suite in the cache folder; with 0 test databases it has none."""
     if not test_databases:
         return Grader(executor)
     folder = cache_folder("test_suites")
-    return Grader(executor, suite=TestSuite(executor, folder, size=test_databases, url=server_url or ""))
+    suite = TestSuite(
+        executor, folder, size=test_databases, url=server_url or "", declared_nulls=nulls == "declared"
+    )
+    return Grader(executor, suite=suite)
 
 
 def _log_probs(episode: Episode) -> list[float | None] | None:
