@@ -54,6 +54,20 @@ def test_files_are_found_in_every_layout(folder: Path) -> None:
     assert databases.address("text").parent == cache_folder("databases")
 
 
+def test_every_suffix_is_found_in_a_folder_of_its_name_too(tmp_path: Path) -> None:
+    for kind in ("sqlite", "sqlite3", "db", "duckdb", "ddb"):
+        for path in (tmp_path / f"a{kind}.{kind}", tmp_path / f"b{kind}" / f"b{kind}.{kind}"):
+            path.parent.mkdir(exist_ok=True)
+            if kind in ("duckdb", "ddb"):
+                duckdb.connect(str(path)).close()
+            else:
+                with closing(sqlite3.connect(path)) as connection:
+                    connection.execute("CREATE TABLE t (n)")
+    kinds = ("db", "ddb", "duckdb", "sqlite", "sqlite3")
+
+    assert Databases(tmp_path).names() == [f"a{kind}" for kind in kinds] + [f"b{kind}" for kind in kinds]
+
+
 def test_sqlite_file_goes_before_text(folder: Path) -> None:
     built = build(folder / "shop.sqlite")
     (folder / "shop.sql").write_text("broken")

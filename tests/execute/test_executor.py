@@ -448,8 +448,8 @@ def test_urls_name_sqlite_files(executor: SQLExecutor, database: Path) -> None:
 
 def test_coroutines_share_the_workers(executor: SQLExecutor, database: Path) -> None:
     async def ask() -> list[ExecutionOutcome]:
-        asked = (executor.aexecute(database, f"SELECT {number}") for number in range(100))
-        return list(await asyncio.gather(*asked))
+        asked = [executor.aexecute(database, f"SELECT {number}") for number in range(100)]
+        return await asyncio.gather(*asked)
 
     assert [outcome.rows for outcome in asyncio.run(ask())] == [((number,),) for number in range(100)]
 

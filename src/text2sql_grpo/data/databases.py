@@ -37,9 +37,10 @@ def cache_folder(kind: str) -> Path:
 class Databases:
     """Databases by name, of one folder, file or URL, or of a mapping of names to them.
 
-    In a folder, name `shop` is, in this order, `shop.sqlite`, `shop.db`, `shop/shop.sqlite` (the layout of
-    Spider and BIRD), `shop.duckdb`, or `shop.sql`, which is built once per content. A folder of CSV, TSV,
-    Parquet, JSON or Excel files alone is one database, a table a file, built once per version of the files.
+    In a folder, name `shop` is, in this order, `shop.sqlite`, `shop.db`, `shop.sqlite3`, one in a folder
+    `shop` (the layout of Spider and BIRD), `shop.duckdb`, `shop.ddb`, one in a folder `shop`, or `shop.sql`,
+    which is built once per content. A folder of CSV, TSV, Parquet, JSON or Excel files alone is one
+    database, a table a file, built once per version of the files.
 
     Args:
         where: See `WHAT_IS_READ`.
@@ -197,11 +198,12 @@ def _engine(path: Path) -> str:
 
 def _in_folder(folder: Path) -> dict[str, Database]:
     found: dict[str, Database] = {}
-    for pattern in ("*.sqlite", "*.db", "*/*.sqlite", "*.duckdb", "*.ddb", "*.sql"):
-        for path in folder.glob(pattern):
-            is_own_folder = path.parent == folder or path.parent.name == path.stem
-            if is_own_folder and path.is_file() and not path.name.startswith("."):
-                found.setdefault(path.stem, path)
+    for suffixes in (SQLITE_FILES, DUCKDB_FILES, (".sql",)):
+        for where in ("", "*/") if suffixes != (".sql",) else ("",):
+            for path in (path for suffix in suffixes for path in folder.glob(f"{where}*{suffix}")):
+                is_own_folder = path.parent == folder or path.parent.name == path.stem
+                if is_own_folder and path.is_file() and not path.name.startswith("."):
+                    found.setdefault(path.stem, path)
     return found
 
 

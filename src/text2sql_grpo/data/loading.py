@@ -135,13 +135,16 @@ def checked_golds(
     questions = iter(questions)
     while batch := list(islice(questions, GOLDS_PER_BATCH)):
         asked = [
-            (question, sql)
+            (question, sql, is_first)
             for question in batch
-            for sql in (question.example.gold_sql, *question.example.other_golds)
+            for sql, is_first in (
+                (question.example.gold_sql, True),
+                *((sql, False) for sql in question.example.other_golds),
+            )
         ]
         num_golds += len(asked)
-        outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql in asked])
-        for (question, sql), outcome in zip(asked, outcomes, strict=True):
+        outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql, _ in asked])
+        for (question, sql, is_first), outcome in zip(asked, outcomes, strict=True):
             example = question.example
             database = database_address(question, databases)
             if outcome.is_truncated and GoldResult(executor, database, sql).is_usable:
@@ -153,7 +156,7 @@ def checked_golds(
                 large[example.id] = None
             elif fault:
                 faults.append(f"{example.id} (at {question.place}): {fault}")
-            if sql is question.example.gold_sql:
+            if is_first:
                 yield example
     if faults:
         shown = "\n  ".join(faults[:MAX_GOLDS_SHOWN])

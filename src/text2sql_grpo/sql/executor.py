@@ -67,7 +67,8 @@ class SQLExecutor:
                 queries time out.
             cache_entries: Maximum number of cached results; 0 turns off the cache and the deduplication
                 of a batch.
-            cache_bytes: Maximum memory of the cached results together.
+            cache_bytes: Maximum memory of the cached results together. A result is never used after its file
+                changed.
             require_sandbox: whether to run nothing unless the kernel enforces all of `sandbox.PARTS`.
 
         Raises:
@@ -211,18 +212,15 @@ class SQLExecutor:
         """Async `execute`; the query of a cancelled call is stopped."""
         cancellation = Cancellation()
         call = partial(self.execute, database, sql, limits=limits, cancellation=cancellation)
-        try:
-            return await self._in_thread(call)
-        finally:
-            cancellation.set()
-
-    async def _in_thread(self, call: Callable[[], T]) -> T:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="sql")
         import asyncio  # slow to import; a caller that awaits has done so
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        finally:
+            cancellation.set()
 
     def close(self) -> None:
         """End the workers; a later `execute` starts new ones."""
