@@ -186,7 +186,7 @@ def test_memory_is_bounded_within_a_quarter(text: str, rows: tuple[Row, ...]) ->
         cache = ResultCache(max_entries=100_000, max_bytes=max_bytes)
         for number in range(9_000 if len(rows) == 1 else 300):
             fingerprint = (10**18 + number, 10**6, 10**6 + number, 10**18 - number, (), True)
-            found = loads(dumps(("ok", ("a", "b", "c", "d"), rows, False, "", 0.1 * number, False)))
+            found = loads(dumps(("ok", ("a", "b", "c", "d"), rows, False, "", 0.1 * number, "", False)))
             cache.put(
                 (f"/data/{number}.sqlite", f"{text}{number}", fingerprint, Limits()), ExecutionOutcome(*found)
             )

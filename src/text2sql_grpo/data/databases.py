@@ -105,7 +105,7 @@ class Databases:
             DataError: See `address`.
         """
         address = parse_address(self.address(name))
-        if address.kind == "postgresql":
+        if address.engine.is_server:
             return []
         logs = [Path(address.location + suffix) for suffix in ("-wal", "-journal", ".wal")]
         return [Path(address.location), *(log for log in logs if log.is_file() and log.stat().st_size)]
@@ -168,7 +168,7 @@ def _source(where: Database) -> Database:
         if not path.is_dir() and path.suffix.lower() not in (*ROW_FILES, ".sql") and not _engine(path):
             raise DataError(f"no databases: it is of another kind (at {path}): give {WHAT_IS_READ}")
         return path
-    if address.kind != "postgresql":
+    if not address.engine.is_server:
         path = Path(address.location)
         if not path.is_file():
             raise DataError(f"no such database file (at {path})")

@@ -121,13 +121,6 @@ class SQLSession:
         return message
 
 
-_ENGINES = {
-    "sqlite": ("SQLite", ""),
-    "duckdb": ("DuckDB", "SELECT version()"),
-    "postgresql": ("PostgreSQL", "SELECT current_setting('server_version')"),
-}
-
-
 class SQLEnvironment:
     """Factory of sessions over a folder of databases; schemas are read once.
 
@@ -186,11 +179,11 @@ class SQLEnvironment:
         """Name of a database's engine, with its version where dialects differ by it."""
         if database not in self._engines:
             address = self.databases.address(database)
-            kind = parse_address(address).kind
-            name, query = _ENGINES[kind]
+            engine = parse_address(address).engine
+            query = engine.version_sql
             version = self.executor.execute(address, query).rows if query else ()
             numbers = [str(row[0]).split()[0].lstrip("v") for row in version]
-            self._engines[database] = " ".join([name, *numbers])
+            self._engines[database] = " ".join([engine.title, *numbers])
         return self._engines[database]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.engines import ENGINES, Engine
 
 Kind = Literal["sqlite", "duckdb", "postgresql"]
 Database = Path | str  # a SQLite file, or a URL; see `parse_address`
@@ -26,9 +27,14 @@ class Address(NamedTuple):
     location: str
 
     @property
+    def engine(self) -> Engine:
+        """What differs from other kinds."""
+        return ENGINES[self.kind]
+
+    @property
     def dialect(self) -> str:
         """Name of its SQL in sqlglot."""
-        return "postgres" if self.kind == "postgresql" else self.kind
+        return self.engine.dialect
 
 
 def parse_address(database: Path | str) -> Address:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from text2sql_grpo.errors import DataError, ServerGoneError
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
+from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import Cancellation, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
@@ -28,7 +29,6 @@ DEFAULT_CACHE_ENTRIES = 4_096
 DEFAULT_CACHE_BYTES = 64_000_000
 SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
-_LOGS: dict[Kind, tuple[str, ...]] = {"sqlite": ("-wal", "-journal"), "duckdb": (".wal",)}
 _Asked = tuple[int, str, str]  # position, location, SQL
 MAX_RIGHTS_SHOWN = 5
 _warned: set[str] = set()  # roles of servers whose harmless rights were logged
@@ -138,7 +138,7 @@ class SQLExecutor:
                 self._count(1, 0.0)
                 return known
         pool = self._pools.get(kind) or self._pool(kind)
-        if kind == "postgresql":
+        if ENGINES[kind].is_server:
             run = partial(pool.run_one, location, sql, limits, cancellation)
             answer = self._patiently(run, (location,), cancellation)
         else:
@@ -163,7 +163,7 @@ class SQLExecutor:
             kind, location = parse_address(database)
             by_kind.setdefault(kind, []).append((position, location, _text(sql)))
         for kind, asked in by_kind.items():
-            if self._cache is None or kind not in _LOGS:
+            if self._cache is None or ENGINES[kind].is_server:
                 self._run(kind, asked, limits, outcomes)
             else:
                 self._run_distinct(kind, asked, limits, outcomes, self._cache)
@@ -177,7 +177,7 @@ class SQLExecutor:
         changes, on other databases too. None if there is none to be had.
         """
         kind, location = parse_address(database)
-        if kind != "postgresql":
+        if not ENGINES[kind].is_server:
             known = _fingerprint_of(kind, location)
             return known and known[:-1]  # without what depends on the time of day
         return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None
@@ -266,7 +266,7 @@ class SQLExecutor:
         queries = [(location, sql) for _, location, sql in asked]
         run = partial(self._pool(kind).run, queries, limits)
         locations = {location for location, _ in queries}
-        answers, _ = self._patiently(run, locations) if kind == "postgresql" else run()
+        answers, _ = self._patiently(run, locations) if ENGINES[kind].is_server else run()
         for (position, _, _), answer in zip(asked, answers, strict=True):
             outcomes[position] = _outcome(answer)
         return answers
@@ -387,10 +387,10 @@ def _text(sql: str) -> str:
 
 def _fingerprint_of(kind: Kind, location: str) -> Fingerprint | None:
     """Fingerprint of a file; None if it cannot be read, which raises when it is opened."""
-    if kind not in _LOGS:
+    if ENGINES[kind].is_server:
         return None
     try:
-        return fingerprint_of(location, _LOGS[kind])
+        return fingerprint_of(location, ENGINES[kind].logs)
     except DataError:
         return None
 

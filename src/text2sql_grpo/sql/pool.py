@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from text2sql_grpo import errors
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
+from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
 from text2sql_grpo.sql.outcome import Limits

@@ -142,6 +142,14 @@ class HardenedPostgres:
         self._guard = guard_of(())
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
+    def is_current(self) -> bool:
+        """True: a lost connection is opened again."""
+        return True
+
+    def is_unchanged(self) -> bool:
+        """True: a query reads one snapshot."""
+        return True
+
     def close(self) -> None:
         """Close the connection; a later `run` opens it again."""
         if self._connection is not None:

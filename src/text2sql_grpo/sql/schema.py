@@ -9,7 +9,6 @@ from pathlib import Path
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens
-from text2sql_grpo.sql.schema_sqlite import read_sqlite
 from text2sql_grpo.sql.schema_text import (
     SchemaText,
     commented_ddl_text,
@@ -51,12 +50,5 @@ def read_schema(database: Path | str, *, timeout_s: float = READ_TIMEOUT_S) -> S
         DataError: The database is missing, unreadable or corrupt, or it took too long.
     """
     address = parse_address(database)
-    if address.kind == "duckdb":
-        from text2sql_grpo.sql.schema_duckdb import read_duckdb
-
-        return read_duckdb(address.location, timeout_s=timeout_s)
-    if address.kind == "postgresql":
-        from text2sql_grpo.sql.schema_postgres import read_postgres
-
-        return read_postgres(address.location, timeout_s=timeout_s)
-    return read_sqlite(address.location, timeout_s=timeout_s)
+    schema: Schema = address.engine.read_schema(address.location, timeout_s)
+    return schema

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import sqlite3
 import sys
@@ -22,8 +21,9 @@ from collections import OrderedDict
 from functools import cache, partial
 from marshal import loads
 
-from text2sql_grpo.errors import RunError, needs_extra
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
+from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import (
     LAST,
@@ -40,7 +40,7 @@ from text2sql_grpo.sql.sqlite import DatabaseLocked, OutOfMemory
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 MAX_CPU_S = 1 << 31
@@ -55,16 +55,10 @@ SENT_BYTES = 1 << 20
 OPEN_BYTES = 128 * 1024 * 1024  # half of SQLite's memory, for open databases
 OTHER_BYTES = 8 * 1024 * 1024  # of a database of another engine: 16 stay open, 70 MB of addresses each
 MAX_OPEN_DATABASES = 400
-MAX_CONNECTIONS = 4  # to servers: one often allows 100, for all of its clients together
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
-ADDRESS_SPACE_BYTES = {"sqlite": 1 << 30, "postgresql": 1 << 30, "duckdb": 4 << 30}
 
 _PLAIN_END = marshalled(False)[0]  # last byte of a cacheable outcome
 _AGAIN = marshalled(None)  # in place of an answer: run the query again
-_ENGINES = {
-    "duckdb": ("text2sql_grpo.sql.duckdb_database", "HardenedDuckDB"),
-    "postgresql": ("text2sql_grpo.sql.postgres_database", "HardenedPostgres"),
-}
 
 
 class _Limits:
@@ -95,7 +89,7 @@ class Worker:
         self._limits = _Limits(0.0, 0, 0, 0)
         self._databases: OrderedDict[str, Any] = OrderedDict()
         self._n_bytes = 0  # of the open databases
-        self._max_open = MAX_CONNECTIONS if kind == "postgresql" else _max_open_databases()
+        self._max_open = ENGINES[kind].max_open or _max_open_databases()
         self._database: Any = None
         self._processor_s = 0.0  # the kernel kills this process some time after
         self._started = 0
@@ -157,7 +151,7 @@ class Worker:
             self._append([_fault(error) for _ in pending], SPECIAL)
             return True
         limits, timeout_s = self._limits, self._limits.timeout_s
-        run = database.run_marshalled if self._kind == "sqlite" else partial(_run, database)
+        run = _runner(database)
         answers = self._answers
         n_bytes = 0
         for sql in pending:
@@ -183,7 +177,7 @@ class Worker:
     def _opened(self, location: str) -> Any:
         """Open connection to this database; a new one if its file changed."""
         known = self._databases.get(location)
-        if known is not None and self._is_current(known, location):
+        if known is not None and known.is_current():
             self._databases.move_to_end(location)
             return known
         self._close(location)
@@ -199,12 +193,6 @@ class Worker:
         while self._n_bytes > OPEN_BYTES or len(self._databases) > self._max_open:
             self._close(next(iter(self._databases)))
         return database
-
-    def _is_current(self, known: Any, location: str) -> bool:
-        if self._kind == "sqlite":
-            is_current: bool = known.is_current()
-            return is_current
-        return bool(known.fingerprint == engine(self._kind)[0].fingerprint_of(location))
 
     def _close(self, *locations: str) -> None:
         for location in locations:
@@ -246,16 +234,14 @@ class Worker:
             self._database = database = self._opened(location)
             started = time.perf_counter()
             self._deadline = started + self._limits.timeout_s
-            run = database.run_marshalled if self._kind == "sqlite" else partial(_run, database)
-            answer: bytes = run(sql, self._limits, started)
-            return answer
+            return _runner(database)(sql, self._limits, started)
         except Exception as error:
             return error
         finally:
             self._deadline = float("inf")
 
     def _is_unchanged(self) -> bool:
-        return self._kind != "sqlite" or self._database is None or self._database.is_unchanged()
+        return self._database is None or bool(self._database.is_unchanged())
 
     def _append(self, answers: list[bytes], flags: int) -> None:
         self._flags |= flags
@@ -345,14 +331,9 @@ _absent: list[RunError] = []  # the engine, found out before the wall, which hid
 @cache
 def engine(kind: str) -> tuple[Any, Any]:
     """Module of an engine and its connection class."""
-    if kind == "sqlite":
-        return sqlite, sqlite.HardenedDatabase
     if _absent:
         raise _absent[0]
-    name, connection = _ENGINES[kind]
-    with needs_extra(kind, f"a {kind} database"):
-        module = importlib.import_module(name)
-    return module, getattr(module, connection)
+    return ENGINES[kind].loaded()
 
 
 def _max_open_databases() -> int:
@@ -367,6 +348,11 @@ def _max_open_databases() -> int:
 
 def _size_of(database: Any) -> int:
     return getattr(database, "n_bytes", OTHER_BYTES)
+
+
+def _runner(database: Any) -> Callable[[str, _Limits, float], bytes]:
+    """Function that runs a query and marshals its outcome; SQLite's writes rows as it reads them."""
+    return getattr(database, "run_marshalled", None) or partial(_run, database)
 
 
 def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
@@ -399,7 +385,7 @@ def _limit_memory(kind: str) -> None:
     if sys.platform == "linux":  # macOS accepts the limits, and does not enforce them
         import resource
 
-        sandbox.lower_limit(resource.RLIMIT_AS, ADDRESS_SPACE_BYTES[kind])
+        sandbox.lower_limit(resource.RLIMIT_AS, ENGINES[kind].address_space)
 
 
 def main() -> None:
@@ -418,14 +404,12 @@ def main() -> None:
         _absent.append(error)
     _limit_memory(kind)
     walls = sandbox.enter(
-        readable, [folder] if folder else [], parent=parent, has_network=kind == "postgresql"
+        readable, [folder] if folder else [], parent=parent, has_network=ENGINES[kind].is_server
     )
     gc.freeze()
     gc.set_threshold(100_000)  # rows of tuples need no collection
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         worker = Worker(frames, kind, parent, walls)
-        if kind == "duckdb" and not _absent:
-            engine(kind)[0].run_in_query_thread(worker.serve)
-        else:
-            worker.serve()
+        module = None if _absent else engine(kind)[0]
+        getattr(module, "run_in_query_thread", lambda serve: serve())(worker.serve)
     os._exit(0)

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
+from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, unmarshalled, write_all
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.sandbox import PARTS
@@ -132,7 +133,7 @@ class Worker:
         self.is_ready = False
         self.is_late = self.is_dropped = self.is_ended = False
         self.due = float("inf")
-        path = [] if kind == "sqlite" else [entry for entry in sys.path if entry]
+        path = [entry for entry in sys.path if entry] if ENGINES[kind].needs_packages else []
         with suppress(OSError):  # gone already; `_wait_until_ready` raises
             setup = (kind, os.getpid(), path, tuple(readable), self._folder)
             write_all(self._input, framed(marshalled(setup)))
@@ -278,7 +279,6 @@ def _answers(body: bytes, n_queries: int) -> list[Answer | None]:
 _INHERITED = frozenset(
     ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "WINDIR")
 ) | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "VIRTUAL_ENV"}
-_OF_POSTGRESQL = ("PG", "SSL_CERT_", "KRB5")
 
 
 def _environment(kind: Kind, folder: str) -> dict[str, str]:
@@ -288,7 +288,7 @@ def _environment(kind: Kind, folder: str) -> dict[str, str]:
     query that filled the memory, and under the interpreter lock: the thread that watches the deadline would
     wait. Longer lists of freed blocks in each thread, which are never merged, save DuckDB 30 us a query.
     """
-    prefixes = ("LC_", *_OF_POSTGRESQL) if kind == "postgresql" else ("LC_",)
+    prefixes = ("LC_", *ENGINES[kind].variables)
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -80,7 +80,7 @@ def make_server(
         DataError: The database is missing or unreadable, or its role may do more than read.
     """
     read_schema(database)
-    if parse_address(database).kind == "postgresql":
+    if parse_address(database).engine.is_server:
         executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
     server = MCPServer(
         "text2sql-grpo",
