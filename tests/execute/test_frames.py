@@ -27,9 +27,9 @@ def test_frames_arrive_whole_and_in_order(pipe: tuple[int, int], is_soon: bool, 
     bodies = [b"one", b"", bytes(3 * frames.READ_BYTES), b"four"]
 
     def write() -> None:
-        for flags, body in enumerate(bodies):
+        for number, body in enumerate(bodies):
             time.sleep(delay_s)
-            frame = framed(body, flags)
+            frame = framed(body, is_last=number == 3)
             write_all(pipe[1], frame[:3])  # not even a header
             write_all(pipe[1], frame[3:])
 
@@ -38,7 +38,7 @@ def test_frames_arrive_whole_and_in_order(pipe: tuple[int, int], is_soon: bool, 
     reader = FrameReader(pipe[0])
     found = [reader.read(is_soon=is_soon) for _ in bodies]
     writer.join()
-    assert found == list(zip(bodies, range(4), strict=True))
+    assert found == list(zip(bodies, [False] * 3 + [True], strict=True))
 
 
 @pytest.mark.parametrize("is_soon", [False, True])
@@ -53,7 +53,7 @@ def test_reader_that_waits_in_vain_sleeps(pipe: tuple[int, int]) -> None:
     writer = threading.Timer(0.3, write_all, (pipe[1], framed(b"late")))
     writer.start()
     before = time.thread_time()
-    assert reader.read(is_soon=True) == (b"late", 0)
+    assert reader.read(is_soon=True) == (b"late", False)
     assert time.thread_time() - before < 0.05
     writer.join()
 

@@ -31,7 +31,7 @@ def run(self, code, limits, started):
         text = repr(eval(code, {name: __import__(name) for name in ("os", "ctypes", "socket", "threading")}))
     except (OSError, RuntimeError) as error:
         text = f"{type(error).__name__}"
-    return sqlite.marshalled(("ok", ("a",), ((text,),), False, "", 0.0, "", False))
+    return sqlite.marshalled(("ok", ("a",), ((text,),), False, "", 0.0, False, False))
 sqlite.HardenedDatabase.run_marshalled = run
 main()
 """

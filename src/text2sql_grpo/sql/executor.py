@@ -266,7 +266,7 @@ class SQLExecutor:
         queries = [(location, sql) for _, location, sql in asked]
         run = partial(self._pool(kind).run, queries, limits)
         locations = {location for location, _ in queries}
-        answers, _ = self._patiently(run, locations) if ENGINES[kind].is_server else run()
+        answers = self._patiently(run, locations) if ENGINES[kind].is_server else run()
         for (position, _, _), answer in zip(asked, answers, strict=True):
             outcomes[position] = _outcome(answer)
         return answers

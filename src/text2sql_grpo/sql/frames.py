@@ -26,10 +26,7 @@ SPIN_S = 1e-3
 MAX_SKIPS = 1023
 _CAN_SPIN = os.name != "nt"  # pipes that return at once when they are empty
 
-PLAIN = 0  # every item is a cacheable outcome
-SPECIAL = 1  # some items are not
 UNFORESEEN = "unforeseen"  # in place of the name of an error: a fault of the adapter on this query
-LAST = 2  # the process ends after this frame; queries without an answer were not run
 
 
 def marshalled(value: Any) -> bytes:
@@ -86,8 +83,9 @@ def unmarshalled(data: bytes) -> Any:
         raise ValueError(f"a frame cannot be read: {error}") from error
 
 
-def framed(body: bytes, flags: int = PLAIN) -> bytes:
-    return len(body).to_bytes(4, "little") + bytes((flags,)) + body
+def framed(body: bytes, *, is_last: bool = False) -> bytes:
+    """Frame of a body; the process ends after a last one, and queries without an answer were not run."""
+    return len(body).to_bytes(4, "little") + bytes((is_last,)) + body
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -106,8 +104,8 @@ class FrameReader:
         self._is_blocking = True
         self._n_skips = self._n_skips_left = 0  # reads that block at once, after polls in vain
 
-    def read(self, *, is_soon: bool = False, max_bytes: int = 1 << 32) -> tuple[bytes, int]:
-        """Return the next frame's body and flags.
+    def read(self, *, is_soon: bool = False, max_bytes: int = 1 << 32) -> tuple[bytes, bool]:
+        """Return the next frame's body, and whether it is the last one.
 
         Args:
             is_soon: whether to poll for a moment before a blocking read.
@@ -130,7 +128,7 @@ class FrameReader:
                 n_bytes += len(parts[-1])
             data = b"".join(parts)
         self._rest = data[end:]
-        return data[HEADER_BYTES:end], data[4]
+        return data[HEADER_BYTES:end], bool(data[4])
 
     def _poll(self) -> bytes:
         """Data that arrives within `SPIN_S`; empty if there is none, or was none the last times."""

@@ -21,7 +21,6 @@ from urllib.parse import parse_qsl, urlsplit
 from text2sql_grpo import errors
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
-from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
 from text2sql_grpo.sql.outcome import Limits
@@ -170,7 +169,7 @@ class WorkerPool:
         version = self._granted.get(location) or self._grant(location)
         has_died = False
         for _ in range(MAX_TRIES):
-            (answers, _, ending), worker = self._ask(request, 1, limits, version, cancellation)
+            (answers, ending), worker = self._ask(request, 1, limits, version, cancellation)
             if cancellation is not None and cancellation.is_set:
                 return ("error", (), (), False, "cancelled", 0.0, False, True)
             answer = answers[0] if answers else None
@@ -186,8 +185,8 @@ class WorkerPool:
                 has_died = True  # the process may have been killed from outside: run the query once more
         raise _restless(location)
 
-    def run(self, queries: Sequence[Query], limits: Limits) -> tuple[list[Answer], bool]:
-        """Answers to many queries in order, and whether all of them are cacheable.
+    def run(self, queries: Sequence[Query], limits: Limits) -> list[Answer]:
+        """Answers to many queries in order.
 
         Raises:
             RunError: A database is at fault, or the executor.
@@ -211,7 +210,7 @@ class WorkerPool:
             raise
         if batch.failure is not None:
             raise batch.failure
-        return batch.answers, batch.is_plain
+        return batch.answers
 
     def _serve(self, batch: "Batch", waits: bool = False) -> None:
         """Run messages of a batch until none is pending, on one worker at a time.
@@ -462,7 +461,6 @@ class Batch:
         self.queries = queries
         self.limits = limits
         self.answers: list[Any] = [None] * len(queries)
-        self.is_plain = True
         self.is_over = False
         self.query_s = CHUNK_S / FIRST_CHUNK
         self.failure: Exception | None = None
@@ -497,12 +495,7 @@ class Batch:
     def take(self, positions: list[int], reply: Reply, worker: Worker) -> None:
         """Store the answers, and put back queries without one."""
         answers = self.answers
-        for position, answer in zip(positions, reply.answers, strict=False):
-            answers[position] = answer
-        if reply.is_plain and not reply.ending:
-            return
         with self._lock:
-            self.is_plain = False
             unanswered = positions[len(reply.answers) :]
             if reply.ending == "crashed" and len(positions) == 1 and unanswered:
                 if worker.is_late or self._died.issuperset(unanswered):

@@ -26,9 +26,6 @@ from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import (
-    LAST,
-    PLAIN,
-    SPECIAL,
     UNFORESEEN,
     FrameReader,
     framed,
@@ -57,7 +54,6 @@ OTHER_BYTES = 8 * 1024 * 1024  # of a database of another engine: 16 stay open, 
 MAX_OPEN_DATABASES = 400
 HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
 
-_PLAIN_END = marshalled(False)[0]  # last byte of a cacheable outcome
 _AGAIN = marshalled(None)  # in place of an answer: run the query again
 
 
@@ -99,7 +95,7 @@ class Worker:
         self._answers: list[bytes] = []  # not sent yet, all from `_database`
         self._n_sent = 0
         self._sent_at = 0.0
-        self._flags = PLAIN
+        self._is_last = False  # this process ends after the next frame
         self._wake = threading.Event()
         self._is_parked = False
 
@@ -120,7 +116,6 @@ class Worker:
             if time.process_time() + n_queries * timeout_s > self._processor_s:
                 self._extend_processor_time(n_queries * timeout_s)
             self._started = self._n_sent = 0
-            self._flags = PLAIN
             self._is_busy = True
             if self._is_parked:
                 self._wake.set()
@@ -148,7 +143,7 @@ class Worker:
         try:
             self._database = database = self._opened(location)
         except Exception as error:
-            self._append([_fault(error) for _ in pending], SPECIAL)
+            self._answers += [_fault(error) for _ in pending]
             return True
         limits, timeout_s = self._limits, self._limits.timeout_s
         run = _runner(database)
@@ -161,12 +156,10 @@ class Worker:
             try:
                 answer = run(sql, limits, started)
             except Exception as error:
-                self._append([self._answer_after(error, location, sql)], SPECIAL)
+                self._answers.append(self._answer_after(error, location, sql))
                 self._send()
                 return False
             self._deadline = float("inf")
-            if answer[-1] != _PLAIN_END:
-                self._flags |= SPECIAL
             answers.append(answer)
             n_bytes += len(answer)
             if n_bytes > SENT_BYTES:
@@ -223,7 +216,7 @@ class Worker:
         self._database = None
         self._close(location)
         if isinstance(error, OutOfMemory):
-            self._flags |= LAST  # the exit frees the memory
+            self._is_last = True  # the exit frees the memory
             return error.answer
         if not is_unchanged:
             return _AGAIN
@@ -243,10 +236,6 @@ class Worker:
     def _is_unchanged(self) -> bool:
         return self._database is None or bool(self._database.is_unchanged())
 
-    def _append(self, answers: list[bytes], flags: int) -> None:
-        self._flags |= flags
-        self._answers += answers
-
     def _send(self) -> None:
         """Send the finished answers; those from a file that changed meanwhile are run again."""
         with self._lock:
@@ -255,14 +244,13 @@ class Worker:
             del self._answers[:n_answers]
             if answers and not self._is_unchanged():
                 answers = [_AGAIN] * n_answers
-                self._flags |= SPECIAL
             self._write(answers)
             self._n_sent += n_answers
-            if self._flags & LAST:
+            if self._is_last:
                 os._exit(0)
 
     def _write(self, answers: list[bytes]) -> None:
-        write_all(self._output, framed(marshalled_list(answers), self._flags))
+        write_all(self._output, framed(marshalled_list(answers), is_last=self._is_last))
         self._sent_at = time.perf_counter()
 
     def _watch(self) -> None:
@@ -308,7 +296,7 @@ class Worker:
             timeout_s = self._limits.timeout_s
             elapsed_s = time.perf_counter() - self._deadline + timeout_s
             late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, False, True)
-            self._flags |= SPECIAL | LAST
+            self._is_last = True
             self._write([*answers, marshalled(late)])
             os._exit(0)
 

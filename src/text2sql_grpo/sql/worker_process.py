@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.frames import LAST, FrameReader, framed, marshalled, unmarshalled, write_all
+from text2sql_grpo.sql.frames import FrameReader, framed, marshalled, unmarshalled, write_all
 from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.sandbox import PARTS
 
@@ -53,13 +53,11 @@ class Reply(NamedTuple):
 
     Attributes:
         answers: Answers in the order of the queries; fewer if the process ended.
-        is_plain: True if every answer is a cacheable outcome.
         ending: End of the process: `planned` in its last frame, `crashed`, or gone before the request could
             be sent (`unasked`); empty if it lives.
     """
 
     answers: list[Answer | None]
-    is_plain: bool
     ending: Ending
 
 
@@ -156,23 +154,22 @@ class Worker:
         try:
             write_all(self._input, request)
         except OSError:
-            return Reply([], True, "unasked")
+            return Reply([], "unasked")
         answers: list[Answer | None] = []
         try:
-            body, all_flags = self._frames.read(is_soon=is_soon, max_bytes=max_bytes)
+            body, is_last = self._frames.read(is_soon=is_soon, max_bytes=max_bytes)
             answers = _answers(body, n_queries)
-            while len(answers) < n_queries and not all_flags & LAST:
+            while len(answers) < n_queries and not is_last:
                 self.due = min(clock() + patience_s, until)
-                body, flags = self._frames.read(max_bytes=max_bytes)
+                body, is_last = self._frames.read(max_bytes=max_bytes)
                 answers += _answers(body, n_queries - len(answers))
-                all_flags |= flags
         except (EOFError, OSError):
-            return Reply(answers, False, "crashed")
+            return Reply(answers, "crashed")
         except ValueError:  # not this package's code wrote it
             self.kill()
-            return Reply(answers, False, "crashed")
+            return Reply(answers, "crashed")
         self.due = float("inf")
-        return Reply(answers, not all_flags, "planned" if all_flags & LAST else "")
+        return Reply(answers, "planned" if is_last else "")
 
     def wait_until_ready(self) -> None:
         """Wait for the end of the start-up.
