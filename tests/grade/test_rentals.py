@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from text2sql_grpo.grading.neighbours import Neighbours
 
 from tests.postgres_server import PostgresServer
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql import SQLExecutor, read_schema
 from text2sql_grpo.sql.schema import ddl_text
@@ -77,8 +77,8 @@ def url(postgres_server: PostgresServer) -> str:
 @pytest.fixture(scope="module")
 def grader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grader]:
     with SQLExecutor(workers=2) as executor:
-        folder: Path = tmp_path_factory.mktemp("neighbours")
-        yield Grader(executor, neighbours=Neighbours(executor, folder))
+        folder: Path = tmp_path_factory.mktemp("suites")
+        yield Grader(executor, suite=TestSuite(executor, folder))
 
 
 def test_ordinary_role_reads_schema_and_rows(url: str) -> None:
@@ -126,5 +126,5 @@ def test_answers_are_graded_on_test_databases(
     url: str, grader: Grader, gold: str, answer: str, is_right: bool
 ) -> None:
     verdict = grader.grade(url, gold, answer)
-    assert verdict.reason == ("equal" if is_right else "neighbour")
-    assert verdict.uncovered == ""
+    assert verdict.reason == ("equal" if is_right else "test_database")
+    assert verdict.gap == ""

@@ -20,11 +20,10 @@ from text2sql_grpo.grading.postgres_server import PostgresServer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
-from text2sql_grpo.sql.postgres_role import restricted_role_sql
+from text2sql_grpo.sql.postgres_role import COPY_PREFIX, restricted_role_sql
 from text2sql_grpo.sql.schema import Table
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-PREFIX = "text2sql_copy_"  # of databases and roles
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 _NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
 _COLUMNS = f"""
@@ -193,7 +192,7 @@ class PostgresCopies:
             raise ConfigError(
                 "grading.server_url needs a superuser, who makes databases and roles that can only read"
             )
-        weakref.finalize(self, _end, opened, f"{PREFIX}{self._token}_" if self._url else "")
+        weakref.finalize(self, _end, opened, f"{COPY_PREFIX}{self._token}_" if self._url else "")
         self._opened = opened
         return opened
 
@@ -214,7 +213,7 @@ class PostgresCopies:
         return urlunsplit(parts._replace(netloc=netloc, path=f"/{database}" if database else parts.path))
 
     def _new_name(self) -> str:
-        return f"{PREFIX}{self._token}_{next(self._numbers)}"
+        return f"{COPY_PREFIX}{self._token}_{next(self._numbers)}"
 
 
 def _definition(

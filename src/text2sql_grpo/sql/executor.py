@@ -343,12 +343,14 @@ class SQLExecutor:
 
     def _warn_of_rights(self, location: str) -> None:
         """Log the rights of a role beyond reading that do no harm here, once for a role of a server."""
+        from text2sql_grpo.sql.postgres_role import COPY_PREFIX, HARMLESS_RIGHTS, WHY_HARMLESS
+
         server = urlsplit(location)
-        place = f"{server.username or ''}@{server.netloc.rpartition('@')[2]}{server.path}"
-        if place in _warned:
+        role = server.username or ""
+        place = f"{role}@{server.netloc.rpartition('@')[2]}"
+        if place in _warned or role.startswith(COPY_PREFIX):
             return
         _warned.add(place)
-        from text2sql_grpo.sql.postgres_role import HARMLESS_RIGHTS, WHY_HARMLESS
 
         found = self._pool("postgresql").run_one(location, HARMLESS_RIGHTS, self.limits)
         if found[0] == "ok" and found[2]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from psycopg import Connection
 from psycopg.sql import Identifier, Literal
 
+COPY_PREFIX = "text2sql_copy_"  # of the databases and roles of test databases
+
 # They read or write the server's files, or connect elsewhere. A role may call them if it was granted.
 _FILE_FUNCTIONS = r"^(pg_read_file|pg_read_binary_file|pg_ls_dir|pg_stat_file|lo_import|lo_export|dblink\w*)$"
 # Every role may call most of these unless an administrator revoked it, also in a read-only transaction. They
