@@ -85,7 +85,7 @@ def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
 
 
 def is_number_as_text(values: Sequence[Cell]) -> bool:
-    """Whether a column holds numbers as texts of any length: none padded, and not all years.
+    """True if a column holds numbers as texts of any length: none padded, and not all years.
 
     >>> [is_number_as_text(values) for values in (["62", "88"], ["007", "010"], ["2013", "2015"])]
     [True, False, False]

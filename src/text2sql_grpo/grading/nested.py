@@ -20,7 +20,7 @@ class Nested:
     Attributes:
         brackets: `[]` or `{}`; empty for a scalar.
         text: Text of a scalar, with its quotes.
-        mark: What stands between key and value, `:` or `=`; empty for a list.
+        mark: Mark between key and value, `:` or `=`; empty for a list.
         items: Each key (empty in a list) and value.
     """
 

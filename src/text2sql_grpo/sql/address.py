@@ -28,7 +28,7 @@ class Address(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """What differs from other kinds."""
+        """Properties of its kind of database."""
         return ENGINES[self.kind]
 
     @property

@@ -1,4 +1,4 @@
-"""What differs between kinds of databases, as data: one `Engine` each.
+"""Properties of each kind of database: one `Engine` for each.
 
 Imported by the workers: nothing heavy here.
 """

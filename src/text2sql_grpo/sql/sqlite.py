@@ -265,7 +265,7 @@ class HardenedDatabase:
         return marshalled_tuple(8, fields)
 
     def _changes(self, sql: str) -> tuple[bool, bool]:
-        """Whether the last query is volatile, and whether it must not be cached.
+        """Volatility of the last query, and whether it must not be cached.
 
         Functions of dates are not cached: one of their values may be 'now', wherever it comes from.
         """
