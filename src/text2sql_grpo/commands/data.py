@@ -15,7 +15,7 @@ def make(*, databases: str = "data/databases", out: Path = Path("data/questions"
         out: Folder to write.
         seed: Random seed.
     """
-    from text2sql_grpo.data.generator import make_questions
+    from text2sql_grpo.synthesis.generator import make_questions
 
     where = databases if "://" in databases else located(Path(databases))
     with writing_to(out):

@@ -17,9 +17,9 @@ import psycopg
 import pytest
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
-from text2sql_grpo.data.generator import QUESTION_SETS, QuestionSet, make_questions
-from text2sql_grpo.data.templates import OWN, templates
-from text2sql_grpo.data.words import open_with_words
+from text2sql_grpo.synthesis.generator import QUESTION_SETS, QuestionSet, make_questions
+from text2sql_grpo.synthesis.templates import OWN, templates
+from text2sql_grpo.synthesis.words import open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.sql import SQLExecutor

@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.data.candidates import Draft, Drafter, Side, stable_number
+from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases, cache_folder
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.templates import BUNDLED, OWN, Template, templates
-from text2sql_grpo.data.words import Database, open_with_words
+from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
+from text2sql_grpo.synthesis.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
 from text2sql_grpo.grading.mirror import Translator

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.data.nouns import column_noun, count_noun, table_noun, vocabulary
-from text2sql_grpo.data.roles import Kind, Value, roles_of
+from text2sql_grpo.synthesis.nouns import column_noun, count_noun, table_noun, vocabulary
+from text2sql_grpo.synthesis.roles import Kind, Value, roles_of
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name, read_schema

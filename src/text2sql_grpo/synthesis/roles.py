@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-from text2sql_grpo.data.nouns import is_plural, vocabulary
+from text2sql_grpo.synthesis.nouns import is_plural, vocabulary
 
 Value = str | int | float
 Kind = Literal["number", "date", "text"]

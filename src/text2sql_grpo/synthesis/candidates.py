@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from text2sql_grpo.data.conditions import CONDITIONS, Condition, in_words, literal, without_unit
-from text2sql_grpo.data.nouns import is_plural, plural, vocabulary
-from text2sql_grpo.data.templates import Template
-from text2sql_grpo.data.words import Column, Database, Source, Table
+from text2sql_grpo.synthesis.conditions import CONDITIONS, Condition, in_words, literal, without_unit
+from text2sql_grpo.synthesis.nouns import is_plural, plural, vocabulary
+from text2sql_grpo.synthesis.templates import Template
+from text2sql_grpo.synthesis.words import Column, Database, Source, Table
 from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]

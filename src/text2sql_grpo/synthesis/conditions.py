@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 
-from text2sql_grpo.data.nouns import is_plural, with_article
-from text2sql_grpo.data.roles import Value
-from text2sql_grpo.data.words import Column
+from text2sql_grpo.synthesis.nouns import is_plural, with_article
+from text2sql_grpo.synthesis.roles import Value
+from text2sql_grpo.synthesis.words import Column
 
 _AMOUNTS = (
     (">", ("above", "greater than", "more than", "over")),
