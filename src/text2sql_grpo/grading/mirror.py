@@ -35,8 +35,8 @@ from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
-from text2sql_grpo.sql.query import read_query, write_query
-from text2sql_grpo.sql.schema import Column, Schema, Table, quote_name, read_schema
+from text2sql_grpo.sql.query import in_dialect, read_query, write_query
+from text2sql_grpo.sql.schema import Column, Schema, Table, read_schema
 
 MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
 MAX_ROWS_TRANSLATED = 200_000  # of a table; on a longer one queries must return the same on all rows
@@ -456,7 +456,7 @@ class Translator:
         if self._schema is None:
             return sql
         if sql not in self._known:
-            found = _in_dialect(sql, self._schema, self._dialect)
+            found = in_dialect(sql, self._schema, self._dialect)
             self._known[sql] = found if found and self._agree(found, sql) else None
             self.n_refused += self._known[sql] is None
         return self._known[sql]
@@ -483,18 +483,3 @@ def _readable(schema: Schema) -> Schema:
         if columns:
             tables.append(replace(table, columns=columns, keys=(primary,) if primary else ()))
     return replace(schema, tables=tuple(tables))
-
-
-def _in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
-    """Query with the namespaces of its tables, and with quotes where the dialect needs them."""
-    parsed = read_query(sql).tree
-    if parsed is None:
-        return None
-    tree = parsed.copy()
-    namespaces = {table.name.lower(): table.namespace for table in schema.tables}
-    for table in tree.find_all(exp.Table):
-        if namespace := namespaces.get(table.name.lower()):
-            table.set("db", exp.to_identifier(namespace))
-    for identifier in tree.find_all(exp.Identifier):
-        identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
-    return write_query(tree, dialect)

@@ -24,6 +24,8 @@ class Engine:
         version_sql: Query for its version, where its SQL differs by it; empty for none.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
         schema_reader: Module and function that read a schema.
+        sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
+            rows each time.
         logs: Suffixes of files beside a database that hold changes; empty for a server.
         is_server: True if a database is no file, so that nothing of it is cached.
         max_open: Maximum number of connections of one worker; None for as many as files may be open.
@@ -42,6 +44,7 @@ class Engine:
         connection: str,
         schema_reader: tuple[str, str],
         version_sql: str = "",
+        sample_sql: str,
         logs: tuple[str, ...] = (),
         max_open: int | None = None,
         address_space: int,
@@ -52,6 +55,7 @@ class Engine:
         self.title = title
         self.dialect = dialect
         self.version_sql = version_sql
+        self.sample_sql = sample_sql
         self.module = module
         self.connection = connection
         self.schema_reader = schema_reader
@@ -89,6 +93,7 @@ ENGINES = {
             module="sqlite",
             connection="HardenedDatabase",
             schema_reader=("schema_sqlite", "read_sqlite"),
+            sample_sql="SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}",
             logs=("-wal", "-journal"),
             address_space=1 << 30,
             needs_packages=False,
@@ -101,6 +106,7 @@ ENGINES = {
             connection="HardenedDuckDB",
             schema_reader=("schema_duckdb", "read_duckdb"),
             version_sql="SELECT version()",
+            sample_sql="SELECT {columns} FROM {table} USING SAMPLE reservoir({n} ROWS) REPEATABLE (0)",
             logs=(".wal",),
             address_space=4 << 30,
         ),
@@ -112,6 +118,7 @@ ENGINES = {
             connection="HardenedPostgres",
             schema_reader=("schema_postgres", "read_postgres"),
             version_sql="SELECT current_setting('server_version')",
+            sample_sql="SELECT {columns} FROM {table} TABLESAMPLE BERNOULLI ({percent}) REPEATABLE (0) LIMIT {n}",
             max_open=4,  # a server often allows 100, for all of its clients together
             address_space=1 << 30,
             variables=("PG", "SSL_CERT_", "KRB5"),

@@ -21,6 +21,9 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token, TokenType
 
+from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.schema_types import Schema
+
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # a model may write any text, any number of times
 
 MAX_CHARS = 100_000  # of a text with its comments; the executor refuses longer ones
@@ -113,6 +116,27 @@ def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
         return tree.sql(dialect, comments=False, unsupported_level=ErrorLevel.IGNORE)
     except (SqlglotError, ValueError, RecursionError):
         return None
+
+
+def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
+    """A query of SQLite in another dialect, with the namespaces of its tables; None if it cannot be said.
+
+    Args:
+        sql: The query.
+        schema: Schema of the database that it is for.
+        dialect: Name of the database's SQL in sqlglot.
+    """
+    parsed = read_query(sql).tree
+    if parsed is None:
+        return None
+    tree = parsed.copy()
+    namespaces = {table.name.lower(): table.namespace for table in schema.tables}
+    for table in tree.find_all(exp.Table):
+        if namespace := namespaces.get(table.name.lower()):
+            table.set("db", exp.to_identifier(namespace))
+    for identifier in tree.find_all(exp.Identifier):
+        identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
+    return write_query(tree, dialect)
 
 
 def number_value(text: str) -> int | float | None:

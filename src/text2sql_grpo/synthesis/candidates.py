@@ -3,15 +3,15 @@
 import hashlib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.conditions import CONDITIONS, Condition, in_words, literal, without_unit
 from text2sql_grpo.synthesis.nouns import is_plural, plural, vocabulary
 from text2sql_grpo.synthesis.templates import Template
 from text2sql_grpo.synthesis.words import Column, Database, Source, Table
-from text2sql_grpo.sql.schema import quote_name
 
 Side = Literal["seen", "held_out", "any"]
 
@@ -26,6 +26,8 @@ class Draft:
     Attributes:
         look_sql: See `Example`; None except for look-up templates, like `guess_sql`.
         check_sql: Query that shows the text value of a condition that is stored as said; None without one.
+        tables: Tables that the gold query reads.
+        is_single: True if the question is about one row.
     """
 
     question: str
@@ -33,6 +35,8 @@ class Draft:
     look_sql: str | None
     guess_sql: str | None
     check_sql: str | None
+    tables: tuple[str, ...]
+    is_single: bool
 
 
 class Drafter:
@@ -41,11 +45,14 @@ class Drafter:
     Args:
         database: Source of names and values.
         template: Pattern of the questions.
+        sources: What may be asked about; of these, those that have all the template's slots are.
         side: Side of the (database, template, columns) combinations and (column, literal) pairs to draw:
             held out for `test_values`, the others, or any.
     """
 
-    def __init__(self, database: Database, template: Template, *, side: Side) -> None:
+    def __init__(
+        self, database: Database, template: Template, sources: Sequence[Source], *, side: Side
+    ) -> None:
         self.database = database
         self.template = template
         self.side = side
@@ -53,7 +60,7 @@ class Drafter:
         self._conditions: dict[tuple[str, str, str], list[Condition]] = {}
         self.sources = [
             source
-            for source in database.sources
+            for source in sources
             if set(source.tables) == template.joined
             and all(self._choices(source, slot) for slot in template.slots)
         ]
@@ -118,7 +125,16 @@ class Drafter:
         elif text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None):
             check = _check(text, next(each.value for each in conditions if each.column is text))
         gold = self._sql(source, picked, [(each.column, each.test) for each in conditions], k)
-        return Draft(_sentence(rng.choice(phrases).format(**nouns)), gold, look, guess, check)
+        question = _sentence(rng.choice(phrases).format(**nouns))
+        return Draft(
+            question,
+            gold,
+            look,
+            guess,
+            check,
+            source.names,
+            is_single="named" in picked and len(source.tables) == 1,
+        )
 
     def _sql(self, source: Source, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str) -> str:
         def name(column: Column) -> str:

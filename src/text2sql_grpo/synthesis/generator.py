@@ -3,30 +3,31 @@
 import logging
 import random
 import re
-import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
-from text2sql_grpo.data.databases import WHAT_IS_READ, Databases, cache_folder
+from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
-from text2sql_grpo.synthesis.words import Database, open_with_words
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text
-from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
+from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
+from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile
+from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
+from text2sql_grpo.synthesis.words import Database, Source, read_words, with_words
 
 MAX_ROWS = 50
 MAX_FAILURES = 60
-MAX_STEPS = 400_000
-"""SQLite instructions of a gold: a few milliseconds, but the same on every machine."""
+MAX_TIMEOUTS = 3
+MAX_SHARE = 0.1
+"""Largest share of a file that one template gives, where ten or more can be used."""
+MIN_EACH = 20
+"""Questions of a template that no share cuts."""
 
 _RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)?(?: LIMIT (\d+))?")
 _log = logging.getLogger(__name__)
@@ -64,28 +65,80 @@ QUESTION_SETS = (
 
 @dataclass
 class Taken:
-    """Questions and golds in the files so far; no other file repeats them."""
+    """Questions and golds in the files so far; no other file repeats them.
+
+    Attributes:
+        tables: Number of questions by database and table.
+        timeouts: Number of drafts whose queries took too long, likewise.
+    """
 
     questions: set[str] = field(default_factory=set)
     golds: dict[str, str] = field(default_factory=dict)
+    tables: Counter[tuple[str, str]] = field(default_factory=Counter)
+    timeouts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """Questions of one table.
+
+    Attributes:
+        n_rows: Number of its rows.
+        n_questions: Number of questions whose gold query reads it.
+        reason: Why there is none, or none of its columns is asked about; empty if some are.
+    """
+
+    database: str
+    table: str
+    n_rows: int
+    n_questions: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made.
+
+    Attributes:
+        files: Number of questions by question set, 0 for one that was asked for and came out empty.
+        wanted: Number of questions that each set asks for.
+        tables: A report for each table.
+    """
+
+    files: Mapping[str, int]
+    wanted: Mapping[str, int]
+    tables: Sequence[TableReport]
+
+    @property
+    def n_questions(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def lacks(self) -> list[str]:
+        """Tables with rows that got no question, and sets that got none."""
+        bare = [f"{one.database}.{one.table}" for one in self.tables if one.n_rows and not one.n_questions]
+        return bare + [f"{name}.jsonl" for name, count in self.files.items() if not count]
 
 
 def make_questions(
-    databases: Address, out: Path, *, seed: int = 0, question_sets: Sequence[QuestionSet] = QUESTION_SETS
-) -> int:
-    """Write one JSONL file per question set for some databases; return the number of questions.
-
-    Questions for other engines than SQLite are made on a mirror; those whose SQL returns something else on
-    the database are left out and counted.
+    databases: Address,
+    out: Path,
+    *,
+    seed: int = 0,
+    question_sets: Sequence[QuestionSet] = QUESTION_SETS,
+    words: Path | None = None,
+) -> Made:
+    """Write one JSONL file per question set for some databases.
 
     Args:
-        databases: Folder of databases, each with optional words (`<name>.json`), or a file, a folder of rows
-            or a URL. Without words a database counts as `train`. The templates are those of
+        databases: Folder of databases, or a file, a folder of rows or a URL. The templates are those of
             `templates.yaml` beside the folder, or of the package's `own_templates.yaml` if there is none.
         out: Folder of the files. Sets without databases are not written; sets that the databases cannot
             fill are shorter.
         seed: Random seed; held-out columns and literals do not depend on it.
         question_sets: The files to write; no two share a question or a gold.
+        words: Words of the one database (see `with_words`), or a folder with a file for each, `shop.yaml` or
+            `shop.json`. None: the databases' own folder. A database without words counts as `train`.
 
     Raises:
         DataError: No databases, or one that cannot be read; or none of which a question can be made.
@@ -97,36 +150,68 @@ def make_questions(
     folder = Path(databases)  # nothing is there of a URL
     beside = folder.resolve().parent / BUNDLED.name
     every = templates(beside if beside.exists() else OWN)
-    taken, n_questions = Taken(), 0
-    with ExitStack() as stack:
-        executor, opened = stack.enter_context(SQLExecutor()), list[Database]()
-        translators: dict[str, Translator] = {}
-        mirrors = cache_folder("test_suites") / "mirrors"
-        for name in found.names():
-            translator = Translator(executor, found.address(name), mirrors)
-            is_inside = found.source(name) != folder  # else the JSON files are rows
-            words = folder / (f"{name}.json" if is_inside else "no words")
-            opened.append(replace(open_with_words(translator.path, name, words), native=translator.native))
-            stack.callback(opened[-1].connection.close)
-            translators[name] = translator
+    taken, files = Taken(), dict[str, int]()
+    given = {name: _words_file(found, name, folder, words) for name in found.names()}
+    with SQLExecutor() as executor:
+        opened = [
+            with_words(
+                Profile(executor, found.address(name)), name, read_words(file) if file else {}, place=file
+            )
+            for name, file in given.items()
+        ]
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed, every=every)
-            if len(examples) < question_set.count:
-                counts = (question_set.name, question_set.count, len(examples))
-                _log.warning("%s: wanted %d questions, the databases gave %d different ones", *counts)
-            n_questions += len(examples)
+            files[question_set.name] = len(examples)
             if examples:
                 path = out / f"{question_set.name}.jsonl"
                 path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
-    for name, translator in translators.items():
-        if count := translator.n_refused:
-            _log.warning("%s: %d queries left out, which return something else than in SQLite", name, count)
-    if not n_questions:
+    if not taken.questions:
         raise DataError(
             f"no question can be made of {', '.join(found.names())}: are the tables empty? (at {databases})"
         )
-    return n_questions
+    wanted = {one.name: one.count for one in question_sets}
+    return Made(files, wanted, [report for database in opened for report in _reports(database, taken)])
+
+
+def _words_file(found: Databases, name: str, folder: Path, words: Path | None) -> Path | None:
+    """File of a database's words; None if it has none.
+
+    Raises:
+        DataError: The words that the user named are missing.
+    """
+    if words is not None and not words.is_dir():
+        if not words.exists():
+            raise DataError(f"no file of words (at {words}): `text2sql-grpo data words` writes one")
+        if len(found.names()) > 1:
+            raise DataError(f"words of {len(found.names())} databases: give a folder with a file for each")
+        return words
+    if words is None and found.source(name) == folder:
+        return None  # JSON files are rows
+    files = [(words or folder) / f"{name}{suffix}" for suffix in (".yaml", ".json")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
+    for name, profile in database.profile.tables.items():
+        count = taken.tables[database.name, name]
+        table = database.tables.get(name)
+        reason = ""
+        if not profile.n_rows:
+            reason = "no rows"
+        elif table is None:
+            reason = "left out by the words"
+        elif table.is_link:
+            reason = "" if count else "it only links two tables, of which a join asks nothing"
+        elif taken.timeouts[database.name, name] and not count:
+            reason = f"gold queries take more than {TIMEOUT_S:g} s"
+        elif not any(column.roles for column in table.columns):
+            reason = (
+                "no column to ask about: keys, one value, long or mixed values, or a name that says no more"
+            )
+        elif not count:
+            reason = "no draft had a plain answer"
+        yield TableReport(database.name, name, profile.n_rows, count, reason)
 
 
 def generate(
@@ -137,9 +222,7 @@ def generate(
     seed: int = 0,
     every: Sequence[Template],
 ) -> list[Example]:
-    """Examples of one set, shuffled; evenly over databases, and over templates by their weights.
-
-    If one is exhausted, the others fill in.
+    """Examples of one set, shuffled.
 
     Args:
         databases: All databases; only those of the set's split are used.
@@ -150,34 +233,93 @@ def generate(
     """
     used = [database for database in databases if database.split == question_set.databases]
     rng = random.Random(f"{seed}-{question_set.name}")
-    drawn: list[tuple[Database, Template, Draft]] = []
-    quota = -int(-question_set.count * question_set.lookup_share // 1)
-    for is_lookup, total in ((True, quota), (False, question_set.count)):
-        cells = [
-            (database, template)
-            for template in every
-            for database in used
-            if (template.family == "lookup") == is_lookup
-            and template.is_held_out == question_set.is_held_out_templates
-        ]
-        streams = [
-            (database, template, _accepted(database, template, question_set, taken, rng))
-            for database, template in cells
-        ]
-        while streams and len(drawn) < total:
-            rng.shuffle(streams)
-            alive = []
-            for database, template, stream in streams:
-                drafts = list(islice(stream, min(template.weight, total - len(drawn))))
-                drawn += [(database, template, draft) for draft in drafts]
-                if drafts:
-                    alive.append((database, template, stream))
-            streams = alive
+    fitting = [one for one in every if one.is_held_out == question_set.is_held_out_templates]
+    draw = _balanced if fitting and fitting[0].is_plain else _weighted
+    drawn = draw(used, fitting, question_set, taken, rng)
     rng.shuffle(drawn)
     return [
         _example(f"{question_set.name}-{number:05}", question_set.name, *parts)
         for number, parts in enumerate(drawn)
     ]
+
+
+def _balanced(
+    databases: Sequence[Database],
+    fitting: Sequence[Template],
+    question_set: QuestionSet,
+    taken: Taken,
+    rng: random.Random,
+) -> list[tuple[Database, Template, Draft]]:
+    """Drafts spread over the schema: the next is of the table, then the join path, then the template with
+    the fewest so far.
+
+    A template that has `MAX_SHARE` of the drafts, or its share if few fit, waits until others have more.
+    """
+    streams: dict[tuple[str, str], list[_Stream]] = {}
+    for database in databases:
+        for source in database.sources:
+            for template in fitting:
+                stream = _Stream(database, template, [source], question_set, taken, rng)
+                if stream.drafter.sources:
+                    streams.setdefault((database.name, source.tables[""].name), []).append(stream)
+    n_templates = len({stream.template.name for some in streams.values() for stream in some})
+    share = max(MAX_SHARE, 1.5 / max(1, n_templates))
+    drawn: list[tuple[Database, Template, Draft]] = []
+    counts: Counter[Any] = Counter()
+    order = list(streams)
+    rng.shuffle(order)
+    while len(drawn) < question_set.count:
+        cap = max(MIN_EACH, share * (len(drawn) + 1))
+        for table in sorted(order, key=lambda one: counts[one]):
+            open_ones = [each for each in streams[table] if counts[each.template.name] < cap]
+            open_ones.sort(
+                key=lambda each: (counts[each.path], counts[each.template.name] / each.template.weight)
+            )
+            for stream in open_ones:
+                draft = next(stream.drafts, None)
+                if draft is not None:
+                    break
+                streams[table].remove(stream)
+            else:
+                continue
+            drawn.append((stream.database, stream.template, draft))
+            counts.update((table, stream.path, stream.template.name))
+            break
+        else:
+            return drawn
+    return drawn
+
+
+def _weighted(
+    databases: Sequence[Database],
+    fitting: Sequence[Template],
+    question_set: QuestionSet,
+    taken: Taken,
+    rng: random.Random,
+) -> list[tuple[Database, Template, Draft]]:
+    """Drafts evenly over databases, over templates by their weights, a share of them look-ups.
+
+    If one is exhausted, the others fill in.
+    """
+    drawn: list[tuple[Database, Template, Draft]] = []
+    quota = -int(-question_set.count * question_set.lookup_share // 1)
+    for is_lookup, total in ((True, quota), (False, question_set.count)):
+        streams = [
+            _Stream(database, template, database.sources, question_set, taken, rng)
+            for template in fitting
+            for database in databases
+            if (template.family == "lookup") == is_lookup
+        ]
+        while streams and len(drawn) < total:
+            rng.shuffle(streams)
+            alive = []
+            for stream in streams:
+                drafts = list(islice(stream.drafts, min(stream.template.weight, total - len(drawn))))
+                drawn += [(stream.database, stream.template, draft) for draft in drafts]
+                if drafts:
+                    alive.append(stream)
+            streams = alive
+    return drawn
 
 
 def _example(name: str, split: str, database: Database, template: Template, draft: Draft) -> Example:
@@ -188,7 +330,11 @@ def _example(name: str, split: str, database: Database, template: Template, draf
         split=split,
         family=template.family,
         template=template.name,
-        **asdict(draft),
+        question=draft.question,
+        gold_sql=draft.gold_sql,
+        look_sql=draft.look_sql,
+        guess_sql=draft.guess_sql,
+        check_sql=draft.check_sql,
     )
 
 
@@ -196,48 +342,85 @@ def _row(example: Example) -> dict[str, Any]:
     return {name: value for name, value in asdict(example).items() if value not in (None, False, ())}
 
 
-def _accepted(
-    database: Database, template: Template, question_set: QuestionSet, taken: Taken, rng: random.Random
-) -> Iterator[Draft]:
-    """Accepted drafts, until `MAX_FAILURES` draws in a row fail."""
-    drafter = Drafter(database, template, side=question_set.side)
-    is_good: dict[str, bool] = {}
-    used: set[str] = set()
-    failures = 0
-    while drafter.sources and failures < MAX_FAILURES:
-        failures += 1
-        draft = drafter.draw(rng)
-        if draft is None or draft.question in taken.questions:
-            continue
-        gold = draft.gold_sql
-        if taken.golds.get(gold, question_set.name) != question_set.name:
-            continue
-        is_bare = template.is_plain and not template.slots
-        if gold in used and (failures < MAX_FAILURES // 2 or is_bare):
-            continue  # a second question with the same gold only if new golds are rare
-        if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
-            continue
-        if gold not in is_good:
-            is_good[gold] = _is_good(database.connection, draft)
-        if is_good[gold] and (native := _native(draft, database)):
-            failures = 0
-            used.add(gold)
-            taken.questions.add(draft.question)
-            taken.golds[gold] = question_set.name
-            yield native
+class _Stream:
+    """Accepted drafts of one template on some sources of a database.
+
+    Attributes:
+        drafts: The drafts, until `MAX_FAILURES` draws in a row fail or `MAX_TIMEOUTS` take too long.
+        path: The join path of the first source.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        template: Template,
+        sources: Sequence[Source],
+        question_set: QuestionSet,
+        taken: Taken,
+        rng: random.Random,
+    ) -> None:
+        self.database = database
+        self.template = template
+        self.drafter = Drafter(database, template, sources, side=question_set.side)
+        self.drafts = self._accepted(question_set, taken, rng)
+        self.path = (database.name, sources[0].sql) if sources else ()
+
+    def _accepted(self, question_set: QuestionSet, taken: Taken, rng: random.Random) -> Iterator[Draft]:
+        is_good: dict[str, bool] = {}
+        used: set[str] = set()
+        failures = timeouts = 0
+        while self.drafter.sources and failures < MAX_FAILURES and timeouts < MAX_TIMEOUTS:
+            failures += 1
+            draft = self.drafter.draw(rng)
+            if draft is None or draft.question in taken.questions:
+                continue
+            gold = draft.gold_sql
+            if taken.golds.get(gold, question_set.name) != question_set.name:
+                continue
+            is_bare = self.template.is_plain and not self.template.slots
+            if gold in used and (failures < MAX_FAILURES // 2 or is_bare):
+                continue  # a second question with the same gold only if new golds are rare
+            if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
+                continue
+            tables = [(self.database.name, table) for table in draft.tables]
+            if gold not in is_good:
+                try:
+                    is_good[gold] = _is_good(self.database.profile, draft)
+                except TimeoutError:
+                    is_good[gold] = False
+                    timeouts += 1
+                    taken.timeouts.update(tables)
+            if is_good[gold] and (native := _native(draft, self.database.profile)):
+                failures = 0
+                used.add(gold)
+                taken.questions.add(draft.question)
+                taken.golds[gold] = question_set.name
+                taken.tables.update(tables)
+                yield native
 
 
-def _native(draft: Draft, database: Database) -> Draft | None:
-    """Draft in the SQL of its database; None if one of its queries returns something else there."""
-    names = ("gold_sql", "look_sql", "guess_sql", "check_sql")
-    found: dict[str, Any] = {name: database.native(sql) for name in names if (sql := getattr(draft, name))}
-    return None if None in found.values() else replace(draft, **found)
+def _native(draft: Draft, profile: Profile) -> Draft | None:
+    """Draft in the SQL of its database; None if one of its queries cannot be said or run there."""
+    names = ("gold_sql", "look_sql", "guess_sql")
+    found: dict[str, Any] = {name: profile.native(sql) for name in names if (sql := getattr(draft, name))}
+    check = draft.check_sql
+    if check and not profile.rows(check):
+        check = None  # no LIKE on the labels of an enum
+    return (
+        None if None in found.values() else replace(draft, **found, check_sql=check and profile.native(check))
+    )
 
 
-def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
-    """True for a gold with a plain answer: some rows, not many, no zero, no tie cut in two."""
-    rows = _rows(connection, draft.gold_sql)
-    if not rows or len(rows) > MAX_ROWS or rows in ([(None,)], [(0,)]):
+def _is_good(profile: Profile, draft: Draft) -> bool:
+    """True for a gold with a plain answer: some rows, not many, no zero, no tie cut in two.
+
+    Raises:
+        TimeoutError: One of its queries takes too long.
+    """
+    rows = profile.rows(draft.gold_sql)
+    if not rows or len(rows) > MAX_ROWS or rows in (((None,),), ((0,),)):
+        return False
+    if draft.is_single and len(rows) > 1:
         return False
     if all(cell is None for row in rows for cell in row):
         return False
@@ -245,20 +428,9 @@ def _is_good(connection: sqlite3.Connection, draft: Draft) -> bool:
         source, key, direction, limit = ranked.groups()
         taken = int(limit) + 1 if limit else -1
         query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {taken}"
-        keys = _rows(connection, query) or []
+        keys = profile.rows(query) or ()
         if (None,) in keys or (limit and (len(keys) < taken or len(set(keys)) < taken)):
             return False
-    return draft.guess_sql is None or Counter(_rows(connection, draft.guess_sql) or []) != Counter(rows)
-
-
-def _rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]] | None:
-    """Rows of a query; None if it takes more than `MAX_STEPS` steps."""
-    connection.set_progress_handler(lambda: 1, MAX_STEPS)
-    try:
-        return connection.execute(sql).fetchall()
-    except sqlite3.OperationalError as error:
-        if "interrupted" in str(error):
-            return None
-        raise
-    finally:
-        connection.set_progress_handler(None, 0)
+    if draft.look_sql is not None and not profile.rows(draft.look_sql):
+        return False
+    return draft.guess_sql is None or Counter(profile.rows(draft.guess_sql) or ()) != Counter(rows)

@@ -5,10 +5,12 @@ from functools import cache
 from typing import Any
 
 import yaml
+from spellchecker import SpellChecker
 
 from text2sql_grpo.bundled import ROOT
 
 _VOWELS = re.compile("[aeiouy]", re.I)
+_NUMBERS = re.compile(r"(?<=[^\W\d_])\d+\b|(?<![^\W_])v?\d+(?![^\W_])")  # and versions
 _PARTICIPLE = re.compile("..[^e]eds?$")
 
 
@@ -28,21 +30,61 @@ def identifier_words(name: str) -> str:
     return " ".join(spaced.lower().split())
 
 
+def is_english(name: str) -> bool:
+    """True if a name can be read aloud in English: of words, known short forms, or two words in one.
+
+    >>> is_english("stg_OrderLines"), is_english("playlist"), is_english("Kundenbestellungen")
+    (True, True, False)
+    """
+    words = _parts(name)
+    return bool(words) and all(_is_word(word) for part in words for word in part.split())
+
+
+def _parts(name: str) -> list[str]:
+    """Words of a name without its prefix (`stg_`); short ones written out."""
+    parts = identifier_words(name).split()
+    if len(parts) > 1 and parts[0] in vocabulary()["prefixes"]:
+        parts = parts[1:]
+    known = vocabulary()["words"]
+    return [known.get(part, part) for part in parts]
+
+
+@cache
+def _is_word(word: str) -> bool:
+    known = vocabulary()
+    if word in known["short"] or word in " ".join(known["words"].values()).split():
+        return True
+    dictionary, length = _dictionary(), len(word)
+    if length < 4 or not word.isalpha():
+        return False
+    pairs = ((word[:place], word[place:]) for place in range(3, length - 2))
+    return word in dictionary or any(first in dictionary and last in dictionary for first, last in pairs)
+
+
+@cache
+def _dictionary() -> frozenset[str]:
+    """English words."""
+    return frozenset(SpellChecker(language="en").word_frequency.dictionary)
+
+
 def table_noun(name: str) -> str | None:
     """Noun of one row of a table; None if its name is no noun that people would say.
 
     >>> table_noun("Ref_OrderItems"), table_noun("Staff"), table_noun("Has_Pet"), table_noun("tblXQ7")
     ('order item', 'staff member', None, None)
+    >>> table_noun("stg_orders"), table_noun("invoice_v2"), table_noun("t_007_ledgers2024")
+    ('order', 'invoice', 'ledger')
     """
+    name = _NUMBERS.sub(" ", identifier_words(name))
     words = _spoken(name)
-    if not words or set(words) & {"in", "per"}:
+    if not words or not is_english(name) or set(words) & {"in", "per"}:
         return None
     unit = [vocabulary()["units"][words[-1]]] if words[-1] in vocabulary()["units"] else []
     return singular(" ".join([*map(singular, words[:-1]), words[-1], *unit]))
 
 
 def column_noun(name: str, table: str) -> str | None:
-    """Noun of a column; None if its name is no noun that people would say.
+    """Noun of a column: its name in quotes if it is not English; None if people would not ask about it.
 
     Args:
         name: Name of the column.
@@ -51,11 +93,13 @@ def column_noun(name: str, table: str) -> str | None:
     >>> column_noun("custFirstName", "customer"), column_noun("num_of_seats", "car")
     ('first name', 'number of seats')
     >>> column_noun("heightFoot", "car"), column_noun("HH", "dog")
-    ('height in feet', None)
+    ('height in feet', '"HH"')
     >>> column_noun("address_2", "dog"), column_noun("is_open", "shop")
-    (None, None)
+    ('"address_2"', None)
     """
     words = _spoken(name)
+    if words and not is_english(name):
+        return f'"{name}"'
     for size in range(len(table.split()), 0, -1):
         if len(words) > size and words[:size] in (table.split()[:size], table.split()[-size:]):
             words = words[size:]
@@ -91,20 +135,12 @@ def count_noun(noun: str) -> str | None:
 
 
 def _spoken(name: str) -> list[str]:
-    """Words of a name, short ones written out; none if it cannot be read aloud, or is no noun."""
-    known = vocabulary()["words"]
-    parts = identifier_words(name).split()
-    words = [word for part in parts for word in known.get(part, part).split()]
-    if words and words[0] in vocabulary()["prefixes"]:
-        words = words[1:]
+    """Words of a name, short ones written out; none if it is no noun."""
+    words = " ".join(_parts(name)).split()
     if words[:1] == ["no"]:
         words[0] = "number"
-    spoken = {*" ".join(known.values()).split(), *vocabulary()["short"]}
-    is_clear = all(
-        word in spoken or (3 < len(word) < 15 and word.isalpha() and _VOWELS.search(word)) for word in words
-    )
     has_key = any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words)
-    if not words or not is_clear or has_key or set(words) & set(vocabulary()["joints"]):
+    if not words or has_key or set(words) & set(vocabulary()["joints"]):
         return []
     is_act = _PARTICIPLE.search(words[-1]) or words[0] in vocabulary()["verbs"]
     return [] if is_act or {words[0], words[-1]} & {"of", "in", "per"} else words
@@ -122,6 +158,8 @@ def plural(noun: str) -> str:
     before, space, last = head.rpartition(" ")
     if last in vocabulary()["irregular"]:
         last = vocabulary()["irregular"][last]
+    elif last.endswith('"'):
+        last += " values"
     elif last.endswith("man") and last != "human":
         last = last[:-3] + "men"
     elif re.search(r"[^aeiou]y$", last):

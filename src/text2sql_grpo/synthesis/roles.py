@@ -26,7 +26,7 @@ def roles_of(
     """
     known = vocabulary()
     words = noun.split()
-    is_named = noun in known["names"]
+    is_named = noun in known["names"] or ('"' in noun and kind == "text" and len(values) == n_rows > 2)
     if len(values) < 2 or (is_key and not (is_named and kind == "text")):
         return frozenset()
     if any(str(value).strip().lower() in known["missing"] for value in values):
@@ -64,6 +64,8 @@ def _of_number(noun: str, values: tuple[Value, ...], n_rows: int) -> set[str]:
     )
     if is_serial or len(numbers) < 3:
         return set()
+    if '"' in noun and is_whole and len({len(str(number)) for number in numbers}) == 1 and numbers[0] > 999:
+        return {"detail"}  # a name that was not read may be that of a code
     is_year = is_whole and numbers[0] >= 1500 and numbers[-1] <= 2100
     if "year" in words and is_year:
         return {"detail", "range"}

@@ -1,25 +1,29 @@
 """Words and values of a database, for the question generator."""
 
-import json
 import re
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.synthesis.nouns import column_noun, count_noun, table_noun, vocabulary
-from text2sql_grpo.synthesis.roles import Kind, Value, roles_of
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.sql import schema as sql_schema
-from text2sql_grpo.sql.schema import quote_name, read_schema
-from text2sql_grpo.sql.sqlite_file import open_database
+from text2sql_grpo.sql.schema import quote_name
+from text2sql_grpo.synthesis.nouns import (
+    column_noun,
+    count_noun,
+    identifier_words,
+    is_english,
+    singular,
+    table_noun,
+    vocabulary,
+)
+from text2sql_grpo.synthesis.profile import Profile, TableProfile, Values
+from text2sql_grpo.synthesis.roles import Kind, Value, roles_of
 
-MAX_VALUES = 10_000
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Column:
     Attributes:
         sql: Name in SQL, quoted if needed.
         is_key: Part of a primary or foreign key.
-        values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
+        values: Distinct values without NULL, sorted, see `profile.Values`.
         said: Stored value -> value as people say it, if the two differ; empty for most columns.
         clauses: Value as people say it -> phrases behind the plural of a row's noun ("on the Lisbon ward");
             under `""` those of any other value, with `{}` in its place.
@@ -51,13 +55,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table; `noun` names one row."""
+    """One table; `noun` names one row, and `is_link` says that rows only link those of two others.
+
+    Attributes:
+        row_count: Number of rows whose values were read.
+    """
 
     name: str
     sql: str
     noun: str
     row_count: int
     columns: tuple[Column, ...]
+    is_link: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,63 +79,86 @@ class Source:
             under `other`, the parent's parent under `far`.
         owners: Words before a column of each table: "customer's ".
         join: Text that joins the parent; empty for one table.
+        link: Name of the table that links the two, which no question is about; empty for none.
     """
 
     sql: str
     tables: dict[str, Table]
     owners: dict[str, str]
     join: str = ""
+    link: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tables that it reads."""
+        return (*(table.name for table in self.tables.values()), *filter(None, [self.link]))
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database open for reading, with its words.
+    """A database with its words.
 
     Attributes:
-        native: Translates a query to the SQL of the database that the file stands for; None if it cannot.
+        profile: Its tables, and the way to query it.
+        tables: Its tables by name, with their nouns.
+        sources: What a question may be asked about.
     """
 
     name: str
     split: str
-    connection: sqlite3.Connection
+    profile: Profile
+    tables: Mapping[str, Table]
     sources: tuple[Source, ...]
-    native: Callable[[str], str | None] = str
 
 
-def open_with_words(path: Path, name: str, words_path: Path) -> Database:
-    """Open a SQLite file for reading, with the words people use for its content.
+def with_words(profile: Profile, name: str, words: Mapping[str, Any], *, place: object) -> Database:
+    """A database with the words that people use for its content.
 
     Args:
-        path: The SQLite file.
-        name: Name of the database.
-        words_path: JSON with `split`, `tables`, `columns`, `said` and `clauses`, all optional; without the
-            file, words come from identifiers and values, and the split is `train`.
+        profile: The database.
+        name: Its name.
+        words: `split`, `tables`, `columns`, `said` and `clauses`, all optional. What they do not name is
+            worded by identifiers and values; a column or table that they name as null is not asked about.
+            Where `split` is given, the words are complete: no other column is asked about by its name in
+            quotes.
+        place: Where the words come from, for errors.
 
     Raises:
-        DataError: A file cannot be read, or the words name a table or column that the database lacks.
+        DataError: The words name a table or column that the database lacks.
+    """
+    declared = [each.table for each in profile.tables.values()]
+    known = {f"{table.name}.{column.name}" for table in declared for column in table.columns}
+    asked = {*words.get("columns", {}), *words.get("said", {}), *words.get("clauses", {})}
+    unknown = sorted(set(words.get("tables", {})) - set(profile.tables) | (asked - known))
+    if unknown:
+        raise DataError(f"unknown tables or columns of the database {name!r}: {unknown} (at {place})")
+    nouns = _table_nouns(profile, words)
+    tables = {each: _with_words(profile.tables[each], noun, words) for each, noun in nouns.items()}
+    single = [Source(table.sql, {"": table}, {"": ""}) for table in tables.values()]
+    links = list(_links(profile, tables))
+    every = (*single, *_joins(links), *_across(links))
+    sources = tuple(source for source in every if not source.tables[""].is_link)
+    return Database(name, words.get("split", "train"), profile, tables, sources)
+
+
+def read_words(path: Path) -> dict[str, Any]:
+    """Words of a database, from YAML or JSON.
+
+    Raises:
+        DataError: The file cannot be read, or holds something else.
     """
     try:
-        words = json.loads(words_path.read_text(encoding="utf-8")) if words_path.exists() else {}
+        words = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the words as JSON: {error} (at {words_path})") from error
-    schema = read_schema(path)
-    known = {f"{table.name}.{column.name}" for table in schema.tables for column in table.columns}
-    asked = {*words.get("columns", {}), *words.get("said", {}), *words.get("clauses", {})}
-    unknown = sorted(
-        (set(words.get("tables", {})) - {table.name for table in schema.tables}) | (asked - known)
-    )
-    if unknown:
-        raise DataError(f"unknown tables or columns of {path}: {unknown} (at {words_path})")
-    with ExitStack() as stack:
-        connection = stack.enter_context(closing(open_database(path)))
-        try:
-            tables = {table.name: _read_table(connection, table, words) for table in schema.tables}
-        except sqlite3.Error as error:
-            raise DataError(f"cannot read the database: {error} (at {path})") from error
-        stack.pop_all()
-    single = [Source(table.sql, {"": table}, {"": ""}) for table in tables.values()]
-    sources = (*single, *_joins(list(_links(schema, tables))))
-    return Database(name, words.get("split", "train"), connection, sources)
+        raise DataError(f"cannot read the words as YAML or JSON: {error} (at {path})") from error
+    known = {"database", "split", "tables", "columns", "said", "clauses"}
+    if (
+        not isinstance(words, dict)
+        or set(words) - known
+        or not all(isinstance(words.get(part, {}), dict) for part in known - {"database", "split"})
+    ):
+        raise DataError(f"words must be a mapping with {', '.join(sorted(known))} alone (at {path})")
+    return words
 
 
 def _joins(links: Sequence[Source]) -> Iterator[Source]:
@@ -142,69 +174,133 @@ def _joins(links: Sequence[Source]) -> Iterator[Source]:
                 yield Source(f"{link.sql} {second.join}", tables, owners)
 
 
-def _links(schema: sql_schema.Schema, tables: Mapping[str, Table]) -> Iterator[Source]:
+def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
     """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
+    declared = {name: profile.tables[name].table for name in tables}
     pairs = Counter(
-        frozenset((table.name, key.table)) for table in schema.tables for key in table.foreign_keys
+        frozenset((name, key.table)) for name, table in declared.items() for key in table.foreign_keys
     )
-    for table in schema.tables:
+    for name, table in declared.items():
         for key in table.foreign_keys:
-            is_plain = len(key.columns) == len(key.references) == 1 and key.table != table.name
-            is_named = all(name in tables and tables[name].columns for name in (table.name, key.table))
-            if is_plain and is_named and pairs[frozenset((table.name, key.table))] == 1:
-                child, parent = tables[table.name], tables[key.table]
+            is_plain = len(key.columns) == len(key.references) == 1 and key.table != name
+            is_named = key.table in tables and (tables[name].columns or tables[name].is_link)
+            if (
+                is_plain
+                and is_named
+                and tables[key.table].columns
+                and pairs[frozenset((name, key.table))] == 1
+            ):
+                child, parent = tables[name], tables[key.table]
                 column, target = quote_name(key.columns[0]), quote_name(key.references[0])
                 join = f"JOIN {parent.sql} ON {child.sql}.{column} = {parent.sql}.{target}"
                 role = None
                 if key.columns[0].lower() != key.references[0].lower():
                     role = column_noun(_KEY_ENDING.sub("", key.columns[0]), child.noun)
-                is_role = role and role != child.noun and not {"in", "of"} & set(role.split())
+                is_role = (
+                    role and role != child.noun and '"' not in role and not {"in", "of"} & set(role.split())
+                )
                 owner = role if is_role else parent.noun
                 # A candidate who is a person has the person's name.
                 owners = {"": "", "parent": f"{owner}'s " if owner != "person" else ""}
                 yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join)
 
 
-def _read_table(connection: sqlite3.Connection, table: sql_schema.Table, words: Mapping[str, Any]) -> Table:
-    sql = quote_name(table.name)
+def _across(links: Sequence[Source]) -> Iterator[Source]:
+    """Joins of two tables over one whose rows link them: the actors of a film."""
+    for first in links:
+        link, other = first.tables[""], first.tables["parent"]
+        for second in links if link.is_link else ():
+            row = second.tables["parent"]
+            if second.tables[""] is link and row is not other:
+                sql = f"{link.sql} {second.join} {first.join}"
+                owners = {"": "", "parent": first.owners["parent"]}
+                yield Source(sql, {"": row, "parent": other}, owners, first.join, link.name)
+
+
+def _table_nouns(profile: Profile, words: Mapping[str, Any]) -> dict[str, str]:
+    """Noun of a row of each table that is asked about.
+
+    Of tables with the same noun one that is named so keeps it; the others have their names in quotes.
+    """
+    given = words.get("tables", {})
+    nouns = {name: given.get(name, "") for name in profile.tables}
+    for name, one in profile.tables.items():
+        if name not in given and not one.is_link and not _is_bare_link(one.table) and not _is_foreign(one):
+            nouns[name] = table_noun(_rows_name(one.table)) or ""
+    holders = Counter(noun for noun in nouns.values() if noun)
+    found = {}
+    for name, noun in nouns.items():
+        if noun is None:
+            continue
+        is_clear = holders[noun] == 1 or name in given or singular(identifier_words(name)) == noun
+        found[name] = noun if noun and is_clear else f'row of the table "{name}"'
+    return found
+
+
+def _is_bare_link(table: sql_schema.Table) -> bool:
     foreign = {name for key in table.foreign_keys for name in key.columns}
-    given = words.get("tables", {}).get(table.name) or table_noun(_rows_name(table))
-    if len(foreign) > 1 and foreign >= {column.name for column in table.columns}:
-        given = None  # it links other tables
-    noun = given or f'row of the table "{table.name}"'
+    return len(foreign) > 1 and foreign >= {column.name for column in table.columns}
+
+
+def _is_foreign(profile: TableProfile) -> bool:
+    """True if fewer than half of a table's names are English: then all of them are asked in quotes."""
+    names = [profile.table.name, *(column.name for column in profile.table.columns)]
+    are_english = [is_english(name) for name in names if re.search(r"[^\W\d_]{4,}", name)]
+    return 2 * sum(are_english) < len(are_english)
+
+
+def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> Table:
+    table = profile.table
+    foreign = {name for key in table.foreign_keys for name in key.columns}
+    is_named = not noun.startswith("row of the table ") or "split" not in words
+    is_foreign, given = _is_foreign(profile), words.get("columns", {})
     columns = []
     for declared in table.columns:
-        name = quote_name(declared.name)
-        query = f"SELECT DISTINCT {name} FROM {sql} ORDER BY 1 LIMIT {MAX_VALUES + 1}"
-        found = [row[0] for row in connection.execute(query)]
-        values = tuple(value for value in found if value is not None)
-        kind = _kind(values)
+        found = profile.columns.get(declared.name)
         place = f"{table.name}.{declared.name}"
-        phrase = words.get("columns", {}).get(place)
-        if phrase is None and given and (phrase := column_noun(declared.name, noun)) and kind == "number":
-            phrase = count_noun(phrase)
-        if kind is None or phrase is None:
-            continue
         is_key = declared.is_primary_key or declared.name in foreign
-        has_nulls = len(values) < len(found)
+        if found is None or found.kind is None:
+            continue
+        phrase = given.get(place)
+        if place not in given and is_named:
+            phrase = _column_noun(declared.name, noun, found, is_key=is_key, is_foreign=is_foreign)
+            if phrase and '"' in phrase and "split" in words:
+                phrase = None
+        if phrase is None:
+            continue
+        is_unique = found.is_unique
+        n_rows = profile.n_read if is_unique or len(found.values) < profile.n_read else profile.n_read + 1
         columns.append(
             Column(
                 table=table.name,
                 name=declared.name,
-                sql=name,
+                sql=quote_name(declared.name),
                 noun=phrase,
-                kind=kind,
+                kind=found.kind,
                 is_key=is_key,
-                has_nulls=has_nulls,
-                values=values,
-                said=_said(place, phrase, values, words),
+                has_nulls=found.has_nulls,
+                values=found.values,
+                said=_said(place, phrase, found.values, words),
                 clauses=_clauses(words.get("clauses", {}).get(place, [])),
-                roles=roles_of(phrase, kind, values, table.n_rows, is_key=is_key, has_nulls=has_nulls),
+                roles=roles_of(
+                    phrase, found.kind, found.values, n_rows, is_key=is_key, has_nulls=found.has_nulls
+                ),
             )
         )
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
-    return Table(table.name, sql, noun, table.n_rows, distinct)
+    is_link = profile.is_link and table.name not in words.get("tables", {})
+    return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
+
+
+def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
+    """Noun of a column by its name, which is put in quotes if it is not English."""
+    if is_foreign and not is_english(name):
+        return None if is_key else f'"{name}"'
+    noun = column_noun(name, table)
+    if noun == table and found.kind == "text":
+        return "name"
+    return count_noun(noun) if noun and found.kind == "number" else noun
 
 
 def _rows_name(table: sql_schema.Table) -> str:
@@ -213,17 +309,6 @@ def _rows_name(table: sql_schema.Table) -> str:
     letters = [re.sub(r"[\W_]", "", column.name).lower() for column in table.columns]
     is_called = len(letters) > 1 and "".join(letters) == re.sub(r"[\W_]", "", table.name).lower()
     return keys[0] if is_called and len(keys) == 1 else table.name
-
-
-def _kind(values: tuple[Any, ...]) -> Kind | None:
-    """Kind of the stored values, whatever the declared type; None if mixed, blobs or empty."""
-    if not values:
-        return None
-    if all(isinstance(value, int | float) for value in values):
-        return "number"
-    if not all(isinstance(value, str) for value in values):
-        return None
-    return "date" if all(_DATE.match(value) for value in values) else "text"
 
 
 def _said(place: str, noun: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:

@@ -1,0 +1,258 @@
+"""Profile of a database: its tables, with the values and keys that questions can be made of."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.mirror import mirror_type, table_sql
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.outcome import Limits, Row
+from text2sql_grpo.sql.query import in_dialect
+from text2sql_grpo.sql.schema import Column, ForeignKey, Table, quote_name, read_schema
+from text2sql_grpo.synthesis.roles import Kind, Value
+
+SAMPLE_ROWS = 20_000
+"""Rows of a table whose values are read. Every gold query still runs on the whole table."""
+MAX_VALUES = 10_000
+TIMEOUT_S = 5.0
+"""Time limit of a query of the profile and of a gold query, seconds."""
+_SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
+_GOLD = Limits(timeout_s=TIMEOUT_S)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of one column in the rows that were read.
+
+    Attributes:
+        kind: Kind of the stored values, whatever the declared type; None if mixed, nested or binary.
+        values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
+        is_unique: True if no value repeats in the whole table, and none is NULL.
+    """
+
+    kind: Kind | None
+    values: tuple[Value, ...]
+    has_nulls: bool
+    is_unique: bool
+
+
+@dataclass(frozen=True)
+class TableProfile:
+    """One table.
+
+    Attributes:
+        table: Its schema; foreign keys of columns that declare none are mined from names and values.
+        n_rows: Number of all rows; that of the schema if they cannot be counted in time.
+        n_read: Number of rows whose values were read.
+        columns: Values by name of the column.
+        is_link: True if its rows only link rows of two other tables, each pair once.
+    """
+
+    table: Table
+    n_rows: int
+    n_read: int
+    columns: Mapping[str, Values]
+    is_link: bool
+
+
+class Profile:
+    """Tables of one database by name, and its queries.
+
+    Raises:
+        DataError: The database cannot be read.
+    """
+
+    def __init__(self, executor: SQLExecutor, database: Database) -> None:
+        self.database = database
+        self._executor = executor
+        self._engine = parse_address(database).engine
+        self._known: dict[str, str | None] = {}
+        self.schema = read_schema(database)
+        self.tables = {table.name: self._table(table) for table in self.schema.tables}
+        for name, keys in self._mined_keys().items():
+            profile = self.tables[name]
+            table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, *keys))
+            self.tables[name] = replace(profile, table=table)
+        for name, profile in self.tables.items():
+            self.tables[name] = replace(profile, is_link=_is_link(profile))
+
+    def native(self, sql: str) -> str | None:
+        """A query of SQLite in the SQL of the database; None if it cannot be said there."""
+        if sql not in self._known:
+            is_same = self._engine.kind == "sqlite"
+            self._known[sql] = sql if is_same else in_dialect(sql, self.schema, self._engine.dialect)
+        return self._known[sql]
+
+    def rows(self, sql: str) -> tuple[Row, ...] | None:
+        """Rows of a query of SQLite, run on the whole database; None if it fails or is cut.
+
+        Raises:
+            TimeoutError: It takes more than `TIMEOUT_S`.
+        """
+        native = self.native(sql)
+        if native is None:
+            return None
+        outcome = self._executor.execute(self.database, native, limits=_GOLD)
+        if outcome.status == "timeout":
+            raise TimeoutError(f"a query takes more than {TIMEOUT_S:g} s: {native}")
+        return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
+
+    def _table(self, table: Table) -> TableProfile:
+        shown = [column for column in table.columns if _is_plain(column, self._engine.kind)]
+        rows, n_rows = self._sample(table, shown)
+        cells = list(zip(*rows, strict=True)) or [()] * len(shown)
+        columns = {
+            column.name: self._values(table, column, found, is_whole=len(rows) >= n_rows)
+            for column, found in zip(shown, cells, strict=True)
+        }
+        return TableProfile(table, n_rows, len(rows), columns, is_link=False)
+
+    def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
+        """Rows spread over the table, all if it holds few, and the number of all."""
+        name = table_sql(table)
+        listed = ", ".join(map(self._quoted, (column.name for column in columns))) or "1"
+        first = f"SELECT {listed} FROM {name} LIMIT {SAMPLE_ROWS}"
+        n_rows = table.n_rows
+        if table.has_more_rows:
+            counted = self._executor.execute(self.database, f"SELECT COUNT(*) FROM {name}", limits=_GOLD)
+            n_rows = int(str(counted.rows[0][0])) if counted.is_ok else n_rows
+        if n_rows > SAMPLE_ROWS:
+            spread = self._engine.sample_sql.format(
+                columns=listed,
+                table=name,
+                step=n_rows // SAMPLE_ROWS + 1,
+                percent=round(100 * SAMPLE_ROWS / n_rows, 3),
+                n=SAMPLE_ROWS,
+            )
+            outcome = self._executor.execute(self.database, spread, limits=_SAMPLE)
+            if outcome.is_ok and outcome.rows:
+                return outcome.rows, n_rows
+        outcome = self._executor.execute(self.database, first, limits=_SAMPLE)
+        if not outcome.is_ok:
+            raise DataError(f"cannot read the table {table.name!r}: {outcome.error} (of {self.database})")
+        return outcome.rows, n_rows
+
+    def _values(self, table: Table, column: Column, cells: Sequence[Any], *, is_whole: bool) -> Values:
+        distinct = {_clean(column, cell) for cell in cells}
+        has_nulls = None in distinct
+        kind = _kind(distinct - {None})
+        values = tuple(sorted(distinct - {None})[:MAX_VALUES]) if kind else ()
+        is_unique = not has_nulls and len(distinct) == len(cells) > 0
+        if is_unique and not is_whole and kind:
+            name = quote_name(column.name)
+            query = f"SELECT COUNT(*) - COUNT(DISTINCT {name}) FROM {quote_name(table.name)}"
+            is_unique = self._is_zero(query)
+        return Values(kind, values, has_nulls, is_unique)
+
+    def _is_zero(self, sql: str) -> bool:
+        try:
+            return self.rows(sql) == ((0,),)
+        except TimeoutError:
+            return False
+
+    def _quoted(self, name: str) -> str:
+        return quote_name(name, self.schema.dialect)
+
+    def _mined_keys(self) -> dict[str, list[ForeignKey]]:
+        """Foreign keys that the schema does not declare, by table.
+
+        A column is taken for one if another table has a column without repeats of the same name, or of the
+        name without that table's, and holds each of its values; if two tables do, for none.
+        """
+        found: dict[str, list[ForeignKey]] = {}
+        targets = [
+            (name, column)
+            for name, profile in self.tables.items()
+            for column, values in profile.columns.items()
+            if values.is_unique and len(values.values) > 1 and _looks_like_key(profile, column)
+        ]
+        for name, profile in self.tables.items():
+            declared = {column for key in profile.table.foreign_keys for column in key.columns}
+            for column, values in profile.columns.items():
+                if column in declared or not values.values:
+                    continue
+                fitting = [
+                    (other, key)
+                    for other, key in targets
+                    if other != name
+                    and _refers(column, other, key)
+                    and self.tables[other].columns[key].kind == values.kind
+                    and self._is_within(name, column, other, key)
+                ]
+                if len(fitting) == 1:
+                    other, key = fitting[0]
+                    namespace = self.tables[other].table.namespace
+                    found.setdefault(name, []).append(ForeignKey((column,), other, (key,), namespace))
+        return found
+
+    def _is_within(self, table: str, column: str, other: str, key: str) -> bool:
+        own, parent = (quote_name(each) for each in (column, key))
+        return self._is_zero(
+            f"SELECT COUNT(*) FROM {quote_name(table)} WHERE {own} IS NOT NULL "
+            f"AND {own} NOT IN (SELECT {parent} FROM {quote_name(other)})"
+        )
+
+
+def _is_plain(column: Column, kind: str) -> bool:
+    """True for a column of numbers, texts, moments or labels; a column of SQLite may hold anything."""
+    return kind == "sqlite" or mirror_type(column) != "OPAQUE" or bool(column.labels)
+
+
+def _clean(column: Column, cell: Any) -> Any:
+    """Cell without the blanks that fill up a `character(20)`."""
+    is_padded = isinstance(cell, str) and column.cast_type.startswith(("character(", "CHAR("))
+    return cell.rstrip(" ") if is_padded else cell
+
+
+def _kind(values: set[Any]) -> Kind | None:
+    if not values:
+        return None
+    if all(isinstance(value, int | float) for value in values):
+        return "number"
+    if not all(isinstance(value, str) for value in values):
+        return None
+    return "date" if all(_DATE.match(value) for value in values) else "text"
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def _looks_like_key(profile: TableProfile, column: str) -> bool:
+    keys = profile.table.keys
+    return (column,) in keys if keys else profile.columns[column].kind in ("number", "text")
+
+
+def _refers(column: str, other: str, key: str) -> bool:
+    """True if a column is named like a key of another table, or like the table and its key.
+
+    >>> _refers("Kunde ID", "Kunden", "Kunde ID"), _refers("customer_id", "customers", "id")
+    (True, True)
+    >>> _refers("name", "customers", "name"), _refers("id", "customers", "id")
+    (False, False)
+    """
+    own, target, table = map(_letters, (column, key, other))
+    if not re.search(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$", target):
+        return False
+    if own == target:
+        return len(own) > 4
+    stem = own.removesuffix(target)
+    return own != stem and len(stem) > 2 and (table.startswith(stem) or table.endswith((stem, f"{stem}s")))
+
+
+def _is_link(profile: TableProfile) -> bool:
+    """See `TableProfile`: its key is two foreign keys, and nothing else but moments is stored."""
+    keys = [key for key in profile.table.foreign_keys if len(key.columns) == 1]
+    if len(keys) != 2:
+        return False
+    linked = {key.columns[0] for key in keys}
+    others = [column for column in profile.table.columns if column.name not in linked]
+    is_bare = all(profile.columns.get(column.name, _NOTHING).kind in ("date", None) for column in others)
+    return is_bare and any(set(key) == linked for key in profile.table.keys)
+
+
+_NOTHING = Values(None, (), has_nulls=False, is_unique=False)
