@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from text2sql_grpo.sql.schema import quote_name
-from text2sql_grpo.synthesis.conditions import CONDITIONS, Condition, in_words, literal, without_unit
+from text2sql_grpo.synthesis.conditions import COLUMN, CONDITIONS, Condition, in_words, literal, without_unit
 from text2sql_grpo.synthesis.nouns import is_plural, plural, vocabulary
 from text2sql_grpo.synthesis.templates import Template
 from text2sql_grpo.synthesis.words import Column, Database, Source, Table
 
 Side = Literal["seen", "held_out", "any"]
 
+FEW = (2, 3, 4, 5)
+LEAST = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Least sizes of groups."""
 MAX_CATEGORIES = 24
 MAX_LITERAL_LENGTH = 30
 
@@ -62,6 +65,7 @@ class Drafter:
             source
             for source in sources
             if set(source.tables) == template.joined
+            and template.fits(source)
             and all(self._choices(source, slot) for slot in template.slots)
         ]
 
@@ -110,7 +114,7 @@ class Drafter:
         )
         if not self._is_wanted("columns", self.database.name, self.template.name, *places):
             return None
-        k = str(rng.choice((2, 3, 4, 5)))
+        k = str(rng.choice(LEAST if "HAVING" in self.template.sql and self.template.is_plain else FEW))
         where = in_words(conditions, rng, owners=owners if self.template.is_plain else None)
         nouns = _nouns(source, picked) | {"where": where, "k": k}
         phrases = self.template.phrases
@@ -141,8 +145,12 @@ class Drafter:
             return f"{quote_name(column.table)}.{column.sql}" if len(source.tables) > 1 else column.sql
 
         names = {kind: name(column) for kind, column in picked.items()} | {"k": k}
-        names["where"] = " AND ".join(f"{name(column)} {test}" for column, test in tests)
-        return self.template.sql.format(table=source.sql, join=source.sql, **names)
+        names["where"] = " AND ".join(
+            f"{name(column)} {test.replace(COLUMN, name(column))}" for column, test in tests
+        )
+        child, parent = source.tables[""].sql, source.tables.get("parent", source.tables[""]).sql
+        names |= {"table": source.sql, "join": source.sql, "child": child, "parent": parent}
+        return self.template.sql.format(on=source.on, **names)
 
 
 def _nouns(source: Source, picked: dict[str, Column]) -> dict[str, str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 
 from text2sql_grpo.synthesis.nouns import is_plural, with_article
-from text2sql_grpo.synthesis.roles import Value
+from text2sql_grpo.synthesis.profile import Value
+from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column
 
 _AMOUNTS = (
@@ -25,6 +26,7 @@ _COUNTS = (
 )
 _YEARS = ((">", ("after",)), ("<", ("before",)))
 MAX_QUOTED_LENGTH = 40
+COLUMN = "\0"
 _UNQUOTED = re.compile('"| [?.,]')  # no sentence keeps them as they are
 _MISSING = ("missing", "not recorded", "unknown", "not known")
 
@@ -34,7 +36,7 @@ class Condition:
     """A test of one column: `> 20` in SQL, `above 20` in words.
 
     Attributes:
-        test: SQL text behind the column.
+        test: SQL text behind the column, with `COLUMN` where it names the column once more.
         guess: The test with the value as people say it; the same as `test` if that does not differ.
         literal: SQL literal of the value; empty for IS NULL.
         value: The value as people say it; empty for IS NULL.
@@ -64,8 +66,10 @@ def in_words(
         return ""
     if owners is not None and all(condition.words for condition in conditions):
         pairs = zip(owners, conditions, strict=True)
-        return "whose " + " and whose ".join(
-            f"{owner}{each.column.noun} {_verb(each)}{each.words}" for owner, each in pairs
+        return " and ".join(
+            f"{owner if owner.startswith('with ') else f'whose {owner}'}{each.column.noun} "
+            f"{_verb(each)}{each.words}"
+            for owner, each in pairs
         )
     style = rng.choice(("phrase", "phrase", "phrase", "whose", "whose", "where"))
     if style == "phrase" or not all(condition.words for condition in conditions):
@@ -228,13 +232,44 @@ def _quoted(column: Column) -> list[Condition]:
     return [
         _plain(column, each.test, each.value, f'"{each.value}"', each.phrases)
         for each in _text(column)
-        if len(each.value) <= MAX_QUOTED_LENGTH and not _UNQUOTED.search(each.value)
+        if len(each.value) <= MAX_QUOTED_LENGTH
+        and not _UNQUOTED.search(each.value)
+        and each.value == plain_text(each.value)
     ]
 
 
+def _named(column: Column) -> list[Condition]:
+    """Names of one row each."""
+    return [condition for condition in _quoted(column) if condition.value not in column.repeated]
+
+
 def _day(column: Column) -> list[Condition]:
-    """Conditions on days, with "is 3 May 2023" instead of "is on 3 May 2023"."""
-    return [replace(each, words=re.sub(r"^on (?=\d)", "", each.words)) for each in _date(column)]
+    """Conditions on days, months and years, which read the same for texts, dates and moments."""
+    days = [date.fromisoformat(str(value)[:10]) for value in thresholds(column.values)]
+    is_day = all(len(str(value)) == 10 for value in column.values)
+    months = sorted({day.replace(day=1) for day in days})
+    years = sorted({day.replace(month=1, day=1) for day in days})
+    one = timedelta(days=1)
+    found = []
+    for day in days:
+        said = day_words(str(day))
+        after = f"> {literal(str(day))}" if is_day else f">= {literal(str(day + one))}"
+        found += [
+            (after, f"after {said}"),
+            (f"< {literal(str(day))}", f"before {said}"),
+            (f">= {literal(str(day))}", f"on or after {said}"),
+            (f"= {literal(str(day))}" if is_day else _from_to(day, day + one), said),
+        ]
+    found += [
+        (_from_to(month, (month + 31 * one).replace(day=1)), f"in {month_words(str(month))}")
+        for month in months
+    ]
+    found += [(_from_to(year, year.replace(year=year.year + 1)), f"in {year.year}") for year in years]
+    return [_plain(column, test, said, said, ()) for test, said in found]
+
+
+def _from_to(first: date, end: date) -> str:
+    return f">= {literal(str(first))} AND {COLUMN} < {literal(str(end))}"
 
 
 def _range(column: Column) -> list[Condition]:
@@ -271,7 +306,7 @@ CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
     "date": _date,
     "null": _null,
     "category": _quoted,
-    "named": _quoted,
+    "named": _named,
     "range": _range,
     "day": _day,
     "pattern": _pattern,

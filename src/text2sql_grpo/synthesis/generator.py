@@ -417,14 +417,18 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
     Raises:
         TimeoutError: One of its queries takes too long.
     """
-    rows = profile.rows(draft.gold_sql)
+    gold = draft.gold_sql
+    rows = profile.rows(gold)
     if not rows or len(rows) > MAX_ROWS or rows in (((None,),), ((0,),)):
         return False
     if draft.is_single and len(rows) > 1:
         return False
     if all(cell is None for row in rows for cell in row):
         return False
-    if ranked := _RANKED.fullmatch(draft.gold_sql):
+    whole, having, _ = gold.partition(" HAVING ")
+    if having and profile.rows(whole) == rows:
+        return False  # it leaves no group out
+    if ranked := _RANKED.fullmatch(gold):
         source, key, direction, limit = ranked.groups()
         taken = int(limit) + 1 if limit else -1
         query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {taken}"

@@ -1,9 +1,10 @@
 """Profile of a database: its tables, with the values and keys that questions can be made of."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import mirror_type, table_sql
@@ -12,7 +13,9 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
 from text2sql_grpo.sql.schema import Column, ForeignKey, Table, quote_name, read_schema
-from text2sql_grpo.synthesis.roles import Kind, Value
+
+Value = str | int | float
+Kind = Literal["number", "date", "text"]
 
 SAMPLE_ROWS = 20_000
 """Rows of a table whose values are read. Every gold query still runs on the whole table."""
@@ -30,14 +33,17 @@ class Values:
 
     Attributes:
         kind: Kind of the stored values, whatever the declared type; None if mixed, nested or binary.
-        values: Distinct values without NULL, sorted, at most `MAX_VALUES`.
+        values: Distinct values without NULL, sorted; evenly spread ones of them if they are more than
+            `MAX_VALUES`.
         is_unique: True if no value repeats in the whole table, and none is NULL.
+        repeated: Values that several rows hold; None if not all rows were read.
     """
 
     kind: Kind | None
     values: tuple[Value, ...]
     has_nulls: bool
     is_unique: bool
+    repeated: frozenset[Value] | None
 
 
 @dataclass(frozen=True)
@@ -137,16 +143,19 @@ class Profile:
         return outcome.rows, n_rows
 
     def _values(self, table: Table, column: Column, cells: Sequence[Any], *, is_whole: bool) -> Values:
-        distinct = {_clean(column, cell) for cell in cells}
+        counts = Counter(_clean(column, cell) for cell in cells)
+        distinct = set(counts)
         has_nulls = None in distinct
         kind = _kind(distinct - {None})
-        values = tuple(sorted(distinct - {None})[:MAX_VALUES]) if kind else ()
+        ordered = sorted(distinct - {None}) if kind else []
+        values = tuple(ordered[:: 1 + len(ordered) // MAX_VALUES])
         is_unique = not has_nulls and len(distinct) == len(cells) > 0
         if is_unique and not is_whole and kind:
             name = quote_name(column.name)
             query = f"SELECT COUNT(*) - COUNT(DISTINCT {name}) FROM {quote_name(table.name)}"
             is_unique = self._is_zero(query)
-        return Values(kind, values, has_nulls, is_unique)
+        repeated = frozenset(value for value, count in counts.items() if count > 1) if is_whole else None
+        return Values(kind, values, has_nulls, is_unique, repeated)
 
     def _is_zero(self, sql: str) -> bool:
         try:
@@ -172,6 +181,7 @@ class Profile:
         ]
         for name, profile in self.tables.items():
             declared = {column for key in profile.table.foreign_keys for column in key.columns}
+            declared |= {key[0] for key in profile.table.keys if len(key) == 1}
             for column, values in profile.columns.items():
                 if column in declared or not values.values:
                     continue
@@ -255,4 +265,4 @@ def _is_link(profile: TableProfile) -> bool:
     return is_bare and any(set(key) == linked for key in profile.table.keys)
 
 
-_NOTHING = Values(None, (), has_nulls=False, is_unique=False)
+_NOTHING = Values(None, (), has_nulls=False, is_unique=False, repeated=None)

@@ -1,12 +1,9 @@
 """Roles of columns: which questions people would ask about them, by noun and values."""
 
 import re
-from typing import Literal
 
 from text2sql_grpo.synthesis.nouns import is_plural, vocabulary
-
-Value = str | int | float
-Kind = Literal["number", "date", "text"]
+from text2sql_grpo.synthesis.profile import Value, Values
 
 MAX_GROUPS = 24
 MAX_TEXT_LENGTH = 60
@@ -14,43 +11,62 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?")
 _NUMERIC = re.compile(r"[-+\d.,:/ ()$%#*]*")
 
 
-def roles_of(
-    noun: str, kind: Kind, values: tuple[Value, ...], n_rows: int, *, is_key: bool, has_nulls: bool
-) -> frozenset[str]:
-    """Slots of templates that a column fits, besides those of `drafts._FITS`.
+def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozenset[str]:
+    """Slots of templates that a column fits, besides those of `candidates._FITS`.
 
-    `label` names a row; `title` and `named` name it alone; `category` is a text that repeats, `kind` one with
-    few values; `detail` is worth showing; `measure` can be averaged and ranked, `sum` added up, `range`
-    compared with a number; `day` is a date, `blank` has NULLs. Constants, serial numbers and columns with
-    another mark for missing values than NULL fit none.
+    `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
+    text that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be averaged and
+    ranked, `sum` added up, `range` compared with a number; `day` is a date, `blank` has NULLs. Constants,
+    serial numbers and columns with another mark for missing values than NULL fit none.
+
+    Args:
+        noun: Noun of the column.
+        found: Its values.
+        n_rows: Number of rows that they were read from.
+        is_key: True for a part of a primary or foreign key.
     """
     known = vocabulary()
     words = noun.split()
-    is_named = noun in known["names"] or ('"' in noun and kind == "text" and len(values) == n_rows > 2)
-    if len(values) < 2 or (is_key and not (is_named and kind == "text")):
+    values = found.values
+    is_name = words[-1] in ("name", "title") or noun in known["names"]
+    is_named = is_name or ('"' in noun and found.kind == "text" and found.is_unique)
+    if len(values) < 2 or (is_key and not (is_name and found.kind == "text")):
         return frozenset()
     if any(str(value).strip().lower() in known["missing"] for value in values):
         return frozenset()
-    found = {"blank"} if has_nulls and not is_key else set[str]()
-    if kind == "date":
+    roles = {"blank"} if found.has_nulls and not is_key else set[str]()
+    if found.kind == "date":
         is_day = all(_DAY.fullmatch(str(value)) for value in values)
-        return frozenset(found | ({"day", "detail"} if is_day else set()))
-    if kind == "number":
-        return frozenset(found | _of_number(noun, values, n_rows))
+        return frozenset(roles | ({"day", "detail"} if is_day else set()))
+    if found.kind == "number":
+        return frozenset(roles | _of_number(noun, values, n_rows))
     texts = [str(value) for value in values]
-    if any(text != " ".join(text.split()) or not text.isprintable() or "\\" in text for text in texts):
+    few = len(texts) // 10
+    if sum(text != plain_text(text) for text in texts) > few:
         return frozenset()
-    if max(map(len, texts)) <= MAX_TEXT_LENGTH:
-        found |= {"detail"}
-    has_numbers = any(map(_NUMERIC.fullmatch, texts))
-    if is_named and not has_numbers and not has_nulls:
-        found |= {"label"} | ({"title", "named"} if len(texts) == n_rows else set())
+    if sum(len(text) > MAX_TEXT_LENGTH for text in texts) <= few:
+        roles |= {"detail"}
+    has_numbers = sum(bool(_NUMERIC.fullmatch(text)) for text in texts) > few
+    if is_named and not has_numbers and "detail" in roles:
+        if found.repeated is not None and len(found.repeated - {None}) * 5 <= len(texts):
+            roles |= {"named"}
+        if not found.has_nulls:
+            roles |= {"label"} | ({"title", "named"} if found.is_unique else set())
     elif not (is_named or has_numbers or is_plural(noun) or set(words) & set(known["contacts"])):
         if len(texts) * 4 <= n_rows * 3:
-            found |= {"category"}
-        if 2 < len(texts) <= min(MAX_GROUPS, n_rows // 2) and not has_nulls:
-            found |= {"kind"}
-    return frozenset(found)
+            roles |= {"category"}
+        if 2 < len(texts) <= min(MAX_GROUPS, n_rows // 2) and not found.has_nulls:
+            roles |= {"kind"}
+    return frozenset(roles)
+
+
+def plain_text(text: str) -> str:
+    """A text as a question can quote it: without odd blanks, and with characters that can be seen.
+
+    >>> plain_text(" Old  Town ")
+    'Old Town'
+    """
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable() and letter != "\\")
 
 
 def _of_number(noun: str, values: tuple[Value, ...], n_rows: int) -> set[str]:

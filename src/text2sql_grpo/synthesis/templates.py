@@ -6,6 +6,7 @@ from pathlib import Path
 
 from text2sql_grpo.bundled import ROOT
 from text2sql_grpo.files import parse_yaml
+from text2sql_grpo.synthesis.words import Source
 
 BUNDLED = ROOT / "data" / "templates.yaml"
 OWN = ROOT / "data" / "own_templates.yaml"
@@ -40,6 +41,16 @@ class Template:
     def joined(self) -> set[str]:
         """Keys of `Source.tables` that it reads."""
         return {"", *(slot.rpartition(".")[0] for slot in self.slots)}
+
+    def fits(self, source: Source) -> bool:
+        """True if the pattern counts each row once on a source, and can be written with it.
+
+        Rows that a third table links to many of another are counted once only if it is one of the other.
+        """
+        if source.link and any(slot in ("parent.named", "parent.title") for slot in self.slots):
+            others = [slot for slot in self.slots if slot.startswith("parent.")]
+            return len(others) == 1 and "{on}" not in self.sql
+        return not source.link and ("{on}" not in self.sql or bool(source.on))
 
 
 @cache

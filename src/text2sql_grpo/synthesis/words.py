@@ -19,9 +19,10 @@ from text2sql_grpo.synthesis.nouns import (
     singular,
     table_noun,
     vocabulary,
+    with_article,
 )
-from text2sql_grpo.synthesis.profile import Profile, TableProfile, Values
-from text2sql_grpo.synthesis.roles import Kind, Value, roles_of
+from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
+from text2sql_grpo.synthesis.roles import roles_of
 
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
 
@@ -38,6 +39,7 @@ class Column:
         clauses: Value as people say it -> phrases behind the plural of a row's noun ("on the Lisbon ward");
             under `""` those of any other value, with `{}` in its place.
         roles: See `roles_of`.
+        repeated: Values that several rows hold.
     """
 
     table: str
@@ -51,6 +53,7 @@ class Column:
     said: Mapping[Value, str] = field(default_factory=dict)
     clauses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     roles: frozenset[str] = frozenset()
+    repeated: frozenset[Value] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Source:
             under `other`, the parent's parent under `far`.
         owners: Words before a column of each table: "customer's ".
         join: Text that joins the parent; empty for one table.
+        on: Condition that joins the parent; empty for one table, or if rows of a third link the two.
         link: Name of the table that links the two, which no question is about; empty for none.
     """
 
@@ -86,6 +90,7 @@ class Source:
     tables: dict[str, Table]
     owners: dict[str, str]
     join: str = ""
+    on: str = ""
     link: str = ""
 
     @property
@@ -192,7 +197,8 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
             ):
                 child, parent = tables[name], tables[key.table]
                 column, target = quote_name(key.columns[0]), quote_name(key.references[0])
-                join = f"JOIN {parent.sql} ON {child.sql}.{column} = {parent.sql}.{target}"
+                on = f"{child.sql}.{column} = {parent.sql}.{target}"
+                join = f"JOIN {parent.sql} ON {on}"
                 role = None
                 if key.columns[0].lower() != key.references[0].lower():
                     role = column_noun(_KEY_ENDING.sub("", key.columns[0]), child.noun)
@@ -202,7 +208,7 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
                 owner = role if is_role else parent.noun
                 # A candidate who is a person has the person's name.
                 owners = {"": "", "parent": f"{owner}'s " if owner != "person" else ""}
-                yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join)
+                yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
 
 
 def _across(links: Sequence[Source]) -> Iterator[Source]:
@@ -213,8 +219,8 @@ def _across(links: Sequence[Source]) -> Iterator[Source]:
             row = second.tables["parent"]
             if second.tables[""] is link and row is not other:
                 sql = f"{link.sql} {second.join} {first.join}"
-                owners = {"": "", "parent": first.owners["parent"]}
-                yield Source(sql, {"": row, "parent": other}, owners, first.join, link.name)
+                owners = {"": "", "parent": f"with {with_article(other.noun)} whose "}
+                yield Source(sql, {"": row, "parent": other}, owners, first.join, link=link.name)
 
 
 def _table_nouns(profile: Profile, words: Mapping[str, Any]) -> dict[str, str]:
@@ -268,8 +274,6 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
                 phrase = None
         if phrase is None:
             continue
-        is_unique = found.is_unique
-        n_rows = profile.n_read if is_unique or len(found.values) < profile.n_read else profile.n_read + 1
         columns.append(
             Column(
                 table=table.name,
@@ -282,15 +286,27 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
                 values=found.values,
                 said=_said(place, phrase, found.values, words),
                 clauses=_clauses(words.get("clauses", {}).get(place, [])),
-                roles=roles_of(
-                    phrase, found.kind, found.values, n_rows, is_key=is_key, has_nulls=found.has_nulls
-                ),
+                roles=roles_of(phrase, found, profile.n_read, is_key=is_key),
+                repeated=found.repeated or frozenset(),
             )
         )
+    if "split" not in words and not any("label" in column.roles for column in columns):
+        columns += _key_as_label(profile)
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
     is_link = profile.is_link and table.name not in words.get("tables", {})
     return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
+
+
+def _key_as_label(profile: TableProfile) -> Iterator[Column]:
+    """Key of a table whose rows have no name, by which a question shows them."""
+    keys = [column.name for column in profile.table.columns if column.is_primary_key]
+    found = profile.columns.get(keys[0]) if len(keys) == 1 else None
+    if found and found.kind in ("number", "text") and len(found.values) > 1:
+        name, roles = keys[0], frozenset(["label"])
+        noun = "ID" if name.lower().endswith("id") else f'"{name}"'
+        sql = quote_name(name)
+        yield Column(profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles)
 
 
 def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
