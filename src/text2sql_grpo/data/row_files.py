@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from text2sql_grpo.data.row_values import columns_of_csv
 from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.files import draft, sha256
 from text2sql_grpo.sql.names import quote_name
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 _DELIMITERS = ",;\t|"
 MAX_COLUMNS_SHOWN = 12
+FORMAT = 2  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
             )
     try:
         versions = [(str(file.absolute()), sha256(file)) for file in files]  # copies may keep a time
-        digest = hashlib.sha256(json.dumps([duckdb.__version__, versions]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([duckdb.__version__, FORMAT, versions]).encode()).hexdigest()
         target = cache / f"{source.stem}-{digest[:16]}.duckdb"
         if target.exists():
             return target
@@ -82,7 +84,10 @@ def _copy(connection: "DuckDBPyConnection", file: Path) -> None:
             connection.execute(f"CREATE TABLE {table} AS SELECT * FROM _sheet")
             connection.unregister("_sheet")
         else:
-            connection.execute(f"CREATE TABLE {table} AS SELECT * FROM {_reader(file)}", [str(file)])
+            shown, reader = "*", _reader(file)
+            if file.suffix.lower() in (".csv", ".tsv"):
+                shown, reader = columns_of_csv(connection, file, reader)
+            connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(file)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
         lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]

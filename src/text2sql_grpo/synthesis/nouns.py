@@ -57,7 +57,7 @@ def _is_word(word: str) -> bool:
     dictionary, length = _dictionary(), len(word)
     if length < 4 or not word.isalpha():
         return False
-    pairs = ((word[:place], word[place:]) for place in range(3, length - 2))
+    pairs = ((word[:place], word[place:]) for place in range(4, length - 3))
     return word in dictionary or any(first in dictionary and last in dictionary for first, last in pairs)
 
 

@@ -24,6 +24,7 @@ TIMEOUT_S = 5.0
 """Time limit of a query of the profile and of a gold query, seconds."""
 _SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
 _GOLD = Limits(timeout_s=TIMEOUT_S)
+_KEY_NAME = re.compile(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -63,6 +64,15 @@ class TableProfile:
     n_read: int
     columns: Mapping[str, Values]
     is_link: bool
+
+    @property
+    def key(self) -> str | None:
+        """Column that identifies a row: the primary key, or one without repeats that is named like a key."""
+        primary = [column.name for column in self.table.columns if column.is_primary_key]
+        if primary:
+            return primary[0] if len(primary) == 1 else None
+        fitting = (name for name, found in self.columns.items() if found.is_unique)
+        return next((name for name in fitting if _KEY_NAME.search(_letters(name))), None)
 
 
 class Profile:
@@ -246,7 +256,7 @@ def _refers(column: str, other: str, key: str) -> bool:
     (False, False)
     """
     own, target, table = map(_letters, (column, key, other))
-    if not re.search(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$", target):
+    if not _KEY_NAME.search(target):
         return False
     if own == target:
         return len(own) > 4

@@ -239,7 +239,7 @@ def _table_nouns(profile: Profile, words: Mapping[str, Any]) -> dict[str, str]:
         if noun is None:
             continue
         is_clear = holders[noun] == 1 or name in given or singular(identifier_words(name)) == noun
-        found[name] = noun if noun and is_clear else f'row of the table "{name}"'
+        found[name] = noun if noun and is_clear else f'"{name}" row'
     return found
 
 
@@ -258,13 +258,13 @@ def _is_foreign(profile: TableProfile) -> bool:
 def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> Table:
     table = profile.table
     foreign = {name for key in table.foreign_keys for name in key.columns}
-    is_named = not noun.startswith("row of the table ") or "split" not in words
+    is_named = not noun.endswith('" row') or "split" not in words
     is_foreign, given = _is_foreign(profile), words.get("columns", {})
     columns = []
     for declared in table.columns:
         found = profile.columns.get(declared.name)
         place = f"{table.name}.{declared.name}"
-        is_key = declared.is_primary_key or declared.name in foreign
+        is_key = declared.is_primary_key or declared.name in foreign or declared.name == profile.key
         if found is None or found.kind is None:
             continue
         phrase = given.get(place)
@@ -300,10 +300,10 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
 
 def _key_as_label(profile: TableProfile) -> Iterator[Column]:
     """Key of a table whose rows have no name, by which a question shows them."""
-    keys = [column.name for column in profile.table.columns if column.is_primary_key]
-    found = profile.columns.get(keys[0]) if len(keys) == 1 else None
-    if found and found.kind in ("number", "text") and len(found.values) > 1:
-        name, roles = keys[0], frozenset(["label"])
+    name = profile.key
+    found = profile.columns.get(name) if name else None
+    if name and found and found.kind in ("number", "text") and len(found.values) > 1:
+        roles = frozenset(["label"])
         noun = "ID" if name.lower().endswith("id") else f'"{name}"'
         sql = quote_name(name)
         yield Column(profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles)
@@ -311,7 +311,7 @@ def _key_as_label(profile: TableProfile) -> Iterator[Column]:
 
 def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
     """Noun of a column by its name, which is put in quotes if it is not English."""
-    if is_foreign and not is_english(name):
+    if is_foreign:
         return None if is_key else f'"{name}"'
     noun = column_noun(name, table)
     if noun == table and found.kind == "text":

@@ -1,0 +1,105 @@
+"""Values of CSV files as people write them: amounts, dates and codes, which DuckDB takes for other kinds."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from text2sql_grpo.sql.names import quote_name
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_CURRENCY = r"(?:[$€£¥₽₹₺₩]|[A-Z]{2,3}\$?|zł|kr\.?|Kč|Fr\.?)?"
+_AMOUNT = rf"\s*[-+(]?\s*{_CURRENCY}\s*[-+]?\s*(?:BODY)\s*{_CURRENCY}\s*%?\s*[-)]?\s*"
+_POINT = _AMOUNT.replace("BODY", r"\d{1,3}(?:[,'\x{2019} ]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_COMMA = _AMOUNT.replace("BODY", r"\d{1,3}(?:[.'\x{2019} \x{a0}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?")
+_CODE = r"0\d+"
+_EITHER = r"(?:0?[1-9]|1[0-2])[/.-](?:0?[1-9]|1[0-2])[/.-]\d{4}.*"
+_THOUSANDS = r"-?\d{1,3}(?:\.\d{3})+"
+_FORMS = {"1,234.5": _POINT, "1.234,5": _COMMA}
+_SIGN = "CASE WHEN regexp_matches({0}, '[(-]') THEN -1 ELSE 1 END"
+_NUMBERS = {
+    "1,234.5": f"{_SIGN} * CAST(regexp_replace({{0}}, '[^0-9.]', '', 'g') AS DOUBLE)",
+    "1.234,5": f"{_SIGN} * CAST(replace(regexp_replace({{0}}, '[^0-9,]', '', 'g'), ',', '.') AS DOUBLE)",
+}
+_DAYS = (
+    *("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y.%m.%d", "%d %b %Y", "%d %B %Y"),
+    *("%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%d. %B %Y", "%a %d %b %Y"),
+)
+_TIMES = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
+
+_logger = logging.getLogger(__name__)
+
+
+def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) -> tuple[str, str]:
+    """Columns of a CSV file in SQL, and the call that reads them.
+
+    An amount such as `$1,115.50`, `1.234,56 EUR` or `(12,5)` and a date such as `12 Jan 2024` become a number
+    and a date, if all values of the column can be read so, in one way. A code such as `01067` stays a text.
+    What is changed, and what can be read in two ways, is logged.
+
+    Args:
+        connection: Any connection to DuckDB.
+        file: The file.
+        reader: DuckDB's call that reads it, with a parameter for its path.
+    """
+    path = [str(file)]
+    described = connection.execute(f"DESCRIBE SELECT * FROM {reader}", path).fetchall()
+    kinds = {name: kind for name, kind, *_ in described}
+    texts = f"{reader.removesuffix(')')}, all_varchar = true)"
+    times = ("", *(f" {time}" for time in _TIMES))
+    formats = [f"{day}{time}" for day in _DAYS for time in times]
+    asked: list[tuple[str, str, str]] = []
+    for name, kind in kinds.items():
+        column = quote_name(name, "duckdb")
+        patterns = {"code": _CODE, "thousands": _THOUSANDS, "either": _EITHER}
+        if kind == "VARCHAR":
+            patterns |= _FORMS
+            asked += [(name, form, f"try_strptime({column}, '{form}') IS NOT NULL") for form in formats]
+        asked += [(name, form, _matches(column, pattern)) for form, pattern in patterns.items()]
+    counted = [f"count({quote_name(name, 'duckdb')})" for name in kinds]
+    counted += [f"count_if({test})" for _, _, test in asked]
+    found = connection.execute(f"SELECT {', '.join(counted)} FROM {texts}", path).fetchone() or ()
+    sizes = dict(zip(kinds, found, strict=False))
+    counts = {(name, form): n for (name, form, _), n in zip(asked, found[len(kinds) :], strict=True)}
+    shown, kept = [], []
+    for name, kind in kinds.items():
+        column = quote_name(name, "duckdb")
+        some = [form for (owner, form), n in counts.items() if owner == name and n]
+        every = [form for form in some if counts[name, form] == sizes[name]]
+        change = ""
+        if kind == "VARCHAR" and "code" not in some:
+            change, column = _read_as(column, every)
+        elif kind in ("BIGINT", "DOUBLE") and "code" in some:
+            kept.append(name)
+            change = "holds codes that begin with 0: kept as text"
+        elif kind == "DOUBLE" and "thousands" in every:
+            change = "holds numbers such as 1.234: read as decimals, not as thousands"
+        elif kind.startswith(("DATE", "TIMESTAMP")) and "either" in every:
+            change = "holds dates that can be read with the day or the month first"
+        if change:
+            _logger.warning("%s: column %s %s", file.name, name, change)
+        shown.append(f"{column} AS {quote_name(name, 'duckdb')}")
+    types = ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': 'VARCHAR'" for name in kept)
+    call = f"{reader.removesuffix(')')}, types = {{{types}}})" if kept else reader
+    return ", ".join(shown), call
+
+
+def _matches(column: str, pattern: str) -> str:
+    return f"regexp_full_match({column}, '{pattern.replace(chr(39), chr(39) * 2)}')"
+
+
+def _read_as(column: str, forms: list[str]) -> tuple[str, str]:
+    """What becomes of a column of texts that can be read in some forms, and its SQL."""
+    numbers = [form for form in forms if form in _NUMBERS]
+    days = [form for form in forms if form.startswith("%")]
+    if len(numbers) == 1:
+        return f"holds amounts like {numbers[0]}: read as numbers", _NUMBERS[numbers[0]].format(column)
+    if numbers:
+        return "holds amounts that can be read in two ways: kept as text", column
+    if len(days) > 1:
+        return "holds dates that can be read in two ways: kept as text", column
+    if not days:
+        return "", column
+    kind = "DATE" if not any(time in days[0] for time in ("%H", "%I")) else "TIMESTAMP"
+    return f"holds dates like {days[0]}: read as dates", f"CAST(strptime({column}, '{days[0]}') AS {kind})"
