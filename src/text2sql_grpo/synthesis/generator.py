@@ -4,7 +4,7 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import jsonl_text
+from text2sql_grpo.files import jsonl_text, read_json, sha256, write_json, write_text
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
@@ -21,6 +21,7 @@ from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile
 from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
 from text2sql_grpo.synthesis.words import Database, Source, read_words, with_words
 
+MANIFEST = "made.json"
 MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
@@ -70,12 +71,21 @@ class Taken:
     Attributes:
         tables: Number of questions by database and table.
         timeouts: Number of drafts whose queries took too long, likewise.
+        on_question: Called after each question.
     """
 
     questions: set[str] = field(default_factory=set)
     golds: dict[str, str] = field(default_factory=dict)
     tables: Counter[tuple[str, str]] = field(default_factory=Counter)
     timeouts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    on_question: Callable[[], object] = int
+
+    def add(self, draft: Draft, question_set: str, database: str) -> None:
+        """Note a draft that a file takes."""
+        self.questions.add(draft.question)
+        self.golds[draft.gold_sql] = question_set
+        self.tables.update((database, table) for table in draft.tables)
+        self.on_question()
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,12 @@ def make_questions(
     seed: int = 0,
     question_sets: Sequence[QuestionSet] = QUESTION_SETS,
     words: Path | None = None,
+    on_question: Callable[[], object] = int,
 ) -> Made:
     """Write one JSONL file per question set for some databases.
+
+    A file that was edited since it was made is never written over: `made.json` in the folder holds a
+    fingerprint of each.
 
     Args:
         databases: Folder of databases, or a file, a folder of rows or a URL. The templates are those of
@@ -139,19 +153,21 @@ def make_questions(
         question_sets: The files to write; no two share a question or a gold.
         words: Words of the one database (see `with_words`), or a folder with a file for each, `shop.yaml` or
             `shop.json`. None: the databases' own folder. A database without words counts as `train`.
+        on_question: Called after each question.
 
     Raises:
-        DataError: No databases, or one that cannot be read; or none of which a question can be made.
+        DataError: No databases, or one that cannot be read; or none of which a question can be made; or
+            a file to write was edited.
     """
     found = Databases(databases)
     if not found.names():
         raise DataError(f"no databases (at {databases}): give {WHAT_IS_READ}")
-    out.mkdir(parents=True, exist_ok=True)
     folder = Path(databases)  # nothing is there of a URL
     beside = folder.resolve().parent / BUNDLED.name
     every = templates(beside if beside.exists() else OWN)
-    taken, files = Taken(), dict[str, int]()
+    taken, files, texts = Taken(on_question=on_question), dict[str, int](), dict[str, str]()
     given = {name: _words_file(found, name, folder, words) for name in found.names()}
+    _refuse_edited(out, [f"{one.name}.jsonl" for one in question_sets])
     with SQLExecutor() as executor:
         opened = [
             with_words(
@@ -164,14 +180,29 @@ def make_questions(
             examples = generate(opened, question_set, taken, seed=seed, every=every)
             files[question_set.name] = len(examples)
             if examples:
-                path = out / f"{question_set.name}.jsonl"
-                path.write_text(jsonl_text(map(_row, examples)), encoding="utf-8", newline="\n")
+                texts[f"{question_set.name}.jsonl"] = jsonl_text(map(_row, examples))
     if not taken.questions:
         raise DataError(
             f"no question can be made of {', '.join(found.names())}: are the tables empty? (at {databases})"
         )
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(out / name, text)
+    write_json(out / MANIFEST, {name: sha256(out / name) for name in texts})
     wanted = {one.name: one.count for one in question_sets}
     return Made(files, wanted, [report for database in opened for report in _reports(database, taken)])
+
+
+def _refuse_edited(out: Path, names: Sequence[str]) -> None:
+    """Raise a DataError if a file is there that was not made here, or was edited since."""
+    manifest = out / MANIFEST
+    made = read_json(manifest) if manifest.exists() else {}
+    lost = [name for name in names if (out / name).exists() and made.get(name) != sha256(out / name)]
+    if lost:
+        raise DataError(
+            f"{', '.join(lost)} in {out} were edited since, or not made here: nothing is written. "
+            "Move them away, or give another folder with --out"
+        )
 
 
 def _words_file(found: Databases, name: str, folder: Path, words: Path | None) -> Path | None:
@@ -382,20 +413,17 @@ class _Stream:
                 continue  # a second question with the same gold only if new golds are rare
             if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
                 continue
-            tables = [(self.database.name, table) for table in draft.tables]
             if gold not in is_good:
                 try:
                     is_good[gold] = _is_good(self.database.profile, draft)
                 except TimeoutError:
                     is_good[gold] = False
                     timeouts += 1
-                    taken.timeouts.update(tables)
+                    taken.timeouts.update((self.database.name, table) for table in draft.tables)
             if is_good[gold] and (native := _native(draft, self.database.profile)):
                 failures = 0
                 used.add(gold)
-                taken.questions.add(draft.question)
-                taken.golds[gold] = question_set.name
-                taken.tables.update(tables)
+                taken.add(draft, question_set.name, self.database.name)
                 yield native
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import parse_yaml
+from text2sql_grpo.files import parse_yaml, write_text
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.nouns import (
@@ -24,6 +26,10 @@ from text2sql_grpo.synthesis.nouns import (
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
 from text2sql_grpo.synthesis.roles import roles_of
 
+_WORDS_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
+# tables: a row, in the singular; null: no questions. columns: null: not asked about.
+# said: stored value: as people say it.
+"""
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
 
 
@@ -163,7 +169,44 @@ def read_words(path: Path) -> dict[str, Any]:
         or not all(isinstance(words.get(part, {}), dict) for part in known - {"database", "split"})
     ):
         raise DataError(f"words must be a mapping with {', '.join(sorted(known))} alone (at {path})")
-    return words
+    said = {
+        place: {str(value): form for value, form in forms.items()}
+        for place, forms in words.get("said", {}).items()
+        if isinstance(forms, dict)
+    }
+    return words | ({"said": said} if "said" in words else {})
+
+
+def write_words(database: Database, path: Path) -> int:
+    """Write the words of a database for people to edit; what the file holds already stays.
+
+    Args:
+        database: The database, opened with the words that the file holds.
+        path: The file, in YAML.
+
+    Returns:
+        Number of words that were added.
+
+    Raises:
+        DataError: The file holds something else.
+    """
+    kept = read_words(path) if path.exists() else {}
+    found: dict[str, dict[str, Any]] = {"tables": {}, "columns": {}, "said": {}}
+    for name, profile in database.profile.tables.items():
+        table = database.tables.get(name)
+        found["tables"][name] = table.noun if table else None
+        nouns = {column.name: column for column in table.columns} if table else {}
+        for column in profile.table.columns:
+            place = f"{name}.{column.name}"
+            known = nouns.get(column.name)
+            found["columns"][place] = known.noun if known else None
+            if known and known.said:
+                found["said"][place] = {str(value): form for value, form in known.said.items()}
+    added = sum(name not in kept.get(part, {}) for part, names in found.items() for name in names)
+    merged = kept | {part: names | kept.get(part, {}) for part, names in found.items()}
+    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
+    write_text(path, _WORDS_HEADER + text)
+    return added
 
 
 def _joins(links: Sequence[Source]) -> Iterator[Source]:
@@ -291,22 +334,25 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
             )
         )
     if "split" not in words and not any("label" in column.roles for column in columns):
-        columns += _key_as_label(profile)
+        columns = [column for column in columns if column.name != profile.key]
+        columns += _key_as_label(profile, given)
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
     is_link = profile.is_link and table.name not in words.get("tables", {})
     return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
 
 
-def _key_as_label(profile: TableProfile) -> Iterator[Column]:
+def _key_as_label(profile: TableProfile, given: Mapping[str, Any]) -> Iterator[Column]:
     """Key of a table whose rows have no name, by which a question shows them."""
     name = profile.key
     found = profile.columns.get(name) if name else None
     if name and found and found.kind in ("number", "text") and len(found.values) > 1:
-        roles = frozenset(["label"])
+        roles, sql = frozenset(["label"]), quote_name(name)
         noun = "ID" if name.lower().endswith("id") else f'"{name}"'
-        sql = quote_name(name)
-        yield Column(profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles)
+        if noun := given.get(f"{profile.table.name}.{name}", noun):
+            yield Column(
+                profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles
+            )
 
 
 def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
