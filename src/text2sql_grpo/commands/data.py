@@ -10,9 +10,10 @@ from text2sql_grpo.bundled import located
 from text2sql_grpo.commands.options import writing_to
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from text2sql_grpo.synthesis.generator import TableReport
+    from text2sql_grpo.synthesis.generator import Made, TableReport
 
 MAX_TABLES_SHOWN = 30
 
@@ -55,18 +56,20 @@ def make(
         print(json_text.dumps(record, ensure_ascii=False))
         return 1 if made.lacks else 0
     console = Console()
-    console.print(_tables(made.tables))
-    short = [name for name, count in made.files.items() if count < made.wanted[name]]
-    for name in short:
-        console.print(f"{name}: wanted {made.wanted[name]} questions, got {made.files[name]} different ones")
+    show_made(made, console)
     console.print(f"wrote {made.n_questions} questions for {where} to {out}", soft_wrap=True, markup=False)
-    if made.lacks:
-        listed = ", ".join(made.lacks)
-        console.print(
-            f"without questions: {listed}; see the table", style="red", soft_wrap=True, markup=False
-        )
-        console.print("names that say too little can be given: text2sql-grpo data words", style="red")
     return 1 if made.lacks else 0
+
+
+def show_made(made: Made, console: Console) -> None:
+    """Print how many questions each table got, and what is short."""
+    console.print(_tables(made.tables))
+    for name, count in made.files.items():
+        if count < made.wanted[name]:
+            console.print(f"{name}: wanted {made.wanted[name]} questions, got {count} different ones")
+    if made.lacks:
+        text = f"without questions: {', '.join(made.lacks)}; `data words` writes names that can be edited"
+        console.print(text, style="red", soft_wrap=True, markup=False)
 
 
 def _tables(reports: Sequence[TableReport]) -> Table:

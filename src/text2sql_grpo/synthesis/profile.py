@@ -56,6 +56,7 @@ class TableProfile:
         n_rows: Number of all rows; that of the schema if they cannot be counted in time.
         n_read: Number of rows whose values were read.
         columns: Values by name of the column.
+        declared: Foreign keys that the schema declares.
         is_link: True if its rows only link rows of two other tables, each pair once.
     """
 
@@ -63,6 +64,7 @@ class TableProfile:
     n_rows: int
     n_read: int
     columns: Mapping[str, Values]
+    declared: tuple[ForeignKey, ...]
     is_link: bool
 
     @property
@@ -125,7 +127,7 @@ class Profile:
             column.name: self._values(table, column, found, is_whole=len(rows) >= n_rows)
             for column, found in zip(shown, cells, strict=True)
         }
-        return TableProfile(table, n_rows, len(rows), columns, is_link=False)
+        return TableProfile(table, n_rows, len(rows), columns, table.foreign_keys, is_link=False)
 
     def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
         """Rows spread over the table, all if it holds few, and the number of all."""

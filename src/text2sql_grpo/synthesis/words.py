@@ -338,7 +338,7 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
         columns += _key_as_label(profile, given)
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
-    is_link = profile.is_link and table.name not in words.get("tables", {})
+    is_link = profile.is_link and noun.endswith('" row')
     return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
 
 

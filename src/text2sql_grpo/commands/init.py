@@ -1,0 +1,92 @@
+"""`init`: a folder to train on a database of one's own."""
+
+import os
+from pathlib import Path
+
+from text2sql_grpo.commands.options import writing_to
+
+
+def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
+    """Make a folder with all that a run on your database needs.
+
+    Profiles the database, writes words.yaml (how tables and columns are called), questions split by value
+    and by shape, and config.yaml for this machine, and prints the next commands. Run it again after you
+    edited words.yaml: what was edited stays.
+
+    Args:
+        database: A file, a folder of rows or a URL; without one, it is asked for.
+        out: Folder to write; default: named like the database.
+        seed: Random seed of the questions.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
+
+    from text2sql_grpo.commands.data import show_made
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.errors import DataError
+    from text2sql_grpo.files import read_jsonl
+    from text2sql_grpo.models.hardware import hardware
+    from text2sql_grpo.run.new_project import (
+        GRPO_STEPS,
+        SETS,
+        described,
+        minutes_for,
+        next_commands,
+        size_for,
+        write_config,
+    )
+    from text2sql_grpo.sql import SQLExecutor
+    from text2sql_grpo.synthesis.generator import make_questions
+    from text2sql_grpo.synthesis.profile import Profile
+    from text2sql_grpo.synthesis.words import read_words, with_words, write_words
+
+    console = Console()
+    is_asked = not database
+    if is_asked:
+        database = input("Database (a file, a folder of CSV files, or a URL): ").strip()
+    found = Databases(database)
+    if len(found.names()) != 1:
+        raise DataError(f"init takes one database, {database} holds {len(found.names())}: name one of them")
+    (name,) = found.names()
+    asked = input(f"Folder to write [{name}]: ").strip() if is_asked and out is None else ""
+    folder = out or Path(asked or name)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with SQLExecutor() as executor:
+            profile = Profile(executor, found.address(name))
+            table = Table("table", "rows", "columns", "keys", box=None, pad_edge=False)
+            for row in described(profile):
+                table.add_row(*map(Text, row))
+            console.print(table)
+            words = folder / "words.yaml"
+            known = read_words(words) if words.exists() else {}
+            added = write_words(with_words(profile, name, known, place=words), words)
+        console.print(f"{words}: {added} words added", soft_wrap=True, markup=False)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("Questions", total=sum(one.count for one in SETS))
+            made = make_questions(
+                database if "://" in database else Path(database),
+                folder / "questions",
+                seed=seed,
+                question_sets=SETS,
+                words=words,
+                on_question=lambda: bar.advance(task),
+            )
+        show_made(made, console)
+        size, config = size_for(hardware()), folder / "config.yaml"
+        minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
+        files = [name for name, count in made.files.items() if count]
+        is_new = write_config(config, profile, size, minutes, database=database, files=files)
+        questions = (
+            read_jsonl(folder / "questions" / "train.jsonl", "questions") if "train" in files else [{}]
+        )
+    time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
+    shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
+    console.print(shown, soft_wrap=True, markup=False)
+    question = str(questions[0].get("question", "How many rows are there?")).replace('"', "'")
+    console.print("Next:")
+    for line in next_commands(folder, size, database=database, question=question):
+        console.print(f"  {line}", soft_wrap=True, markup=False)
+    return 1 if made.lacks else 0

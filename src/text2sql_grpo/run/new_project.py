@@ -1,0 +1,153 @@
+"""A folder to train on a database of one's own: words, questions and a config fit for this machine."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from text2sql_grpo.bundled import ROOT
+from text2sql_grpo.files import parse_yaml, write_text
+from text2sql_grpo.models.hardware import GIB
+from text2sql_grpo.sql.schema import compact_text, estimated_tokens
+from text2sql_grpo.synthesis.generator import QuestionSet
+from text2sql_grpo.synthesis.profile import Profile, TableProfile
+
+SETS = (
+    QuestionSet("test_values", "train", 200, 0, "held_out"),
+    QuestionSet("test_templates", "train", 200, 0, "seen", is_held_out_templates=True),
+    QuestionSet("dev", "train", 120, 0, "seen", gold_thirds=(2,)),
+    QuestionSet("train", "train", 2000, 0, "seen", gold_thirds=(0,)),
+    QuestionSet("demonstrations", "train", 3000, 0, "seen", gold_thirds=(1,)),
+)
+"""Questions of one database: by shape and by value held out, to choose a step on, and to learn from."""
+
+SFT_STEPS, GRPO_STEPS = 40, 6
+"""Steps on demonstrations and of GRPO: twenty minutes each on two cores."""
+_SFT_STEP_S, _GRPO_STEP_S, _CORES = 31, 190, 2  # of config/quickstart.yaml on two busy cores with AVX2 alone
+_PROMPT_TOKENS = 600
+
+
+@dataclass(frozen=True)
+class Size:
+    """A shipped config, and what it needs.
+
+    Attributes:
+        example: Its name in `config/`.
+        gpu_gib: Memory of the GPU that it needs; 0 for none.
+        need: Memory for people.
+    """
+
+    example: str
+    gpu_gib: float
+    need: str
+
+
+_SIZES = (
+    Size("qwen2.5_coder_7b_qlora", 22.0, "15.6 GiB of the GPU, estimated"),
+    Size("qwen2.5_coder_1.5b_qlora", 14.0, "10.7 GiB of the GPU, estimated"),
+    Size("qwen2.5_coder_0.5b_lora", 7.0, "5.8 GiB of the GPU, estimated"),
+    Size("quickstart", 0.0, "5.5 GB, measured"),
+)
+
+
+def size_for(hardware: Mapping[str, Any]) -> Size:
+    """Largest shipped config that a machine can train.
+
+    >>> size_for({"type": "cuda", "memory_bytes": 24 * GIB}).example, size_for({"type": "cpu"}).example
+    ('qwen2.5_coder_7b_qlora', 'quickstart')
+    """
+    memory = hardware["memory_bytes"] / GIB if hardware["type"] == "cuda" else 0.0
+    return next(size for size in _SIZES if memory >= size.gpu_gib)
+
+
+def minutes_for(size: Size, cores: int, grpo_steps: int) -> float | None:
+    """Estimate of a run's minutes, from those of the quickstart on two cores; None for a GPU."""
+    if size.gpu_gib:
+        return None
+    return (SFT_STEPS * _SFT_STEP_S + grpo_steps * _GRPO_STEP_S) * _CORES / max(1, min(cores, 8)) / 60
+
+
+def write_config(
+    path: Path, profile: Profile, size: Size, minutes: float | None, *, database: str, files: list[str]
+) -> bool:
+    """Write the config of a run on a database; one that is there stays. True if it was written.
+
+    Args:
+        path: The file, in the folder of `questions`.
+        profile: The database.
+        size: The shipped config that it follows.
+        minutes: Estimate of the time; None if there is none.
+        database: The database as the user named it.
+        files: Names of the question files that were made.
+    """
+    if path.exists():
+        return False
+    folder = path.parent
+    tree = parse_yaml((ROOT / "config" / f"{size.example}.yaml").read_text("utf-8"))
+    tree["run"] |= {"output_dir": str(folder / "run")}
+    questions = folder / "questions"
+    tests = [name for name in ("test_values", "test_templates") if name in files]
+    tree["data"] = {
+        "databases": database,
+        "train": str(questions / "train.jsonl"),
+        "test": {name: str(questions / f"{name}.jsonl") for name in tests},
+        "test_samples": 60,
+    }
+    if "dev" in files:
+        tree["data"]["dev"] = str(questions / "dev.jsonl")
+    else:
+        tree.get("evaluation", {}).pop("every", None)
+        tree.get("evaluation", {}).pop("keep", None)
+    tree.pop("selection", None)
+    tree.pop("start", None)
+    if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
+        tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
+    if not size.gpu_gib:
+        tree["model"]["path"] = str(folder / "start")
+        tree["grpo"]["max_steps"] = GRPO_STEPS
+        tree["sft"] = {
+            "questions": str(questions / "demonstrations.jsonl"),
+            "look_share": 0.35,
+            "max_steps": SFT_STEPS,
+            "batch_size": 24,
+            "group_size": 6,
+            "learning_rate": 2e-4,
+            "save_steps": 10,
+        }
+    time = "measured by `text2sql-grpo doctor`" if minutes is None else f"about {minutes:.0f} minutes"
+    header = (
+        f"# Made for {database} by `text2sql-grpo init`; edit it as you like, it is never written over.\n"
+        f"# Command:   text2sql-grpo train --config {path}\n"
+        f"# Follows:   config/{size.example}.yaml (text2sql-grpo config --example {size.example})\n"
+        f"# Memory:    {size.need}\n# Time:      {time}\n"
+    )
+    write_text(path, header + yaml.safe_dump(tree, allow_unicode=True, sort_keys=False, width=110))
+    return True
+
+
+def next_commands(folder: Path, size: Size, *, database: str, question: str) -> list[str]:
+    """The commands behind `init`, in order."""
+    start = f"text2sql-grpo merge --adapter data/start --out {folder / 'start'}"
+    return [
+        *([start] if not size.gpu_gib else [f"text2sql-grpo doctor --config {folder / 'config.yaml'}"]),
+        f"text2sql-grpo train --config {folder / 'config.yaml'}",
+        f'text2sql-grpo ask "{question}" --model {folder / "run" / "merged"} --db {database}',
+    ]
+
+
+def described(profile: Profile) -> Iterator[tuple[str, str, str, str]]:
+    """Name, number of rows, columns by kind, and keys of each table."""
+    for name, one in profile.tables.items():
+        kinds = [found.kind or "other" for found in one.columns.values()]
+        counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        yield name, str(one.n_rows), counted, ", ".join(_keys(one))
+
+
+def _keys(one: TableProfile) -> Iterator[str]:
+    if one.key:
+        yield one.key
+    for key in one.table.foreign_keys:
+        mined = "" if key in one.declared else " (mined)"
+        yield f"{', '.join(key.columns)} -> {key.table}{mined}"
