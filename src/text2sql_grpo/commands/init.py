@@ -79,13 +79,11 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
         minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
         files = [name for name, count in made.files.items() if count]
         is_new = write_config(config, profile, size, minutes, database=database, files=files)
-        questions = (
-            read_jsonl(folder / "questions" / "train.jsonl", "questions") if "train" in files else [{}]
-        )
+        first = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
     console.print(shown, soft_wrap=True, markup=False)
-    question = str(questions[0].get("question", "How many rows are there?")).replace('"', "'")
+    question = str(first.get("question", "How many rows are there?")).replace('"', "'")
     console.print("Next:")
     for line in next_commands(folder, size, database=database, question=question):
         console.print(f"  {line}", soft_wrap=True, markup=False)
