@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from text2sql_grpo.commands.options import writing_to
 
@@ -79,7 +80,7 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
         minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
         files = [name for name, count in made.files.items() if count]
         is_new = write_config(config, profile, size, minutes, database=database, files=files)
-        first = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
+        first: dict[str, Any] = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
     console.print(shown, soft_wrap=True, markup=False)

@@ -42,7 +42,10 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
             continue
         how = _reading(hints[name], parameter.default) | {"help": about[name].replace("%", "%%")}
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            parser.add_argument(name, metavar=name.upper(), **how)
+            optional = (
+                {} if parameter.default is parameter.empty else {"nargs": "?", "default": parameter.default}
+            )
+            parser.add_argument(name, metavar=name.upper(), **how | optional)
         elif parameter.default is parameter.empty:
             parser.add_argument(f"--{name}", required=True, **how)
         else:

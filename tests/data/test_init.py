@@ -1,0 +1,117 @@
+"""`init`: a folder for one's own database, made again without losing edits."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from text2sql_grpo.commands import main
+from text2sql_grpo.config import load_config
+from text2sql_grpo.models.hardware import GIB
+from text2sql_grpo.run.new_project import minutes_for, size_for
+
+SHOP = """
+CREATE TABLE stg_customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined TEXT);
+CREATE TABLE orders (id INTEGER PRIMARY KEY, stg_customers_id INTEGER, status TEXT, amount REAL, day TEXT);
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    file = tmp_path / "shop.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(SHOP)
+        people = [
+            (i, f"Ann {chr(97 + i)}", ("Oslo", "Rome", "Bonn")[i % 3], f"2023-0{i % 9 + 1}-11")
+            for i in range(26)
+        ]
+        orders = [
+            (i, i % 25, ("PAID", "OPEN", "VOID")[i % 3], i * 7 % 90 / 4, f"2024-0{i % 9 + 1}-0{i % 7 + 1}")
+            for i in range(400)
+        ]
+        connection.executemany("INSERT INTO stg_customers VALUES (?, ?, ?, ?)", people)
+        connection.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", orders)
+        connection.commit()
+    return file
+
+
+def test_init_writes_a_folder_that_can_be_trained_on(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made"
+    assert main(["init", str(shop), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "stg_customers_id -> stg_customers (mined)" in " ".join(shown.split())
+    commands = [line.strip() for line in shown.splitlines() if line.startswith("  text2sql-grpo ")]
+    assert [line.split()[1] for line in commands][1:] == ["train", "ask"]
+    config = load_config(out / "config.yaml")
+    assert str(config.data.databases) == str(shop) and set(config.data.test) == {
+        "test_values",
+        "test_templates",
+    }
+    rows = [json.loads(line) for line in Path(str(config.data.train)).read_text("utf-8").splitlines()]
+    files = {file.stem: file.read_text("utf-8").splitlines() for file in (out / "questions").glob("*.jsonl")}
+    assert len(rows) > 100 and {"dev", "demonstrations"} <= set(files)
+    golds = [{json.loads(line)["gold_sql"] for line in lines} for lines in files.values()]
+    assert sum(map(len, golds)) == len(set().union(*golds))
+
+
+def test_init_again_keeps_what_was_edited(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made"
+    main(["init", str(shop), "--out", str(out)])
+    words = out / "words.yaml"
+    words.write_text(
+        words.read_text("utf-8").replace("stg_customers: customer", "stg_customers: patron"), "utf-8"
+    )
+    (out / "config.yaml").write_text("edited: true\n", "utf-8")
+    assert main(["init", str(shop), "--out", str(out)]) == 0
+    assert (out / "config.yaml").read_text("utf-8") == "edited: true\n"
+    assert yaml.safe_load(words.read_text("utf-8"))["tables"]["stg_customers"] == "patron"
+    assert "patrons" in (out / "questions" / "train.jsonl").read_text("utf-8")
+    (out / "questions" / "train.jsonl").write_text("edited\n", "utf-8")
+    capsys.readouterr()
+    assert main(["init", str(shop), "--out", str(out)]) == 1
+    assert "train.jsonl" in capsys.readouterr().err
+    assert (out / "questions" / "train.jsonl").read_text("utf-8") == "edited\n"
+
+
+def test_init_without_a_database_asks(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([str(shop), str(tmp_path / "asked")])
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    assert main(["init"]) == 0
+    assert (tmp_path / "asked" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("nowhere.sqlite", "no such file"),
+        ("postgresql://reader@127.0.0.1:1/shop", "127.0.0.1"),
+        ("mysql://reader@127.0.0.1/shop", "unknown URL scheme 'mysql'"),
+    ],
+)
+def test_a_wrong_database_is_refused_at_once(
+    where: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", where, "--out", "made"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_config_follows_the_machine() -> None:
+    sizes = [size_for({"type": "cuda", "memory_bytes": gib * GIB}).example for gib in (4, 8, 16, 24, 80)]
+    larger = [f"qwen2.5_coder_{name}" for name in ("0.5b_lora", "1.5b_qlora", "7b_qlora", "7b_qlora")]
+    assert sizes == ["quickstart", *larger]
+    cpu = size_for({"type": "cpu", "memory_bytes": 64 * GIB})
+    assert cpu.example == "quickstart"
+    assert minutes_for(cpu, 4, 6) == pytest.approx(minutes_for(cpu, 2, 6) / 2)
+    assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2, 6) is None
