@@ -261,11 +261,9 @@ class WorkerPool:
     ) -> tuple[Reply, Worker]:
         worker = self._take(version)
         is_alive = False
-        # A thread that polls takes time from others that work.
-        is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
         try:
             with cancellation.watch(worker) if cancellation is not None else nullcontext():
-                reply = worker.ask(request, n_queries, limits, is_soon=is_soon)
+                reply = worker.ask(request, n_queries, limits)
             is_alive = not reply.ending
             if reply.ending == "crashed" and (text := worker.stderr()):
                 _log_once(f"a SQL worker crashed; its stderr:\n{text}")

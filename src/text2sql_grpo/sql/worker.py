@@ -105,12 +105,8 @@ class Worker:
         sandbox.forbid_processes()
         self._extend_processor_time(0.0)
         self._write([marshalled(wall) for wall in self._walls])  # ready
-        is_single = False
         while True:
-            # A request of one query is often followed by the next at once.
-            request = self._frames.read(is_soon=is_single)[0]
-            timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(request)
-            is_single = len(segments) == 1 == len(segments[0][1])
+            timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(self._frames.read()[0])
             self._limits = _Limits(timeout_s, max_rows, max_bytes, max_sql_bytes)
             n_queries = sum([len(queries) for _, queries in segments])
             if time.process_time() + n_queries * timeout_s > self._processor_s:

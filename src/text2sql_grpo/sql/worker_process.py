@@ -136,29 +136,27 @@ class Worker:
             setup = (kind, os.getpid(), path, tuple(readable), self._folder)
             write_all(self._input, framed(marshalled(setup)))
 
-    def ask(self, request: bytes, n_queries: int, limits: Limits, *, is_soon: bool = False) -> Reply:
+    def ask(self, request: bytes, n_queries: int, limits: Limits) -> Reply:
         """Send a request and wait for its answers, or for the end of the process.
 
         Args:
             request: A frame.
             n_queries: Number of queries in the frame.
             limits: Bounds of each query.
-            is_soon: whether to poll for a moment before a blocking read.
         """
         self.wait_until_ready()
         patience_s = limits.timeout_s + PATIENCE_S
         max_bytes = 2 * limits.max_bytes + 2 * limits.max_sql_bytes + FRAME_BYTES
         clock = time.perf_counter
         self.due = clock() + patience_s
-        until = clock() + LOCKED_S + 2 * n_queries * patience_s  # whatever it sends meanwhile
+        until = self.due + LOCKED_S + 2 * n_queries * patience_s  # whatever it sends meanwhile
         try:
             write_all(self._input, request)
         except OSError:
             return Reply([], "unasked")
         answers: list[Answer | None] = []
         try:
-            body, is_last = self._frames.read(is_soon=is_soon, max_bytes=max_bytes)
-            answers = _answers(body, n_queries)
+            is_last = False
             while len(answers) < n_queries and not is_last:
                 self.due = min(clock() + patience_s, until)
                 body, is_last = self._frames.read(max_bytes=max_bytes)
@@ -247,7 +245,7 @@ class Worker:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
-def _answers(body: bytes, n_queries: int) -> list[Answer | None]:
+def _answers(body: bytearray, n_queries: int) -> list[Answer | None]:
     """Answers in a frame.
 
     Raises:
