@@ -139,10 +139,10 @@ class SQLExecutor:
                 return known
         pool = self._pools.get(kind) or self._pool(kind)
         if ENGINES[kind].is_server:
-            run = partial(pool.run_one, location, sql, limits, cancellation)
-            answer = self._patiently(run, (location,), cancellation)
+            run = partial(pool.run, [(location, sql)], limits, cancellation)
+            (answer,) = self._patiently(run, (location,), cancellation)
         else:
-            answer = pool.run_one(location, sql, limits, cancellation)
+            (answer,) = pool.run([(location, sql)], limits, cancellation)
         outcome = _outcome(answer)
         if key is not None and self._cache is not None and not answer[-1]:
             self._cache.put(key, outcome)
@@ -352,7 +352,7 @@ class SQLExecutor:
             return
         _warned.add(place)
 
-        found = self._pool("postgresql").run_one(location, HARMLESS_RIGHTS, self.limits)
+        (found,) = self._pool("postgresql").run([(location, HARMLESS_RIGHTS)], self.limits)
         if found[0] == "ok" and found[2]:
             rights = ", ".join(str(right) for (right,) in found[2][:MAX_RIGHTS_SHOWN])
             more = f" and {len(found[2]) - MAX_RIGHTS_SHOWN} more" if len(found[2]) > MAX_RIGHTS_SHOWN else ""
