@@ -5,13 +5,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from text2sql_grpo.errors import DataError, ServerGoneError
@@ -19,7 +19,7 @@ from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
-from text2sql_grpo.sql.pool import Cancellation, WorkerPool
+from text2sql_grpo.sql.pool import Cancellation, Query, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 from text2sql_grpo.sql.worker_process import Answer
@@ -29,10 +29,9 @@ DEFAULT_CACHE_ENTRIES = 4_096
 DEFAULT_CACHE_BYTES = 64_000_000
 SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
-_Asked = tuple[int, str, str]  # position, location, SQL
+_Asked = tuple[int, Query]  # with its position
 MAX_RIGHTS_SHOWN = 5
 _warned: set[str] = set()  # roles of servers whose harmless rights were logged
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _executors: weakref.WeakSet["SQLExecutor"] = weakref.WeakSet()
 
@@ -126,28 +125,7 @@ class SQLExecutor:
             DataError: The database is missing, unreadable or corrupt: not the model's fault.
             RunError: Workers cannot be started.
         """
-        limits = limits or self.limits
-        kind, location = parse_address(database)
-        if type(sql) is not str:
-            sql = _text(sql)
-        key = None
-        if self._cache is not None and len(sql) <= limits.max_sql_bytes:
-            key = _key(location, normalised(sql), _fingerprint_of(kind, location), limits)
-            known = self._cache.get(key) if key is not None else None
-            if known is not None:
-                self._count(1, 0.0)
-                return known
-        pool = self._pools.get(kind) or self._pool(kind)
-        if ENGINES[kind].is_server:
-            run = partial(pool.run, [(location, sql)], limits, cancellation)
-            (answer,) = self._patiently(run, (location,), cancellation)
-        else:
-            (answer,) = pool.run([(location, sql)], limits, cancellation)
-        outcome = _outcome(answer)
-        if key is not None and self._cache is not None and not answer[-1]:
-            self._cache.put(key, outcome)
-        self._count(1, outcome.elapsed_s)
-        return outcome
+        return self._execute([(database, sql)], limits or self.limits, cancellation)[0]
 
     def execute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
@@ -156,19 +134,83 @@ class SQLExecutor:
 
         Equal deterministic queries run once. More workers start if it takes longer than starting them.
         """
-        limits = limits or self.limits
+        return self._execute(database_and_sql, limits or self.limits)
+
+    def _execute(
+        self,
+        database_and_sql: Sequence[tuple[Path | str, str]],
+        limits: Limits,
+        cancellation: Cancellation | None = None,
+    ) -> list[ExecutionOutcome]:
         outcomes: list[Any] = [None] * len(database_and_sql)
-        by_kind: dict[Kind, list[_Asked]] = {}
+        wanted: dict[Kind, list[_Asked]] = {}
+        keys: dict[int, Key] = {}
+        fingerprints: dict[str, Fingerprint | None] = {}
+        firsts: dict[tuple[str, str], int] = {}
+        twins: dict[Kind, list[tuple[_Asked, int]]] = {}  # each with the position of an equal query
         for position, (database, sql) in enumerate(database_and_sql):
             kind, location = parse_address(database)
-            by_kind.setdefault(kind, []).append((position, location, _text(sql)))
-        for kind, asked in by_kind.items():
-            if self._cache is None or ENGINES[kind].is_server:
-                self._run(kind, asked, limits, outcomes)
-            else:
-                self._run_distinct(kind, asked, limits, outcomes, self._cache)
-        self._count(len(outcomes), sum([outcome.elapsed_s for outcome in outcomes if not outcome.from_cache]))
+            sql = sql if type(sql) is str else _text(sql)
+            asked = (position, (location, sql))
+            # A longer text is refused, perhaps for its blanks alone.
+            if self._cache is not None and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
+                text = normalised(sql)
+                first = firsts.setdefault((location, text), position)
+                if first != position:
+                    twins.setdefault(kind, []).append((asked, first))
+                    continue
+                if location not in fingerprints:
+                    fingerprints[location] = _fingerprint_of(kind, location)
+                found = fingerprints[location]
+                if found is not None and found[-1]:  # else the content may change without a trace
+                    keys[position] = (location, text, found, limits)
+                    outcomes[position] = self._cache.get(keys[position])
+            if outcomes[position] is None:
+                wanted.setdefault(kind, []).append(asked)
+        unsure: set[int] = set()
+        for kind, queries in wanted.items():
+            unsure |= self._run(kind, queries, limits, outcomes, cancellation)
+            for position, _ in queries:
+                if self._cache is not None and position in keys and position not in unsure:
+                    self._cache.put(keys[position], outcomes[position])
+        for kind, equal in twins.items():
+            # It calls random() or reads the clock. A time-out is shared all the same.
+            again = [
+                asked
+                for asked, first in equal
+                if first in unsure and outcomes[first].status not in ("timeout", "memory")
+            ]
+            if again:
+                self._run(kind, again, limits, outcomes, cancellation)
+            for (position, _), first in equal:
+                if outcomes[position] is None:
+                    outcomes[position] = outcomes[first]._replace(from_cache=True)
+        with self._lock:
+            self.queries += len(outcomes)
         return outcomes
+
+    def _run(
+        self,
+        kind: Kind,
+        asked: list[_Asked],
+        limits: Limits,
+        outcomes: list[Any],
+        cancellation: Cancellation | None,
+    ) -> set[int]:
+        """Run queries and set their outcomes; positions of those that may end otherwise in another run."""
+        pool = self._pools.get(kind) or self._pool(kind)
+        run = self._run_on_server if ENGINES[kind].is_server else pool.run
+        answers = run([query for _, query in asked], limits, cancellation)
+        unsure = set()
+        elapsed_s = 0.0
+        for (position, _), answer in zip(asked, answers, strict=True):
+            outcome = outcomes[position] = ExecutionOutcome(*answer[:-1])
+            elapsed_s += outcome.elapsed_s
+            if answer[-1]:
+                unsure.add(position)
+        with self._lock:
+            self.seconds_in_sql += elapsed_s
+        return unsure
 
     def version(self, database: Path | str) -> object:
         """Version of a database's content; equal versions mean equal content.
@@ -261,80 +303,27 @@ class SQLExecutor:
                 pool = self._pools.setdefault(kind, new)
         return pool
 
-    def _run(self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any]) -> list[Answer]:
-        """Run queries, set their outcomes, and return the answers."""
-        queries = [(location, sql) for _, location, sql in asked]
-        run = partial(self._pool(kind).run, queries, limits)
-        locations = {location for location, _ in queries}
-        answers = self._patiently(run, locations) if ENGINES[kind].is_server else run()
-        for (position, _, _), answer in zip(asked, answers, strict=True):
-            outcomes[position] = _outcome(answer)
-        return answers
-
-    def _run_distinct(
-        self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any], cache: ResultCache
-    ) -> None:
-        """Run queries that are not cached, and equal queries once."""
-        fingerprints: dict[str, Fingerprint | None] = {}
-        keys: dict[int, Key | None] = {}
-        firsts: dict[tuple[str, str], int] = {}
-        twins: list[tuple[_Asked, int]] = []
-        wanted: list[_Asked] = []
-        for query in asked:
-            position, location, sql = query
-            if len(sql) > limits.max_sql_bytes:  # perhaps for its blanks alone
-                wanted.append(query)
-                continue
-            text = normalised(sql)
-            first = firsts.setdefault((location, text), position)
-            if first != position:
-                twins.append((query, first))
-                continue
-            if location not in fingerprints:
-                fingerprints[location] = _fingerprint_of(kind, location)
-            key = keys[position] = _key(location, text, fingerprints[location], limits)
-            outcomes[position] = cache.get(key) if key is not None else None
-            if outcomes[position] is None:
-                wanted.append(query)
-        answers = self._run(kind, wanted, limits, outcomes) if wanted else []
-        unsure = set()
-        for (position, _, _), answer in zip(wanted, answers, strict=True):
-            if answer[-1]:
-                unsure.add(position)
-            elif (key := keys.get(position)) is not None:
-                cache.put(key, outcomes[position])
-        # It calls random() or reads the clock. A time-out is shared all the same.
-        again = [
-            query
-            for query, first in twins
-            if first in unsure and outcomes[first].status not in ("timeout", "memory")
-        ]
-        if again:
-            self._run(kind, again, limits, outcomes)
-        for (position, _, _), first in twins:
-            if outcomes[position] is None:
-                outcomes[position] = outcomes[first]._replace(from_cache=True)
-
-    def _patiently(
-        self, run: Callable[[], T], locations: Iterable[str], cancellation: Cancellation | None = None
-    ) -> T:
+    def _run_on_server(
+        self, queries: list[Query], limits: Limits, cancellation: Cancellation | None
+    ) -> list[Answer]:
         """Run queries, again while a server that answered them before is gone, for `SERVER_WAIT_S`.
 
         Raises:
             ServerGoneError: It did not come back, or was never there.
         """
+        locations = {location for location, _ in queries}
         give_up = time.monotonic() + SERVER_WAIT_S
         pause_s = 0.1
         while True:
             try:
-                done = run()
-                for location in set(locations) - self._servers:
+                answers = self._pool("postgresql").run(queries, limits, cancellation)
+                for location in locations - self._servers:
                     self._servers.add(location)
                     self._warn_of_rights(location)
-                return done
+                return answers
             except ServerGoneError as error:
                 is_cancelled = cancellation is not None and cancellation.is_set
-                if not self._servers.issuperset(locations) or time.monotonic() > give_up or is_cancelled:
+                if not locations <= self._servers or time.monotonic() > give_up or is_cancelled:
                     raise
                 if pause_s < 0.2:
                     _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
@@ -364,11 +353,6 @@ class SQLExecutor:
                 WHY_HARMLESS,
             )
 
-    def _count(self, n_queries: int, elapsed_s: float) -> None:
-        with self._lock:
-            self.queries += n_queries
-            self.seconds_in_sql += elapsed_s
-
     def _reset_after_fork(self) -> None:
         """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
         self._lock = threading.Lock()
@@ -380,10 +364,9 @@ class SQLExecutor:
 
 
 def _text(sql: str) -> str:
-    if type(sql) is str:
-        return sql
+    """Plain text of a subclass of str, which cannot be marshalled."""
     if isinstance(sql, str):
-        return "".join(sql)  # a subclass, which cannot be marshalled
+        return "".join(sql)
     raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
@@ -400,15 +383,6 @@ def _fingerprint_of(kind: Kind, location: str) -> Fingerprint | None:
 def fingerprint(database: Path | str) -> Fingerprint | None:
     """Fingerprint of a database's file; None for a server, and for a file that cannot be read."""
     return _fingerprint_of(*parse_address(database))
-
-
-def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Key | None:
-    """Key of the cache; None if the content may change without a trace."""
-    return (location, text, fingerprint, limits) if fingerprint is not None and fingerprint[-1] else None
-
-
-def _outcome(answer: Answer) -> ExecutionOutcome:
-    return ExecutionOutcome(*answer[:-1])
 
 
 def _end(pools: dict[Kind, WorkerPool]) -> None:

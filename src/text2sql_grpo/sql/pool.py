@@ -33,7 +33,9 @@ MAX_LOGGED = 100
 MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
+Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
 
+_location_of = itemgetter(0)
 _logger = logging.getLogger(__name__)
 _logged: set[str] = set()
 
@@ -203,11 +205,12 @@ class WorkerPool:
         self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
     ) -> tuple[list[Answer | None], Worker]:
         """Answers of one worker, and the worker; fewer than queries if it ended."""
-        version = max([self._grants.version_of(location) for location, _ in queries], default=0)
+        segments: list[Segment] = []
+        version = 0
+        for location, same in groupby(queries, _location_of):
+            version = max(version, self._grants.version_of(location))
+            segments.append((location, [sql for _, sql in same]))
         bounds = (limits.timeout_s, limits.max_rows, limits.max_bytes, limits.max_sql_bytes)
-        segments = [
-            (location, [sql for _, sql in same]) for location, same in groupby(queries, itemgetter(0))
-        ]
         request = framed(marshalled((*bounds, segments)))
         n_starts = 0
         while True:
@@ -337,7 +340,7 @@ class _Keeper:
 
 def _chunks(queries: Sequence[Query], n_workers: int) -> Iterator[list[int]]:
     """Positions of the queries of each message: by database, so that a worker opens few, and ever fewer."""
-    positions = sorted(range(len(queries)), key=lambda position: queries[position][0])
+    positions = sorted(range(len(queries)), key=[location for location, _ in queries].__getitem__)
     while positions:
         n_queries = min(MAX_CHUNK, -(-len(positions) // (n_workers * CHUNKS_PER_WORKER)))
         yield positions[:n_queries]
