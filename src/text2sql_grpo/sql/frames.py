@@ -36,7 +36,7 @@ def marshalled_tuple(n_items: int, items: Iterable[bytes]) -> bytes:
 
 
 @cache
-def _skip_items() -> Callable[[bytes | bytearray, int], Any]:
+def _skip_items() -> Callable[[bytes, int], Any]:
     """Matcher of items whose length needs no look: short texts and blobs, small lists and tuples."""
     import re  # not in the workers
 
@@ -44,7 +44,7 @@ def _skip_items() -> Callable[[bytes | bytearray, int], Any]:
     return re.compile(rb"(?:[NTF]|i.{4}|g.{8}|[(\[].\0\0\0|[us](?:" + short + rb"))*+", re.DOTALL).match
 
 
-def unmarshalled(data: bytes | bytearray) -> Any:
+def unmarshalled(data: bytes) -> Any:
     """Value of marshal's format 2, from a process that is not trusted.
 
     `marshal.loads` makes code objects, and allocates as many items as a list announces. Here the values are
@@ -92,9 +92,9 @@ class FrameReader:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._data = bytearray()
+        self._rest = b""
 
-    def read(self, *, max_bytes: int = 1 << 32) -> tuple[bytearray, bool]:
+    def read(self, *, max_bytes: int = 1 << 32) -> tuple[bytes, bool]:
         """Return the next frame's body, and whether it is the last one.
 
         Args:
@@ -104,19 +104,22 @@ class FrameReader:
             EOFError: The other end is closed.
             ValueError: The frame is longer than `max_bytes`; the rest cannot be read.
         """
-        self._wait_for(HEADER_BYTES)
-        n_bytes = int.from_bytes(self._data[:4], "little")
-        if n_bytes > max_bytes:
-            raise ValueError(f"a frame of at most {max_bytes} bytes was expected, got {n_bytes}")
-        end = HEADER_BYTES + n_bytes
-        self._wait_for(end)
-        body, is_last = self._data[HEADER_BYTES:end], bool(self._data[4])
-        del self._data[:end]
-        return body, is_last
+        data = self._rest or self._read()
+        while len(data) < HEADER_BYTES:
+            data += self._read()
+        end = HEADER_BYTES + int.from_bytes(data[:4], "little")
+        if end > HEADER_BYTES + max_bytes:
+            raise ValueError(f"a frame of at most {max_bytes} bytes was expected, got {end - HEADER_BYTES}")
+        if len(data) < end:
+            buffer = bytearray(data)
+            while len(buffer) < end:
+                buffer += self._read()
+            data = bytes(buffer)
+        self._rest = data[end:]
+        return data[HEADER_BYTES:end], bool(data[4])
 
-    def _wait_for(self, n_bytes: int) -> None:
-        while len(self._data) < n_bytes:
-            data = os.read(self._descriptor, READ_BYTES)
-            if not data:
-                raise EOFError
-            self._data += data
+    def _read(self) -> bytes:
+        data = os.read(self._descriptor, READ_BYTES)
+        if not data:
+            raise EOFError
+        return data

@@ -231,7 +231,7 @@ class Worker:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
-def _answers(body: bytearray, n_queries: int) -> list[Answer | None]:
+def _answers(body: bytes, n_queries: int) -> list[Answer | None]:
     """Answers in a frame.
 
     Raises:
