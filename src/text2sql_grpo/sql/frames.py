@@ -1,7 +1,7 @@
 """Wire format between the parent and its worker processes: marshal values after a short header.
 
 Both ends are the same interpreter. Version 2 of the format has no references between values, so that
-a marshalled list or tuple is its length followed by its items, each of which can be made on its own.
+a marshalled list is its length followed by its items, each of which can be made on its own.
 Imported by the workers: nothing heavy here.
 """
 
@@ -13,7 +13,7 @@ from marshal import dumps, loads
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
 READ_BYTES = 1 << 16  # a larger buffer costs more than the calls it saves
@@ -28,11 +28,6 @@ def marshalled(value: Any) -> bytes:
 def marshalled_list(items: list[bytes]) -> bytes:
     """Marshal a list of marshalled items."""
     return b"[" + len(items).to_bytes(4, "little") + b"".join(items)
-
-
-def marshalled_tuple(n_items: int, items: Iterable[bytes]) -> bytes:
-    """Marshal a tuple of marshalled items."""
-    return b"(" + n_items.to_bytes(4, "little") + b"".join(items)
 
 
 @cache
