@@ -28,7 +28,9 @@ FRAME_BYTES = 4 << 20  # of an answer's frame beyond the rows: names of columns,
 
 # The package is imported without its own `__init__`, which would import the parent's side.
 BOOT = """\
-import sys
+import os, sys
+if os.name == "posix":
+    os.set_blocking(2, False)  # what does not fit into the pipe is lost, and stops no worker
 folder = sys.argv[1]
 for name, path in (("text2sql_grpo", folder), ("text2sql_grpo.sql", folder + "/sql")):
     module = type(sys)(name)
@@ -90,18 +92,12 @@ class Worker:
         chosen = os.environ.get("SQLITE_TMPDIR", "")
         self._own_folder = "" if chosen else _temporary_folder()
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
-        # Not this process's own, which may be a terminal: who writes there is taken for the user.
-        reading, stderr = os.pipe()
-        self._stderr = open(reading, "rb", buffering=0)  # noqa: SIM115 (closed by `forget`)
-        if os.name == "posix":
-            os.set_blocking(reading, False)
-            os.set_blocking(stderr, False)  # what does not fit into the pipe is lost, and stops no worker
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", BOOT, str(PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=stderr,
+                stderr=subprocess.PIPE,  # not this process's own, which may be a terminal
                 bufsize=0,
                 env=_environment(kind, self._folder),
                 start_new_session=not new_group,  # Ctrl-C is for the parent
@@ -109,12 +105,8 @@ class Worker:
             )
         except OSError as error:
             self._remove_folder()
-            self._stderr.close()
             raise RunError(f"cannot start a SQL worker: {error} (at {sys.executable})") from error
-        finally:
-            os.close(stderr)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
         self._frames = FrameReader(self._process.stdout.fileno())
         path = [entry for entry in sys.path if entry] if ENGINES[kind].needs_packages else []
@@ -198,11 +190,12 @@ class Worker:
 
     def stderr(self) -> str:
         """Text that it wrote to stderr, without control characters; reads what is there now."""
-        data = None
-        if os.name == "posix":  # elsewhere the read would wait
+        data, stream = b"", self._process.stderr
+        if os.name == "posix" and stream is not None:  # elsewhere the read would wait
             with suppress(OSError, ValueError):  # closed
-                data = self._stderr.read(1 << 16)
-        text = (data or b"").decode(errors="replace").strip()[-MAX_STDERR_CHARS:]
+                os.set_blocking(stream.fileno(), False)
+                data = stream.read(1 << 16) or b""
+        text = data.decode(errors="replace").strip()[-MAX_STDERR_CHARS:]
         return "".join(
             character if character.isprintable() or character == "\n" else "?" for character in text
         )
@@ -223,8 +216,9 @@ class Worker:
         """Close the pipes of a process that is gone, or is another process's child."""
         if self._process.returncode is None:
             self._process.returncode = 0  # not our child to wait for
-        for pipe in (*self._pipes, self._stderr):
-            pipe.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _remove_folder(self) -> None:
         if self._own_folder:
