@@ -6,9 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,7 +88,6 @@ class SQLExecutor:
         self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes) if entries else None
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
-        self._threads: ThreadPoolExecutor | None = None
         self._servers: set[str] = set()  # locations of servers that have answered
         self._finalizer = weakref.finalize(self, _end, self._pools)
         _executors.add(self)
@@ -231,15 +227,10 @@ class SQLExecutor:
         """
         self._folders.add(os.path.abspath(folder))
 
-    def describe(self) -> dict[str, Any]:
-        """Settings, and the parts of the sandbox of a SQLite worker, which is started if there is none."""
+    def describe(self) -> dict[str, dict[str, bool]]:
+        """Parts of the sandbox, and whether each holds a SQLite worker, which is started if there is none."""
         active = self._pool("sqlite").sandbox()
-        return {
-            "workers": self._workers,
-            "limits": asdict(self.limits),
-            "sandbox": {part: part in active for part in PARTS},
-            "require_sandbox": self._require_sandbox,
-        }
+        return {"sandbox": {part: part in active for part in PARTS}}
 
     def workers(self) -> dict[int, bool]:
         """Process ids of the workers of every kind, and whether each runs a query now."""
@@ -253,29 +244,18 @@ class SQLExecutor:
     ) -> ExecutionOutcome:
         """Async `execute`; the query of a cancelled call is stopped."""
         cancellation = Cancellation()
-        call = partial(self.execute, database, sql, limits=limits, cancellation=cancellation)
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="sql")
         import asyncio  # slow to import; a caller that awaits has done so
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            return await asyncio.to_thread(
+                self.execute, database, sql, limits=limits, cancellation=cancellation
+            )
         finally:
             cancellation.set()
 
     def close(self) -> None:
         """End the workers; a later `execute` starts new ones."""
-        with self._lock:
-            threads, self._threads = self._threads, None
         _end(self._pools)
-        if threads is not None:
-            threads.shutdown(wait=False)
-        if self._cache is not None and self._cache.hits + self._cache.misses:
-            hits, n_asked = self._cache.hits, self._cache.hits + self._cache.misses
-            _logger.debug(
-                "SQL results from the cache: %d of %d (%.0f%%)", hits, n_asked, 100 * hits / n_asked
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -356,7 +336,6 @@ class SQLExecutor:
     def _reset_after_fork(self) -> None:
         """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
         self._lock = threading.Lock()
-        self._threads = None
         for pool in self._pools.values():
             pool.reset_after_fork()
         if self._cache is not None:
