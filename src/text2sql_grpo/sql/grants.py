@@ -43,8 +43,9 @@ class Grants:
         self._folders = folders
         self._lock = threading.Lock()
         self._version = 0
-        self._files: dict[str, tuple[Identity, int]] = {}  # with the version from which on it is readable
-        self._locations: dict[str, int] = {}  # the same of each database
+        self._files: dict[str, Identity] = {}
+        # Files of each database, and the version from which on they are readable.
+        self._locations: dict[str, tuple[dict[str, Identity], int]] = {}
         self._asked: dict[str, set[str]] = {}  # databases or folders by the pattern of their siblings
 
     def snapshot(self) -> tuple[tuple[str, ...], int]:
@@ -54,7 +55,8 @@ class Grants:
 
     def version_of(self, location: str) -> int:
         """Version from which on workers may read a database, which is granted if it is a new one."""
-        return self._locations.get(location) or self.grant(location)
+        known = self._locations.get(location)
+        return known[1] if known is not None else self.grant(location)
 
     def grant(self, location: str) -> int:
         """Let workers that start from now on read a database as it is now; the version of those that may.
@@ -63,19 +65,17 @@ class Grants:
             DataError: It is not a file.
         """
         with self._lock:
-            found = {location: self._files_of(location)}
-            if any(self._is_new(path, identity) for path, identity in found[location].items()):
+            files = self._files_of(location)
+            if not files.items() <= self._files.items():
                 self._version += 1
-                found |= {path: self._files_of(path) for path in self._siblings_of(location)}
-            for place, files in found.items():
-                for path, identity in files.items():
-                    if self._is_new(path, identity):
-                        self._files[path] = (identity, self._version)
-                self._locations[place] = max(self._files[path][1] for path in files)
-            return self._locations[location]
-
-    def _is_new(self, path: str, identity: Identity) -> bool:
-        return path not in self._files or self._files[path][0] != identity
+                granted = {path: self._files_of(path) for path in self._siblings_of(location)}
+                for place, found in {**granted, location: files}.items():
+                    self._files |= found
+                    self._locations[place] = (found, self._version)
+            known = self._locations.get(location)
+            if known is None or known[0] != files:  # files that were granted for another database
+                known = self._locations[location] = (files, self._version)
+            return known[1]
 
     def _files_of(self, location: str) -> dict[str, Identity]:
         """Files and folders that a worker reads for a database besides Python's own."""

@@ -163,6 +163,7 @@ class WorkerPool:
                 thread.join()
         except BaseException as error:  # Ctrl-C: the others stop after the message they wait for
             failures.append(error)
+            raise
         if failures:
             raise failures[0]
         return answers
@@ -194,7 +195,7 @@ class WorkerPool:
                 )
             if worker.has_crashed and len(asked) > 1:
                 n_asked = 1  # one of them crashed it
-            elif worker.has_crashed and not found:
+            elif worker.has_crashed:
                 n_crashes += 1  # the first may come from outside: run the query once more
                 if worker.is_late or n_crashes == 2:
                     answers.append(_outcome_after_crash(limits, worker.is_late))
