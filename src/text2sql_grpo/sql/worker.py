@@ -38,7 +38,6 @@ from text2sql_grpo.sql.sqlite import DatabaseLocked, OutOfMemory
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 SPARE_CPU_S = 120  # of processor time, after which the kernel kills a worker that hangs
@@ -60,8 +59,8 @@ _AGAIN = marshalled(None)  # in place of an answer: run the query again
 class Worker:
     """State of the process, shared by its two threads.
 
-    `_started` counts the started queries of the request. It grows before a deadline is set, and the deadline
-    is infinite between two queries: a deadline that has passed is that of the last one started.
+    The deadline is infinite between two queries, and reset before an answer is stored: while it is the same,
+    the query that it belongs to has no answer yet.
     """
 
     def __init__(self, frames: FrameReader, kind: str, parent: int, walls: tuple[str, ...]) -> None:
@@ -77,12 +76,10 @@ class Worker:
         self._n_bytes = 0  # of the open databases
         self._max_open = ENGINES[kind].max_open or _max_open_databases()
         self._database: Any = None
-        self._started = 0
         self._deadline = float("inf")
         self._is_busy = False
         self._lock = threading.Lock()  # guards the fields below
         self._answers: list[bytes] = []  # not sent yet, all from `_database`
-        self._n_sent = 0
         self._sent_at = 0.0
         self._is_last = False  # this process ends after the next frame
         self._is_awake = threading.Event()
@@ -96,48 +93,44 @@ class Worker:
         while True:
             *bounds, segments = loads(self._frames.read()[0])
             self._limits = _limits(*bounds)
-            self._started = self._n_sent = 0
             self._is_busy = True
             if not self._is_awake.is_set():
                 self._is_awake.set()
             for location, queries in segments:
-                pending = iter(queries)
-                while not self._answer_all(location, pending):
-                    pass
+                self._answer_all(location, queries)
                 self._send()
             self._is_busy = False
 
-    def _answer_all(self, location: str, pending: Iterator[str]) -> bool:
-        """Answer queries of one database; False after one that needs a new connection."""
+    def _answer_all(self, location: str, queries: list[str]) -> None:
+        """Answer queries of one database."""
         self._database = None
-        try:
-            self._database = database = self._opened(location)
-        except Exception as error:
-            self._answers += [_fault(error) for _ in pending]
-            return True
         n_bytes = 0
+        pending = iter(queries)
         for sql in pending:
-            self._started += 1
             try:
-                answer = self._answer(database, sql)
+                self._database = self._database or self._opened(location)
             except Exception as error:
-                self._answers.append(self._answer_after(error, location, sql))
-                self._send()
-                return False
+                self._answers += [_fault(error) for _ in (sql, *pending)]
+                break
+            try:
+                answer = self._answer(sql)
+            except Exception as error:
+                answer = self._answer_after(error, location, sql)
+                n_bytes = SENT_BYTES
             self._answers.append(answer)
             n_bytes += len(answer)
             if n_bytes > SENT_BYTES:
                 self._send()
                 n_bytes = 0
-        return True
 
-    def _answer(self, database: Any, sql: str) -> bytes:
+    def _answer(self, sql: str) -> bytes:
         started = time.perf_counter()
         self._deadline = started + self._limits.timeout_s
         try:
             if self._kind == "sqlite":
-                return database.run_marshalled(sql, self._limits, started)  # type: ignore[no-any-return]
-            return _run(database, sql, self._limits, started)
+                answer: bytes = self._database.run_marshalled(sql, self._limits, started)
+                return answer
+            return _run(self._database, sql, self._limits, started)
         finally:
             self._deadline = float("inf")
 
@@ -180,8 +173,8 @@ class Worker:
             elif not isinstance(error, DatabaseLocked) or time.perf_counter() > patience:
                 break
             try:
-                self._database = database = self._opened(location)
-                return self._answer(database, sql)
+                self._database = self._opened(location)
+                return self._answer(sql)
             except Exception as again:
                 error = again
         is_unchanged = self._is_unchanged()
@@ -206,7 +199,6 @@ class Worker:
             if answers and not self._is_unchanged():
                 answers = [_AGAIN] * n_answers
             self._write(answers)
-            self._n_sent += n_answers
             if self._is_last:
                 os._exit(0)
 
@@ -235,26 +227,26 @@ class Worker:
     def _check_deadline(self) -> None:
         if os.name != "nt" and os.getppid() != self._parent:
             os._exit(0)
-        begun, session = self._started, getattr(self._database, "session", None)
+        deadline, session = self._deadline, getattr(self._database, "session", None)
         now = time.perf_counter()
-        if session is not None and now > self._deadline + INTERRUPT_S:
+        if session is not None and now > deadline + INTERRUPT_S:
             with contextlib.suppress(Exception):  # closed just before
                 session.interrupt()
-        if now > self._deadline + GRACE_S:
-            self._end(begun)
+        if now > deadline + GRACE_S:
+            self._end(deadline)
         if self._answers or now > self._sent_at + HEARTBEAT_S:
             self._send()
 
-    def _end(self, begun: int) -> None:
-        """Exit if the last started query still runs, with its time-out as the last answer."""
+    def _end(self, deadline: float) -> None:
+        """Exit if the query of this deadline still runs, with its time-out as the last answer."""
         with self._lock:
             answers = self._answers[:]
-            if self._n_sent + len(answers) != begun - 1:
+            if self._deadline != deadline:
                 return  # just finished
             if not self._is_unchanged():
                 answers = [_AGAIN] * len(answers)
             timeout_s = self._limits.timeout_s
-            elapsed_s = time.perf_counter() - self._deadline + timeout_s
+            elapsed_s = time.perf_counter() - deadline + timeout_s
             late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, False, True)
             self._is_last = True
             self._write([*answers, marshalled(late)])
