@@ -89,7 +89,7 @@ class SQLExecutor:
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
         self._servers: set[str] = set()  # locations of servers that have answered
-        self._finalizer = weakref.finalize(self, _end, self._pools)
+        weakref.finalize(self, _end, self._pools)
         _executors.add(self)
 
     @property
