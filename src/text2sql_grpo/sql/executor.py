@@ -26,7 +26,6 @@ DEFAULT_CACHE_ENTRIES = 4_096
 DEFAULT_CACHE_BYTES = 64_000_000
 SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
-_Asked = tuple[int, Query]  # with its position
 MAX_RIGHTS_SHOWN = 5
 _warned: set[str] = set()  # roles of servers whose harmless rights were logged
 _logger = logging.getLogger(__name__)
@@ -139,21 +138,20 @@ class SQLExecutor:
         cancellation: Cancellation | None = None,
     ) -> list[ExecutionOutcome]:
         outcomes: list[Any] = [None] * len(database_and_sql)
-        wanted: dict[Kind, list[_Asked]] = {}
-        keys: dict[int, Key] = {}
+        wanted: dict[Kind, tuple[list[int], list[Query]]] = {}  # with their positions
+        twins: list[tuple[int, Kind, Query, int]] = []  # position, query, and position of an equal one
+        firsts: dict[Query, int] = {}
         fingerprints: dict[str, Fingerprint | None] = {}
-        firsts: dict[tuple[str, str], int] = {}
-        twins: dict[Kind, list[tuple[_Asked, int]]] = {}  # each with the position of an equal query
+        keys: dict[int, Key] = {}
         for position, (database, sql) in enumerate(database_and_sql):
             kind, location = parse_address(database)
-            sql = sql if type(sql) is str else _text(sql)
-            asked = (position, (location, sql))
+            query = (location, sql if type(sql) is str else _text(sql))
             # A longer text is refused, perhaps for its blanks alone.
             if self._cache is not None and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
-                text = normalised(sql)
+                text = normalised(query[1])
                 first = firsts.setdefault((location, text), position)
                 if first != position:
-                    twins.setdefault(kind, []).append((asked, first))
+                    twins.append((position, kind, query, first))
                     continue
                 if location not in fingerprints:
                     fingerprints[location] = _fingerprint_of(kind, location)
@@ -162,51 +160,43 @@ class SQLExecutor:
                     keys[position] = (location, text, found, limits)
                     outcomes[position] = self._cache.get(keys[position])
             if outcomes[position] is None:
-                wanted.setdefault(kind, []).append(asked)
+                positions, queries = wanted.setdefault(kind, ([], []))
+                positions.append(position)
+                queries.append(query)
         unsure: set[int] = set()
-        for kind, queries in wanted.items():
-            unsure |= self._run(kind, queries, limits, outcomes, cancellation)
-            for position, _ in queries:
-                if self._cache is not None and position in keys and position not in unsure:
-                    self._cache.put(keys[position], outcomes[position])
-        for kind, equal in twins.items():
-            # It calls random() or reads the clock. A time-out is shared all the same.
-            again = [
-                asked
-                for asked, first in equal
-                if first in unsure and outcomes[first].status not in ("timeout", "memory")
-            ]
-            if again:
-                self._run(kind, again, limits, outcomes, cancellation)
-            for (position, _), first in equal:
-                if outcomes[position] is None:
-                    outcomes[position] = outcomes[first]._replace(from_cache=True)
+        elapsed_s = 0.0
+        while wanted:
+            for kind, (positions, queries) in wanted.items():
+                answers = self._run(kind, queries, limits, cancellation)
+                for position, answer in zip(positions, answers, strict=True):
+                    outcome = outcomes[position] = ExecutionOutcome(*answer[:-1])
+                    elapsed_s += outcome.elapsed_s
+                    if answer[-1]:
+                        unsure.add(position)
+                    elif self._cache is not None and position in keys:
+                        self._cache.put(keys[position], outcome)
+            wanted = {}
+            for position, kind, query, first in twins:
+                # It calls random() or reads the clock. A time-out is shared all the same.
+                is_unsure = first in unsure and outcomes[first].status not in ("timeout", "memory")
+                if is_unsure and outcomes[position] is None:
+                    positions, queries = wanted.setdefault(kind, ([], []))
+                    positions.append(position)
+                    queries.append(query)
+        for position, _, _, first in twins:
+            if outcomes[position] is None:
+                outcomes[position] = outcomes[first]._replace(from_cache=True)
         with self._lock:
             self.queries += len(outcomes)
+            self.seconds_in_sql += elapsed_s
         return outcomes
 
     def _run(
-        self,
-        kind: Kind,
-        asked: list[_Asked],
-        limits: Limits,
-        outcomes: list[Any],
-        cancellation: Cancellation | None,
-    ) -> set[int]:
-        """Run queries and set their outcomes; positions of those that may end otherwise in another run."""
-        pool = self._pools.get(kind) or self._pool(kind)
-        run = self._run_on_server if ENGINES[kind].is_server else pool.run
-        answers = run([query for _, query in asked], limits, cancellation)
-        unsure = set()
-        elapsed_s = 0.0
-        for (position, _), answer in zip(asked, answers, strict=True):
-            outcome = outcomes[position] = ExecutionOutcome(*answer[:-1])
-            elapsed_s += outcome.elapsed_s
-            if answer[-1]:
-                unsure.add(position)
-        with self._lock:
-            self.seconds_in_sql += elapsed_s
-        return unsure
+        self, kind: Kind, queries: list[Query], limits: Limits, cancellation: Cancellation | None
+    ) -> list[Answer]:
+        if ENGINES[kind].is_server:
+            return self._run_on_server(queries, limits, cancellation)
+        return self._pool(kind).run(queries, limits, cancellation)
 
     def version(self, database: Path | str) -> object:
         """Version of a database's content; equal versions mean equal content.
