@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, TypeVar
 
@@ -134,6 +134,16 @@ def run_in_query_thread(work: Callable[[], T]) -> T:
     return _RUNNER.submit(work).result()
 
 
+def interrupted_when_late(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
+    """Result of work that another thread does on a session, which is interrupted when it is late."""
+    wait_s = None if timeout_s == float("inf") else timeout_s
+    while not wait([work], wait_s).done:
+        with contextlib.suppress(duckdb.ConnectionException):  # closed just before
+            session.interrupt()
+        wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
+    return work.result()
+
+
 def fingerprint_of(path: str) -> Fingerprint:
     """Time stamps (ns), size, inode, and whether a log beside the file holds unmerged changes."""
     try:
@@ -233,13 +243,7 @@ class HardenedDuckDB:
         """Result of the work on the session; from another thread, it is interrupted when it is late."""
         if threading.get_ident() in _walled:
             return work(self.session)
-        done = _RUNNER.submit(work, self.session)
-        wait_s = None if timeout_s == float("inf") else timeout_s
-        while not wait([done], wait_s).done:
-            with contextlib.suppress(duckdb.ConnectionException):  # closed just before
-                self.session.interrupt()
-            wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
-        return done.result()
+        return interrupted_when_late(_RUNNER.submit(work, self.session), self.session, timeout_s)
 
     def _answer(
         self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float

@@ -50,6 +50,11 @@ def quote_name(name: str, dialect: Dialect = "sqlite") -> str:
     return name if is_bare else '"' + name.replace('"', '""') + '"'
 
 
+def dotted_name(namespace: str, name: str, dialect: Dialect) -> str:
+    """Name of a table or view in a query, behind its namespace if that is not empty."""
+    return ".".join(quote_name(part, dialect) for part in (namespace, name) if part or part is name)
+
+
 def _is_allowed_bare(name: str) -> bool:
     """Try the name in SQLite, whose list of reserved words depends on the place and the version."""
     try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within
 from text2sql_grpo.sql.schema_types import Column, Dialect, Example, ForeignKey, Schema, Table, View
 
@@ -62,11 +62,7 @@ def _quoted(names: Iterable[str], dialect: Dialect) -> str:
 
 def relation_sql(relation: Table | View, dialect: Dialect) -> str:
     """Name of a table or view in a query, with its namespace if needed."""
-    return _dotted(relation.namespace, relation.name, dialect)
-
-
-def _dotted(namespace: str, name: str, dialect: Dialect) -> str:
-    return ".".join(quote_name(part, dialect) for part in (namespace, name) if part or part is name)
+    return dotted_name(relation.namespace, relation.name, dialect)
 
 
 def compact_text(schema: Schema) -> str:
@@ -82,7 +78,7 @@ def compact_text(schema: Schema) -> str:
 def _compact_line(kind: str, relation: Table | View, dialect: Dialect) -> str:
     name = relation_sql(relation, dialect)
     references = {
-        column: f" = {_dotted(key.namespace, key.table, dialect)}"
+        column: f" = {dotted_name(key.namespace, key.table, dialect)}"
         + (f".{quote_name(reference, dialect)}" if reference else "")
         for key in (relation.foreign_keys if isinstance(relation, Table) else ())
         for column, reference in zip_longest(key.columns, key.references, fillvalue="")
@@ -122,7 +118,7 @@ def _foreign_keys(relation: Table | View) -> tuple[ForeignKey, ...]:
 
 def _foreign_key(key: ForeignKey, dialect: Dialect) -> str:
     references = f" ({_quoted(key.references, dialect)})" if key.references else ""
-    parent = _dotted(key.namespace, key.table, dialect)
+    parent = dotted_name(key.namespace, key.table, dialect)
     return f"FOREIGN KEY ({_quoted(key.columns, dialect)}) REFERENCES {parent}{references}"
 
 
