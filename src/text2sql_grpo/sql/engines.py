@@ -22,6 +22,7 @@ class Engine:
         title: Name for people.
         dialect: Name of its SQL in sqlglot.
         version_sql: Query for its version, where its SQL differs by it; empty for none.
+        tables_sql: Query that lists names of tables.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
         schema_reader: Module and function that read a schema.
         logs: Suffixes of files beside a database that hold changes; empty for a server.
@@ -30,6 +31,9 @@ class Engine:
         address_space: Maximum addresses of a worker, bytes.
         variables: Prefixes of the environment variables that its client reads.
         needs_packages: True if its driver lies outside of the standard library.
+        needs_mirror: True if test databases are searched on a SQLite mirror, not on the database itself.
+        is_like_exact: True if LIKE distinguishes upper from lower case.
+        has_dates: True if dates and moments are values of their own types, not texts.
     """
 
     def __init__(
@@ -42,16 +46,21 @@ class Engine:
         connection: str,
         schema_reader: tuple[str, str],
         version_sql: str = "",
+        tables_sql: str = "SELECT table_name FROM information_schema.tables LIMIT 3",
         logs: tuple[str, ...] = (),
         max_open: int | None = None,
         address_space: int,
         variables: tuple[str, ...] = (),
         needs_packages: bool = True,
+        needs_mirror: bool = True,
+        is_like_exact: bool = True,
+        has_dates: bool = True,
     ) -> None:
         self.kind = kind
         self.title = title
         self.dialect = dialect
         self.version_sql = version_sql
+        self.tables_sql = tables_sql
         self.module = module
         self.connection = connection
         self.schema_reader = schema_reader
@@ -61,6 +70,9 @@ class Engine:
         self.address_space = address_space
         self.variables = variables
         self.needs_packages = needs_packages
+        self.needs_mirror = needs_mirror
+        self.is_like_exact = is_like_exact
+        self.has_dates = has_dates
 
     def loaded(self) -> tuple[Any, Any]:
         """Module of the connection, and its class.
@@ -89,9 +101,13 @@ ENGINES = {
             module="sqlite",
             connection="HardenedDatabase",
             schema_reader=("schema_sqlite", "read_sqlite"),
+            tables_sql="SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3",
             logs=("-wal", "-journal"),
             address_space=1 << 30,
             needs_packages=False,
+            needs_mirror=False,
+            is_like_exact=False,
+            has_dates=False,
         ),
         Engine(
             "duckdb",
@@ -118,3 +134,4 @@ ENGINES = {
         ),
     )
 }
+DIALECTS = {engine.dialect: engine for engine in ENGINES.values()}  # by the name of their SQL in sqlglot

@@ -31,7 +31,7 @@ verbose when where window with xmlattributes xmlconcat xmlelement xmlexists xmlf
 xmlparse xmlpi xmlroot xmlserialize xmltable
 """
 # PostgreSQL folds bare names to lower case, so capitals are quoted there.
-_BARE: dict[Dialect, re.Pattern[str]] = {
+_BARE: dict[str, re.Pattern[str]] = {
     dialect: re.compile(rf"(?!(?:{'|'.join(words.split())})\Z)[a-z_][a-z0-9_]*", flags)
     for dialect, words, flags in (
         ("sqlite", _SQLITE_KEYWORDS + r"sqlite_\w*", re.IGNORECASE | re.ASCII),

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from text2sql_grpo import errors
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
+from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
 from text2sql_grpo.sql.outcome import Limits
@@ -350,7 +351,7 @@ class WorkerPool:
 
     def _files_of(self, location: str) -> Files:
         """Files and folders that a worker reads for a database besides Python's own."""
-        if self._kind == "postgresql":
+        if ENGINES[self._kind].is_server:
             return {path: _identity(path) for path in _client_files(location)}
         path = os.path.realpath(location)
         identity = _identity(path, self._kind)
@@ -362,7 +363,7 @@ class WorkerPool:
 
     def _siblings_of(self, location: str) -> list[str]:
         """Databases beside this one, or in folders beside its own, where several were asked for."""
-        if self._kind == "postgresql":
+        if ENGINES[self._kind].is_server:
             return []
         folder, suffix = os.path.dirname(location), os.path.splitext(location)[1]
         above = os.path.dirname(folder)
