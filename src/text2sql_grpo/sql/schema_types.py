@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import ClassVar, Literal
 
 Dialect = Literal["sqlite", "duckdb", "postgresql"]
 Example = str | int | float | Decimal
@@ -100,6 +100,7 @@ class View:
     columns: tuple[Column, ...]
     comment: str = ""
     namespace: str = ""
+    foreign_keys: ClassVar[tuple[ForeignKey, ...]] = ()
 
 
 @dataclass(frozen=True)
