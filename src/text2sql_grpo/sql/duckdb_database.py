@@ -102,10 +102,12 @@ _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\
 
 # Types whose Python values lose nothing. Others are read as the engine's own text: Python has no month, no
 # nanosecond, no infinite date, and needs a time zone package.
-_PLAIN = frozenset(
-    ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint")
-) | {"uhugeint", "float", "double", "varchar", "blob", "enum", "null"}
-_PYTHON = _PLAIN | {"boolean", "decimal"}  # read as values
+_PYTHON = frozenset(
+    """
+    tinyint smallint integer bigint hugeint utinyint usmallint uinteger ubigint uhugeint float double decimal
+    boolean varchar blob enum null
+    """.split()  # noqa: SIM905 (a list would take 20 lines)
+)
 _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 
 Fingerprint = tuple[int, ...]
@@ -253,24 +255,19 @@ class HardenedDuckDB:
             return failure("error", NOTHING_TO_RUN)
         if len(statements) > 1:
             return failure("error", SEVERAL_STATEMENTS)
-        kind, read = _kind(statements[0]), sql
-        if (
-            kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
-        ):  # its ANALYZE runs what it explains
-            read = _explained(session, sql)
-            kind_read = _kind(session.extract_statements(read)[0])
-        else:
-            kind_read = kind
+        # EXPLAIN ANALYZE runs what it explains.
+        read = _explained(session, sql) if first_word(sql) == "EXPLAIN" else sql
+        kind = _kind(session.extract_statements(read)[0])
         # A pivot over the values of a column counts as several statements, whatever it is a part of.
-        is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
-        if kind_read != duckdb.StatementType.SELECT and not is_pivot:
+        is_pivot = kind == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
+        if kind != duckdb.StatementType.SELECT and not is_pivot:
             return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
         tree = _asked(session, "json_serialize_sql", read)
         refused = refused_part(tree, read)
         if refused:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
-        is_bound_first = kind == duckdb.StatementType.SELECT
+        is_bound_first = read is sql and not is_pivot
         return _result(session, sql, limits, deadline, is_bound_first=is_bound_first)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
@@ -482,14 +479,11 @@ _CONVERTED: dict[str, Callable[[Any], Cell]] = {"decimal": exact_number, "boolea
 def _rows(
     session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[Any], Cell]]]
 ) -> Iterator[Row]:
-    n_got = FETCHED_ROWS
-    while n_got == FETCHED_ROWS:
-        rows = session.fetchmany(FETCHED_ROWS)
-        n_got = len(rows)
+    while rows := session.fetchmany(FETCHED_ROWS):
+        if not converters:
+            yield from rows
+            continue
         for row in rows:
-            if not converters:
-                yield row
-                continue
             cells = list(row)
             for index, convert in converters:
                 if cells[index] is not None:
