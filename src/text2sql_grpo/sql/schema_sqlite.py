@@ -5,9 +5,9 @@ import logging
 import re
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from io import StringIO
 from itertools import groupby
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Any
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.schema_catalogue import Rows, schema_of
 from text2sql_grpo.sql.schema_examples import READ_CHARS, one_line
-from text2sql_grpo.sql.schema_types import Column, ForeignKey, Schema
+from text2sql_grpo.sql.schema_types import ForeignKey, Schema
 from text2sql_grpo.sql.sqlite_file import open_database
 
 logger = logging.getLogger(__name__)
@@ -51,27 +51,28 @@ _FOREIGN_KEYS = """
 
 
 def read_sqlite(database: Path | str, *, timeout_s: float) -> Schema:
-    """See `schema.read_schema`. Comments come from the CREATE statements, then from `described`."""
+    """See `schema.read_schema`. Comments come from the CREATE statements, then from BIRD's descriptions."""
     deadline = time.monotonic() + timeout_s
+    path = Path(database)
+    descriptions = _descriptions(path.parent / "database_description")
     try:
         with closing(open_database(database)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_STEPS)
             connection.text_factory = _text_of
-            schema = _schema(connection, Path(database).stem)
+            return _schema(connection, path.stem, descriptions)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             raise DataError(f"reading the schema of {database} took longer than {timeout_s:g} s") from error
         raise DataError(f"cannot read the schema: {error} (at {database})") from error
-    return described(schema, Path(database).parent / "database_description")
 
 
-def described(schema: Schema, folder: Path) -> Schema:
-    """Schema with BIRD's descriptions (`<table>.csv` in `folder`) as comments of columns without one.
+def _descriptions(folder: Path) -> dict[str, dict[str, str]]:
+    """BIRD's descriptions (`<table>.csv` in a folder), by table and column in lower case.
 
     Raises:
         DataError: A file cannot be read.
     """
-    comments: dict[tuple[str, str], str] = {}
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(folder.glob("*.csv")):
         try:  # some of BIRD's files are in other encodings
             text = path.read_text("utf-8-sig", errors="replace")
@@ -81,18 +82,8 @@ def described(schema: Schema, folder: Path) -> Schema:
         for row in rows:
             column, name, *notes = ((row.get(field) or "").strip() for field in _DESCRIPTION)
             meaning = notes if notes[0] else [name, *notes[1:]]
-            comments[path.stem.lower(), column.lower()] = one_line("; ".join(filter(None, meaning)))
-
-    def commented(table: str, column: Column) -> Column:
-        return replace(
-            column, comment=column.comment or comments.get((table.lower(), column.name.lower()), "")
-        )
-
-    tables = [
-        replace(table, columns=tuple(commented(table.name, column) for column in table.columns))
-        for table in schema.tables
-    ]
-    return replace(schema, tables=tuple(tables))
+            found[path.stem.lower()][column.lower()] = one_line("; ".join(filter(None, meaning)))
+    return found
 
 
 def _text_of(raw: bytes) -> str:
@@ -100,7 +91,7 @@ def _text_of(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _schema(connection: sqlite3.Connection, name: str) -> Schema:
+def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, dict[str, str]]) -> Schema:
     def ask(query: str, *parameters: str) -> Rows:
         return connection.execute(query, parameters).fetchall()
 
@@ -123,10 +114,11 @@ def _schema(connection: sqlite3.Connection, name: str) -> Schema:
             logger.warning("view %s is left out of the schema: no query can read it: %s", relation, error)
             continue
         comment, comments = _comments(statement) if kind == "table" else ("", {})
+        described = descriptions.get(relation.lower(), {}) if kind == "table" else {}
         relations.append((relation, "", relation, kind == "table", comment))
         for value, column, type_name, is_required, place, is_generated in own:
             facts = (column, type_name, not (is_required or place), bool(place))
-            note = comments.get(column.lower(), "")
+            note = comments.get(column.lower()) or described.get(column.lower(), "")
             columns.append((relation, value, *facts, note, bool(is_generated), (), "", False))
         if kind == "table":
             tables[relation] = [column for _, column, *_ in own]
