@@ -34,6 +34,7 @@ class Engine:
         needs_packages: True if its driver lies outside of the standard library.
         needs_mirror: True if test databases are searched on a SQLite mirror, not on the database itself.
         is_like_exact: True if LIKE distinguishes upper from lower case.
+        has_quoted_texts: True if text in double quotes may be a string, instead of a name.
         has_dates: True if dates and moments are values of their own types, not texts.
     """
 
@@ -53,6 +54,7 @@ class Engine:
     needs_packages = True
     needs_mirror = True
     is_like_exact = True
+    has_quoted_texts = False
     has_dates = True
 
     def loaded(self) -> tuple[Any, Any]:
@@ -80,6 +82,7 @@ class _SQLite(Engine):
     connection = "HardenedDatabase"
     schema_reader = ("schema_sqlite", "read_sqlite")
     logs = ("-wal", "-journal")
+    has_quoted_texts = True
     needs_packages = needs_mirror = is_like_exact = has_dates = False
 
 

@@ -21,6 +21,8 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token, TokenType
 
+from text2sql_grpo.sql.engines import DIALECTS
+
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # a model may write any text, any number of times
 
 MAX_CHARS = 100_000  # of a text with its comments; the executor refuses longer ones
@@ -147,7 +149,7 @@ def literals(text: str, dialect: str = "sqlite") -> tuple[str | int | float, ...
     before = Lexeme("mark", "")
     for lexeme in lexemes(text, dialect):
         kind, value = lexeme
-        if kind == "text" or (kind == "name" and dialect == "sqlite"):
+        if kind == "text" or (kind == "name" and DIALECTS[dialect].has_quoted_texts):
             found[value] = None
         elif kind == "number" and before.value.lower() not in ("limit", "offset"):
             number = number_value(value)
@@ -211,12 +213,13 @@ _OTHERS = _pattern(
     r"[eE]'|\$(?:[^\W\d]\w*)?\$|['\"]",
     r"--[^\n\r]*",
 )
+_PATTERNS = {"sqlite": _SQLITE, "duckdb": _OTHERS, "postgres": _OTHERS}
 _BLOCK_EDGE = re.compile(r"/\*|\*/")
 
 
 def _spans(text: str, dialect: str) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of each lexeme; ends before a quote that is not closed."""
-    pattern = _SQLITE if dialect == "sqlite" else _OTHERS
+    pattern = _PATTERNS[dialect]
     position = 0
     while (found := pattern.match(text, position)) and found.lastgroup != "open":
         kind = str(found.lastgroup)
