@@ -25,7 +25,7 @@ class Engine:
         tables_sql: Query that lists names of tables.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
         connection: Name of that class.
-        schema_reader: Module and function that read a schema.
+        schema_module: Module whose `read` reads a schema.
         logs: Suffixes of files beside a database that hold changes; empty for a server.
         is_server: True if a database is no file, so that nothing of it is cached.
         max_open: Maximum number of connections of one worker; None for as many as files may be open.
@@ -45,7 +45,7 @@ class Engine:
     tables_sql = "SELECT table_name FROM information_schema.tables LIMIT 3"
     module: str
     connection: str
-    schema_reader: tuple[str, str]
+    schema_module: str
     logs: tuple[str, ...] = ()
     is_server = False
     max_open: int | None = None
@@ -69,9 +69,8 @@ class Engine:
 
     def read_schema(self, location: str, timeout_s: float) -> Any:
         """Schema of a database; see `schema.read_schema`."""
-        module, function = self.schema_reader
-        read = getattr(importlib.import_module(f"text2sql_grpo.sql.{module}"), function)
-        return read(location, timeout_s=timeout_s)
+        module = importlib.import_module(f"text2sql_grpo.sql.{self.schema_module}")
+        return module.read(location, timeout_s=timeout_s)
 
 
 class _SQLite(Engine):
@@ -80,7 +79,7 @@ class _SQLite(Engine):
     tables_sql = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
     module = "sqlite"
     connection = "HardenedDatabase"
-    schema_reader = ("schema_sqlite", "read_sqlite")
+    schema_module = "schema_sqlite"
     logs = ("-wal", "-journal")
     has_quoted_texts = True
     needs_packages = needs_mirror = is_like_exact = has_dates = False
@@ -92,7 +91,7 @@ class _DuckDB(Engine):
     version_sql = "SELECT version()"
     module = "duckdb_database"
     connection = "HardenedDuckDB"
-    schema_reader = ("schema_duckdb", "read_duckdb")
+    schema_module = "schema_duckdb"
     logs = (".wal",)
     address_space = 4 << 30
 
@@ -104,7 +103,7 @@ class _PostgreSQL(Engine):
     version_sql = "SELECT current_setting('server_version')"
     module = "postgres_database"
     connection = "HardenedPostgres"
-    schema_reader = ("schema_postgres", "read_postgres")
+    schema_module = "schema_postgres"
     is_server = True
     max_open = 4  # a server often allows 100, for all of its clients together
     variables = ("PG", "SSL_CERT_", "KRB5")

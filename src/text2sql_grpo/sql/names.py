@@ -2,7 +2,7 @@
 
 import re
 
-from text2sql_grpo.sql.schema_types import Dialect
+from text2sql_grpo.sql.address import Kind
 
 # Every keyword of SQLite 3.40 that no table, column and argument may be called without quotes.
 _SQLITE_KEYWORDS = """
@@ -41,7 +41,7 @@ _BARE: dict[str, re.Pattern[str]] = {
 }
 
 
-def quote_name(name: str, dialect: Dialect = "sqlite") -> str:
+def quote_name(name: str, dialect: Kind = "sqlite") -> str:
     """Put a name in double quotes if SQL needs them.
 
     >>> quote_name("ward"), quote_name("order"), quote_name("unit price")
@@ -52,6 +52,6 @@ def quote_name(name: str, dialect: Dialect = "sqlite") -> str:
     return name if _BARE[dialect].fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-def dotted_name(namespace: str, name: str, dialect: Dialect) -> str:
+def dotted_name(namespace: str, name: str, dialect: Kind) -> str:
     """Name of a table or view in a query, behind its namespace if that is not empty."""
     return ".".join(quote_name(part, dialect) for part in (namespace, name) if part or part is name)

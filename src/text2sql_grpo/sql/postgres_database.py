@@ -110,6 +110,21 @@ _CALLED = re.compile(r'(\w+)"?\s*\(')
 _CHANGING_WORDS = re.compile(r"\b(current_(date|time|timestamp)|localtime|localtimestamp|tablesample)\b")
 
 
+def connected(location: str, **options: Any) -> psycopg.Connection[Any]:
+    """New connection to a server.
+
+    Raises:
+        psycopg.Error: It failed, or took longer than `CONNECT_TIMEOUT_S`.
+    """
+    return psycopg.connect(
+        location,
+        client_encoding="UTF8",
+        fallback_application_name=APPLICATION,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        **options,
+    )
+
+
 def fingerprint_of(location: str) -> None:
     """None: a server has none."""
 
@@ -260,14 +275,8 @@ class HardenedPostgres:
         while True:
             connection = None
             try:
-                connection = psycopg.connect(
-                    self.location,
-                    autocommit=True,
-                    options=f"{chosen} {_OPTIONS}",  # such as a search_path; the last ones win
-                    client_encoding="UTF8",
-                    fallback_application_name=APPLICATION,
-                    connect_timeout=CONNECT_TIMEOUT_S,
-                )
+                # The URL's options, such as a search_path, come first: the last ones win.
+                connection = connected(self.location, autocommit=True, options=f"{chosen} {_OPTIONS}")
                 excess, definers = rights_of(connection)
                 break
             except psycopg.Error as error:

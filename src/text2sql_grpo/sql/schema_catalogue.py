@@ -5,16 +5,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.names import dotted_name
 from text2sql_grpo.sql.schema_examples import EXAMPLE_ROWS, column_examples, one_line
-from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, Dialect, ForeignKey, Schema, Table, View
+from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS, Column, ForeignKey, Schema, Table, View
 
 Rows = list[tuple[Any, ...]]
 
 
 def schema_of(
     name: str,
-    dialect: Dialect,
+    dialect: Kind,
     ask: Callable[[str], Rows],
     *,
     relations: Iterable[Sequence[Any]],

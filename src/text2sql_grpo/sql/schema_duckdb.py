@@ -63,7 +63,7 @@ _FOREIGN_KEYS = """
 """
 
 
-def read_duckdb(database: Path | str, *, timeout_s: float) -> Schema:
+def read(database: Path | str, *, timeout_s: float) -> Schema:
     """See `schema.read_schema`. DuckDB checks the time between two batches of rows only."""
     with needs_extra("duckdb", f"the DuckDB database {database}"):
         import duckdb

@@ -13,7 +13,6 @@ from text2sql_grpo.sql.schema_types import ForeignKey, Schema
 if TYPE_CHECKING:
     from psycopg import Connection
 
-CONNECT_TIMEOUT_S = 10
 _SETTINGS = (
     "lock_timeout = '5s'",
     "synchronize_seqscans = off",
@@ -82,10 +81,12 @@ _FOREIGN_KEYS = """
 """
 
 
-def read_postgres(url: str, *, timeout_s: float) -> Schema:
+def read(url: str, *, timeout_s: float) -> Schema:
     """See `schema.read_schema`. Materialized views and foreign tables count as views."""
     with needs_extra("postgresql", "a PostgreSQL database"):
         import psycopg
+
+        from text2sql_grpo.sql.postgres_database import connected
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -95,13 +96,7 @@ def read_postgres(url: str, *, timeout_s: float) -> Schema:
         ) from None
     where = f"database {parts.get('dbname', 'of the user')} on {parts.get('host', 'this machine')}"
     try:
-        connection = psycopg.connect(
-            url,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            client_encoding="UTF8",
-            fallback_application_name="text2sql-grpo",
-        )
-        with closing(connection):
+        with closing(connected(url)) as connection:
             connection.read_only = True
             schema = _schema(connection, timeout_s)
     except (psycopg.errors.QueryCanceled, TimeoutError) as error:

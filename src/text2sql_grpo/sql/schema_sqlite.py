@@ -50,7 +50,7 @@ _FOREIGN_KEYS = """
 """  # the last declared has id 0
 
 
-def read_sqlite(database: Path | str, *, timeout_s: float) -> Schema:
+def read(database: Path | str, *, timeout_s: float) -> Schema:
     """See `schema.read_schema`. Comments come from the CREATE statements, then from BIRD's descriptions."""
     deadline = time.monotonic() + timeout_s
     path = Path(database)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from typing import Literal
 
+from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within
-from text2sql_grpo.sql.schema_types import Column, Dialect, Example, ForeignKey, Schema, Table, View
+from text2sql_grpo.sql.schema_types import Column, Example, ForeignKey, Schema, Table, View
 
 MAX_DDL_EXAMPLE_CHARS = 40
 SchemaText = Literal["compact", "ddl", "commented_ddl", "m_schema"]
@@ -47,11 +48,11 @@ def schema_text(
     )
 
 
-def _quoted(names: Iterable[str], dialect: Dialect) -> str:
+def _quoted(names: Iterable[str], dialect: Kind) -> str:
     return ", ".join(quote_name(name, dialect) for name in names)
 
 
-def relation_sql(relation: Table | View, dialect: Dialect) -> str:
+def relation_sql(relation: Table | View, dialect: Kind) -> str:
     """Name of a table or view in a query, with its namespace if needed."""
     return dotted_name(relation.namespace, relation.name, dialect)
 
@@ -66,7 +67,7 @@ def compact_text(schema: Schema) -> str:
     return "\n".join(lines + [_compact_line("view", view, schema.dialect) for view in schema.views])
 
 
-def _compact_line(kind: str, relation: Table | View, dialect: Dialect) -> str:
+def _compact_line(kind: str, relation: Table | View, dialect: Kind) -> str:
     name = relation_sql(relation, dialect)
     references = {
         column: f" = {dotted_name(key.namespace, key.table, dialect)}"
@@ -86,7 +87,7 @@ def ddl_text(schema: Schema) -> str:
     return _ddl(schema, _create_table)
 
 
-def _ddl(schema: Schema, create: Callable[[Table | View, Dialect], str]) -> str:
+def _ddl(schema: Schema, create: Callable[[Table | View, Kind], str]) -> str:
     """Statements of the tables, then comments with the views: without its query, no CREATE VIEW could run."""
     texts = [create(table, schema.dialect) for table in schema.tables]
     for view in schema.views:
@@ -95,7 +96,7 @@ def _ddl(schema: Schema, create: Callable[[Table | View, Dialect], str]) -> str:
     return "\n\n".join(texts)
 
 
-def _create_table(relation: Table | View, dialect: Dialect) -> str:
+def _create_table(relation: Table | View, dialect: Kind) -> str:
     primary = [column.name for column in relation.columns if column.is_primary_key]
     lines = []
     for column in relation.columns:
@@ -111,7 +112,7 @@ def _create_table(relation: Table | View, dialect: Dialect) -> str:
     return f"CREATE TABLE {relation_sql(relation, dialect)} (\n  " + ",\n  ".join(lines) + "\n);"
 
 
-def _foreign_key(key: ForeignKey, dialect: Dialect) -> str:
+def _foreign_key(key: ForeignKey, dialect: Kind) -> str:
     references = f" ({_quoted(key.references, dialect)})" if key.references else ""
     parent = dotted_name(key.namespace, key.table, dialect)
     return f"FOREIGN KEY ({_quoted(key.columns, dialect)}) REFERENCES {parent}{references}"
@@ -125,7 +126,7 @@ def commented_ddl_text(schema: Schema) -> str:
     return _ddl(schema, _create_commented_table)
 
 
-def _create_commented_table(relation: Table | View, dialect: Dialect) -> str:
+def _create_commented_table(relation: Table | View, dialect: Kind) -> str:
     entries = []  # with the comment behind each
     for column in relation.columns:
         notes = [column.comment] if column.comment else []
