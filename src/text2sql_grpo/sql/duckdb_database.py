@@ -250,14 +250,15 @@ class HardenedDuckDB:
     def _answer(
         self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
     ) -> ExecutionOutcome:
-        statements = session.extract_statements(sql)
+        read, statements = sql, session.extract_statements(sql)
         if not statements:
             return failure("error", NOTHING_TO_RUN)
         if len(statements) > 1:
             return failure("error", SEVERAL_STATEMENTS)
-        # EXPLAIN ANALYZE runs what it explains.
-        read = _explained(session, sql) if first_word(sql) == "EXPLAIN" else sql
-        kind = _kind(session.extract_statements(read)[0])
+        if first_word(sql) == "EXPLAIN":  # its ANALYZE runs what it explains
+            read = _explained(session, sql)
+            statements = session.extract_statements(read)
+        kind = _kind(statements[0])
         # A pivot over the values of a column counts as several statements, whatever it is a part of.
         is_pivot = kind == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
         if kind != duckdb.StatementType.SELECT and not is_pivot:
@@ -430,11 +431,11 @@ def _result(
     """Rows of a query that only reads.
 
     Args:
-        session: A new one.
+        session: A new session.
         sql: The query.
-        limits: Its bounds.
+        limits: Bounds of the query.
         deadline: Seconds of `time.monotonic`.
-        is_bound_first: whether to find its types before it runs, so that it need not run twice.
+        is_bound_first: True if its types can be found before it runs, so that it need not run twice.
     """
     if is_bound_first:
         relation = session.sql(sql)

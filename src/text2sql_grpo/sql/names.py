@@ -4,7 +4,7 @@ import re
 
 from text2sql_grpo.sql.address import Kind
 
-# Every keyword of SQLite 3.40 that no table, column and argument may be called without quotes.
+# Keywords of SQLite 3.40 that need quotes as the name of a table or a column.
 _SQLITE_KEYWORDS = """
 add all alter and as autoincrement between case cast check collate commit constraint create current_date
 current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from

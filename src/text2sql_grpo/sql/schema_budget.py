@@ -39,7 +39,7 @@ def text_within(
 
     Args:
         last_line: Template with `{}` for the list of what was left out.
-        has_notes: whether the text shows examples and comments.
+        has_notes: True if the text shows examples and comments.
         max_tokens: Maximum length of the whole text; None for no limit.
 
     Raises:

@@ -31,7 +31,7 @@ def schema_of(
         name: Name of the database.
         dialect: Rules for quoting names.
         ask: Function that runs a query, until the deadline.
-        relations: Namespace, name, whether it is a table, comment.
+        relations: Namespace, name, True for a table and False for a view, comment.
         columns: SQL of an example, then the fields of `Column` in their order, without the examples.
         keys: Columns of each unique key, the primary key first; left out if one is not a column.
         foreign_keys: One a row.
