@@ -138,11 +138,10 @@ def run_in_query_thread(work: Callable[[], T]) -> T:
 
 def interrupted_when_late(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
     """Result of work that another thread does on a session, which is interrupted when it is late."""
-    wait_s = None if timeout_s == float("inf") else timeout_s
-    while not wait([work], wait_s).done:
+    while not wait([work], timeout_s).done:
         with contextlib.suppress(duckdb.ConnectionException):  # closed just before
             session.interrupt()
-        wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
+        timeout_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
     return work.result()
 
 
@@ -183,19 +182,12 @@ class HardenedDuckDB:
         self.fingerprint = fingerprint
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
-        self.session = self._database.cursor()
-        self._in_query_thread(_warm, float("inf"))  # before a limit counts
-        self.session.close()
+        with self._database.cursor() as self.session:
+            self._in_query_thread(_warm, threading.TIMEOUT_MAX)  # before a limit counts
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
-            opening = _OPENER.submit(duckdb.connect, self.location, read_only=True, config=CONFIG)
-            return opening.result()
-        except duckdb.PermissionException as error:  # it would load an extension that reads this file
-            raise DataError(
-                "cannot read the DuckDB database file: it is of another system, such as SQLite"
-                f" (at {self.location})"
-            ) from error
+            return _OPENER.submit(duckdb.connect, self.location, read_only=True, config=CONFIG).result()
         except duckdb.Error as error:
             raise self._fault(error) from error
 
@@ -305,6 +297,8 @@ class HardenedDuckDB:
 
     def _fault(self, error: duckdb.Error) -> DataError:
         found = " ".join(str(error).split())
+        if isinstance(error, duckdb.PermissionException):  # it would load an extension that reads the file
+            found = "it is of another system, such as SQLite"
         return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
 
 
