@@ -152,10 +152,8 @@ class HardenedPostgres:
         self.fingerprint = fingerprint
         self._shown = _without_password(location)
         self.is_volatile = False
-        self._changing: frozenset[str] = frozenset()  # names of functions; read at the first query
         self._n_pending = 0  # messages whose answers were not read to the end
         self._deadline = 0.0  # of `time.monotonic`, for the server to answer
-        self._guard = guard_of(())
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
     def is_current(self) -> bool:
@@ -196,9 +194,6 @@ class HardenedPostgres:
         if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
             asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
         outcome = self._answer(asked, limits)
-        if not self._changing and outcome.is_ok:
-            names = self._answer([_CHANGING], Limits())
-            self._changing = frozenset(str(name) for (name,) in names.rows)
         text = _TEXTS.sub(" ", sql.lower())
         called = self._changing.intersection(_CALLED.findall(text))
         self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
@@ -266,6 +261,7 @@ class HardenedPostgres:
                 # The URL's options, such as a search_path, come first: the last ones win.
                 connection = connected(self.location, autocommit=True, options=f"{chosen} {_OPTIONS}")
                 excess, definers = rights_of(connection)
+                self._changing = {name for (name,) in connection.execute(_CHANGING)}
                 break
             except psycopg.Error as error:
                 if connection is not None:
