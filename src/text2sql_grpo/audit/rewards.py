@@ -146,7 +146,7 @@ class RewardAudit:
             sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"
         }
         alike = [suspect[2] for suspect, _, _ in running if suspect[2] not in unlike]
-        is_like_exact = parse_address(database).kind != "sqlite"
+        is_like_exact = parse_address(database).engine.is_like_exact
         wrong = unlike | _differing(base, gold, query, alike, rng, is_like_exact=is_like_exact)
         for (kind, name, sql), native, _ in running:
             if sql in wrong:

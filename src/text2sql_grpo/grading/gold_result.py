@@ -9,6 +9,7 @@ from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import Difference, compare_strict, has_top_level_order
 from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
 
@@ -54,7 +55,7 @@ class GoldResult:
             )
         compare = partial(compare_strict, ordered=self._is_ordered, accepts_whole_ties=accepts_whole_ties)
         found = compare(self.outcome, predicted, ties=lambda: self._ties)
-        if found not in ("values", "order") or self._dialect == "sqlite":
+        if found not in ("values", "order") or not DIALECTS[self._dialect].has_dates:
             return found
         # Dates and moments are values there, not texts: other types and forms of one moment are equal.
         known, shown = (o._replace(rows=_with_moments(o.rows)) for o in (self.outcome, predicted))

@@ -33,6 +33,7 @@ from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.query import read_query, write_query
@@ -137,7 +138,7 @@ class Mirror:
     @property
     def is_database(self) -> bool:
         """True if the database is the SQLite file."""
-        return self.dialect == "sqlite"
+        return not DIALECTS[self.dialect].needs_mirror
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -224,12 +225,12 @@ def build_mirror(
     for table in schema.tables:
         if table.name.lower() in gaps:
             continue
-        reason = _why_not_mirrored(executor, database, table, catalogue.dialect) if is_copied else ""
+        reason = _why_not_mirrored(executor, database, table) if is_copied else ""
         if reason:
             gaps[table.name.lower()] = reason
             continue
         try:
-            found = _rows(executor, database, table, schema, catalogue.dialect, max_rows)
+            found = _rows(executor, database, table, schema, max_rows)
         except DataError as error:
             gaps[table.name.lower()] = str(error)
             continue
@@ -301,7 +302,7 @@ def read(executor: SQLExecutor, database: Database, sql: str) -> tuple[Row, ...]
     return outcome.rows
 
 
-def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, dialect: str) -> str:
+def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -> str:
     """Why the mirror cannot hold a table; empty if it can.
 
     A value whose text the engine does not read back as the same value would be changed in silence.
@@ -310,10 +311,9 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, d
     if len(set(folded)) < len(folded):
         return "two columns differ only in case"
     others = [column for column in table.columns if mirror_type(column) in ("TEXT", "OPAQUE")]
-    text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     lost = [
-        f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS {text})"
-        f" AS {c.cast_type}) AS {text}) IS DISTINCT FROM CAST({quoted(c.name)} AS {text}))"
+        f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS TEXT)"
+        f" AS {c.cast_type}) AS TEXT) IS DISTINCT FROM CAST({quoted(c.name)} AS TEXT))"
         for c in others
     ]
     if not lost:
@@ -364,15 +364,13 @@ def _rows(
     database: Database,
     table: Table,
     schema: Schema,
-    dialect: str,
     max_rows: int,
 ) -> list[Row]:
     """First rows of a table, and those that the first rows of other tables refer to."""
-    text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     shown = ", ".join(
         quoted(column.name)
         if mirror_type(column) in ("INTEGER", "REAL", "BOOLEAN")
-        else f"CAST({quoted(column.name)} AS {text})"
+        else f"CAST({quoted(column.name)} AS TEXT)"
         for column in table.columns
     )
     rows = list(read(executor, database, f"SELECT {shown} FROM {table_sql(table)} LIMIT {max_rows}"))
@@ -431,14 +429,14 @@ class Translator:
         Raises:
             DataError: The database cannot be read, or the folder cannot be written.
         """
-        kind, location = parse_address(database)
+        address = parse_address(database)
         self.n_refused = 0
         self._executor, self._database = executor, database
         self._known: dict[str, str | None] = {}
         self._schema: Schema | None = None
-        self.path = Path(location)
-        if kind != "sqlite":
-            self._dialect = parse_address(database).dialect
+        self.path = Path(address.location)
+        if address.engine.needs_mirror:
+            self._dialect = address.dialect
             self._schema = read_schema(database)
             mirror = build_mirror(
                 executor,

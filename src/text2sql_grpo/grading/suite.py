@@ -149,7 +149,7 @@ class TestSuite:
         Raises:
             ConfigError: With the reason.
         """
-        if parse_address(database).kind != "sqlite":
+        if parse_address(database).engine.needs_mirror:
             self._engine(database).check()
 
     def databases(self, database: Database, gold_sql: str, answer_sql: str = "") -> Suite:
@@ -357,8 +357,9 @@ class TestSuite:
         Raises:
             ConfigError: Its engine's databases cannot be copied on this machine.
         """
-        kind, location = parse_address(database)
-        if kind == "sqlite":
+        address = parse_address(database)
+        kind, location = address
+        if not address.engine.needs_mirror:
             return Mirror.of_file(Path(location))
         key = (database, fingerprint(database))
         mirror = self._mirrors.get(key)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Kind
+from text2sql_grpo.sql.engines import ENGINES
 
 MANY_SIBLINGS = 3  # databases side by side, from which on workers may read the others there too
 MAX_LISTED = 2_000  # siblings that are granted together
@@ -79,7 +80,7 @@ class Grants:
 
     def _files_of(self, location: str) -> dict[str, Identity]:
         """Files and folders that a worker reads for a database besides Python's own."""
-        if self._kind == "postgresql":
+        if ENGINES[self._kind].is_server:
             return {path: _identity(path) for path in _client_files(location)}
         path = os.path.realpath(location)
         identity = _identity(path, self._kind)
@@ -91,7 +92,7 @@ class Grants:
 
     def _siblings_of(self, location: str) -> list[str]:
         """Databases beside this one, or in folders beside its own, once several were asked for there."""
-        if self._kind == "postgresql":
+        if ENGINES[self._kind].is_server:
             return []
         folder, suffix = os.path.dirname(location), glob.escape(os.path.splitext(location)[1])
         beside = os.path.join(glob.escape(folder), f"*{suffix}")
