@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, orphans, quoted
+from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
@@ -124,11 +124,7 @@ def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> Non
         before = connection.total_changes
         for table in base.tables.values():
             for reference in table.references:
-                columns = [table.columns[position] for position in reference.columns]
-                lost = orphans(
-                    quoted(table.name), columns, quoted(reference.parent), reference.parent_columns
-                )
-                connection.execute("DELETE " + lost)
+                connection.execute("DELETE " + table.orphans(reference))
 
 
 def _collations(

@@ -294,9 +294,8 @@ class TestSuite:
         answer = self._executor.execute(database, gold_sql, limits=self._limits)
         if not answer.is_ok or answer.is_truncated:
             return Suite(gap=FAILED)
-        found = find_test_databases(
-            self._executor, database, self._sample(database), gold_sql, answer, size=self.size, seed=name
-        )
+        base = self._sample(database)
+        found = find_test_databases(database, base, gold_sql, answer, size=self.size, seed=name)
         self.n_searched += 1
         if not found.contents:
             return Suite(gap=found.gap)
