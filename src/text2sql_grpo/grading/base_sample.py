@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.dates import DateFormat, date_format
+from text2sql_grpo.grading.near_values import DateFormat, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query

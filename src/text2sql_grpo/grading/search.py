@@ -10,19 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_identifiers, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
-from text2sql_grpo.grading.materialise import Content, materialise, run_gold
+from text2sql_grpo.grading.materialise import Content, differs_from, is_stable, materialise, run_gold
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
-from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
 from text2sql_grpo.grading.strict import find_nothing
+from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import lexemes, literals
 
 MAX_TRIES = 72  # databases drawn for one gold query
@@ -32,7 +33,7 @@ REPEATED = 0.3  # worth of killing a mutant once more
 HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on the database
 
 N_FOR_ANSWER = 12  # candidates drawn for one answer
-N_REPEATING = 4  # more of them, with many rows alike
+N_ALIKE = 4  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
@@ -70,6 +71,7 @@ class Drawn:
         connection: The database.
         result: Outcome of the gold query.
         differs: True for outcomes that the gold query may not return there.
+        is_stable: See `materialise.is_stable`.
     """
 
     content: Content
@@ -77,6 +79,7 @@ class Drawn:
     connection: sqlite3.Connection
     result: ExecutionOutcome
     differs: Callable[[ExecutionOutcome], bool]
+    is_stable: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -124,14 +127,15 @@ def drawn_databases(
         result = run_gold(connection, gold_sql)
         if result.is_ok and not result.is_truncated:
             differs = differs_from(connection, gold_sql, result)
-            if not only_stable or is_stable(base, connection, gold_sql, again, differs):
-                yield Drawn(content, path, connection, result, differs)
+            has_one_result = partial(is_stable, base, connection, gold_sql, again, differs)
+            if not only_stable or has_one_result():
+                yield Drawn(content, path, connection, result, differs, has_one_result)
                 continue
         connection.close()
 
 
 def find_test_databases(
-    database: Path, base: DatabaseSample, gold_sql: str, answer: ExecutionOutcome, *, size: int, seed: str
+    database: Path, base: DatabaseSample, gold_sql: str, answer: ExecutionOutcome, *, size: int
 ) -> Found:
     """Find at most `size` test databases of a gold query.
 
@@ -141,7 +145,6 @@ def find_test_databases(
         gold_sql: The gold query.
         answer: Its result on the database.
         size: Number asked for.
-        seed: Seed of the random numbers.
     """
     gold = read_gold(gold_sql, base.schema, base.views)
     gap = _gap_before(gold, gold_sql, base)
@@ -150,10 +153,10 @@ def find_test_databases(
     base, assumed = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     mutants = list(edited(gold, choosing_operators(gold, base.schema)))
-    chosen = _greedy(_candidates(read, gold, gold_sql, mutants, answer, Random(seed)), size)
+    chosen = _greedy(_candidates(read, gold, gold_sql, mutants, answer, Random(gold_sql)), size)
     killed = frozenset[str]().union(*(candidate.killed for candidate in chosen))
     contents = [
-        draw_rows(base, gold, Random(f"{seed} {index}"), known=candidate.content)
+        draw_rows(base, gold, Random(f"{index} {gold_sql}"), known=candidate.content)
         for index, candidate in enumerate(chosen)
     ]
     kills_hard_coded = [HARD_CODED in candidate.killed for candidate in chosen]
@@ -244,11 +247,12 @@ def find_counterexamples(
     base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
-    contents = _contents_for_answer(read, seeds, rng)
+    recipes = _recipes_for_answer(rng)
+    contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
     if declared_nulls:
-        recipes = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         nulls = read.with_declared_nulls()
-        contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in recipes))
+        more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
+        contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
     with ExitStack() as stack:
 
         def file() -> Path:
@@ -264,29 +268,18 @@ def find_counterexamples(
         if not candidates:
             raise NoCandidateError
         outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
-        again = with_ties_decided(gold.tree)
         for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
-            if outcome.is_ok and find_nothing(drawn.result, outcome):
-                continue
-            if drawn.differs(outcome) and is_stable(read, drawn.connection, gold_sql, again, drawn.differs):
+            both_empty = outcome.is_ok and find_nothing(drawn.result, outcome)
+            if not both_empty and drawn.differs(outcome) and drawn.is_stable():
                 yield path
 
 
-def _contents_for_answer(base: DatabaseSample, seeds: GoldQuery, rng: Random) -> Iterator[Content]:
-    for index in range(N_FOR_ANSWER + N_REPEATING):
-        recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
-        content = draw_rows(base, seeds, rng, recipe)
-        if index >= N_FOR_ANSWER:
-            for name in sorted(seeds.tables & content.keys()):
-                content[name] = _repeating(base.tables[name], content[name], rng)
-        yield content
-
-
-def _repeating(table: TableSample, rows: Sequence[Row], rng: Random) -> list[Row]:
-    """Rows that repeat a few of them, keys aside: many share their values, or all equal their mean."""
-    in_keys = {position for key in table.keys for position in key}
-    few = rng.sample(rows, min(rng.choice((1, 2, 4)), len(rows)))
-    return [tuple(row[p] if p in in_keys else cell for p, cell in enumerate(rng.choice(few))) for row in rows]
+def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
+    for _ in range(N_FOR_ANSWER):
+        yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
+    alike = Recipe(0, change=1.0, planted=1.0, exact=1.0, variety=1, childless=0.3, nulls=0.0, in_groups=True)
+    for _ in range(N_ALIKE):
+        yield replace(alike, rows=rng.choice((1, 3, 8)), variety=rng.choice((1, 2)))
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
