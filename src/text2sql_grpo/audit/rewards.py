@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from text2sql_grpo.audit.mutants import mutants
+from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.audit.probes import PROBES, build_probe_database
 from text2sql_grpo.audit.variations import hard_coded, rewrites
 from text2sql_grpo.data.databases import Databases, cache_folder
