@@ -22,11 +22,11 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
-    Reference,
     Statement,
     TableSample,
     parents_first,
     quoted,
+    without_rows,
 )
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
@@ -237,7 +237,7 @@ def build_mirror(
         if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
             gaps[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
-        samples.append(_sample(table))
+        samples.append(without_rows(table))
         rows[table.name] = found
         for place, column in enumerate(table.columns):
             shown = [row[place] for row in found[:MAX_ALLOWED] if row[place] is not None]
@@ -327,20 +327,6 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -
         if n_lost:
             return f"column {column.name} of type {column.type} is not read back from its text"
     return ""
-
-
-def _sample(table: Table) -> TableSample:
-    columns = tuple(column.name for column in table.columns)
-    references = []
-    for key in table.foreign_keys:
-        if set(key.columns) <= set(columns) and key.references:
-            own = tuple(columns.index(column) for column in key.columns)
-            references.append(Reference(own, key.table, key.references))
-    keys = tuple(
-        tuple(columns.index(column) for column in key) for key in table.keys if set(key) <= set(columns)
-    )
-    kinds = ("TEXT",) * len(columns)  # not read
-    return TableSample(table.name, columns, kinds, keys, tuple(references), frozenset(), ())
 
 
 def _create(sample: TableSample, columns: Sequence[Column]) -> str:
