@@ -80,8 +80,9 @@ class TableSample:
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:
         """Parsed values of the columns of lists, structs, maps and JSON."""
-        found = {position: read_nested(self.values(position)) for position in range(len(self.columns))}
-        return {position: values for position, values in found.items() if values}
+        columns = enumerate(map(self.values, range(len(self.columns))))
+        shown = {place: values for place, values in columns if values and str(values[0])[:1] in ("[", "{")}
+        return {place: nested for place, values in shown.items() if (nested := read_nested(values))}
 
 
 class Statement(NamedTuple):
