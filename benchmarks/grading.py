@@ -35,8 +35,8 @@ from grading_judge import (
 from rich.console import Console
 from rich.table import Table
 
+from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor

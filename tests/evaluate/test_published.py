@@ -31,7 +31,7 @@ from text2sql_grpo.evaluation.published import (
 from text2sql_grpo.evaluation.spider import spider_execution_accuracy, spider_order_matters, spider_text
 from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.grading import Verdict
-from text2sql_grpo.grading.bird import bird_execution_accuracy
+from text2sql_grpo.grading.strict import bird_execution_accuracy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row

@@ -495,25 +495,6 @@ def test_fault_of_a_database_is_raised_from_a_batch(executor: SQLExecutor, datab
     assert executor.execute(database, "SELECT 1").is_ok
 
 
-def test_batch_begins_with_the_largest_database_and_asks_for_few_slow_queries(tmp_path: Path) -> None:
-    small, large = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
-    small.write_bytes(b"1")
-    large.write_bytes(b"22")
-    queries = [(str(path), "SELECT 1") for path in (small, large, tmp_path / "none") for _ in range(400)]
-    batch = pool.Batch(queries, Limits(), n_workers=2)
-    first = batch.next_positions()
-    assert 1 <= len(first) <= pool.FIRST_CHUNK
-    assert {queries[position][0] for position in first} == {str(large)}
-    batch.query_s = 1.0
-    second = batch.next_positions()
-    assert len(second) == 1
-    batch.query_s = 1e-6
-    third = batch.next_positions()
-    assert len(third) > 100
-    rest = [position for positions in iter(batch.next_positions, []) for position in positions]
-    assert sorted(first + second + third + rest) == list(range(1200))
-
-
 def test_large_results_arrive_whole(executor: SQLExecutor, database: Path) -> None:
     rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
     pairs = [(database, f"{rows} SELECT i, hex(zeroblob(100)), {k} FROM n") for k in range(12)]

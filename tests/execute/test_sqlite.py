@@ -9,7 +9,7 @@ import pytest
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, sqlite_file
-from text2sql_grpo.sql.frames import marshalled, marshalled_list, marshalled_tuple
+from text2sql_grpo.sql.frames import marshalled, marshalled_list
 from text2sql_grpo.sql.sqlite import DatabaseLocked, HardenedDatabase
 from text2sql_grpo.sql.sqlite_file import fingerprint_of, open_database
 
@@ -166,7 +166,6 @@ def test_values_marshalled_one_by_one_are_read_as_one(items: list[object]) -> No
     parts = [marshalled(item) for item in items]
 
     assert marshal.loads(marshalled_list(parts)) == items
-    assert marshal.loads(marshalled_tuple(len(items), parts)) == tuple(items)
 
 
 def test_name_that_no_guard_can_read_is_the_query_s_error(database: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from text2sql_grpo.grading.flags import literals_copied_from_observations, reads_no_table
+from text2sql_grpo.rewards.episode_flags import literals_copied_from_observations, reads_no_table
 
 OBSERVED = [(17, "Ann", 2.5), (3, "O'Hara", None)]
 

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.databases import make_shop
-from text2sql_grpo.grading.dates import date_format
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
-from text2sql_grpo.grading.near_values import as_column_value, matching_texts, near_values
+from text2sql_grpo.grading.near_values import as_column_value, date_format, matching_texts, near_values
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.schema import Schema, read_schema
 

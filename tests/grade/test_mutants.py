@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.mutants import MAX_PER_OPERATOR, mutants
+from text2sql_grpo.grading.mutants import MAX_PER_OPERATOR
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import read_schema
 

@@ -14,9 +14,9 @@ from tests.databases import make_shop
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.materialise import materialise, reversed_copy, run_gold
+from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
 from text2sql_grpo.grading.perturb import draw_rows
-from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
+from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.outcome import Row
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.audit.probes import PROBES, build_probe_database
 from text2sql_grpo.audit.variations import hard_coded, rewrites
 from text2sql_grpo.data.databases import Databases, cache_folder
@@ -19,7 +20,6 @@ from text2sql_grpo.grading.base_sample import DatabaseSample, read_sample, with_
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.materialise import run_gold
 from text2sql_grpo.grading.mirror import Translator
-from text2sql_grpo.grading.mutants import mutants
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.search import drawn_databases
 from text2sql_grpo.rewards import Judge, RewardMix
@@ -146,7 +146,7 @@ class RewardAudit:
             sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"
         }
         alike = [suspect[2] for suspect, _, _ in running if suspect[2] not in unlike]
-        is_like_exact = parse_address(database).kind != "sqlite"
+        is_like_exact = parse_address(database).engine.is_like_exact
         wrong = unlike | _differing(base, gold, query, alike, rng, is_like_exact=is_like_exact)
         for (kind, name, sql), native, _ in running:
             if sql in wrong:

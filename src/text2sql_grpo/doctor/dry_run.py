@@ -31,6 +31,7 @@ from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.sft.demonstrations import action_text, play
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 EPISODES = 32
@@ -38,7 +39,6 @@ _TOO_FULL = 0.95
 _PROMPTS_MEASURED = 50
 _SMALL_SCHEMA = 256  # tokens; fewer may not hold the line on what is left out
 _SEAMS = 8  # tokens that may be added where a shortened schema meets the text around it
-_LOOK = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
 
 
 def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
@@ -63,8 +63,8 @@ def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) 
 
 def _scripted(example: Example, bench: Bench, chat: ChatFormat, *, is_native: bool) -> Episode:
     """Play an episode with an exploratory query and the gold query."""
-    is_sqlite = bench.environment.databases.dialect(example.database) == "sqlite"
-    look = example.look_sql or (_LOOK if is_sqlite else example.gold_sql)
+    engine = DIALECTS[bench.environment.databases.dialect(example.database)]
+    look = example.look_sql or engine.tables_sql
     calls = (("run_sql", look), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
     turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]

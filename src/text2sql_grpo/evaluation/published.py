@@ -20,7 +20,7 @@ from statistics import fmean, pstdev
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.evaluation.spider import spider_execution_accuracy, spider_order_matters, spider_text
-from text2sql_grpo.grading.bird import bird_execution_accuracy
+from text2sql_grpo.grading.strict import bird_execution_accuracy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor

@@ -1,7 +1,6 @@
 """Official and strict verdicts on a query's result."""
 
-from text2sql_grpo.grading.bird import bird_execution_accuracy
-from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
+from text2sql_grpo.grading.strict import bird_execution_accuracy, compare_strict, has_top_level_order
 from text2sql_grpo.grading.verdict import Grader, Verdict
 
 __all__ = [

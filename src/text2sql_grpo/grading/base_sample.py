@@ -12,11 +12,11 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.dates import DateFormat, date_format
+from text2sql_grpo.grading.near_values import DateFormat, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
-from text2sql_grpo.sql.schema import Schema, read_schema
+from text2sql_grpo.sql.schema import Schema, Table, read_schema
 from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 
 MAX_ROWS_READ = 400
@@ -61,6 +61,11 @@ class TableSample:
         """Distinct values of one column in order of appearance, without NULL; not to be changed."""
         return self._values[position]
 
+    def orphans(self, reference: Reference) -> str:
+        """`FROM .. WHERE ..` of the rows without their parent."""
+        columns = [self.columns[position] for position in reference.columns]
+        return orphans(quoted(self.name), columns, quoted(reference.parent), reference.parent_columns)
+
     @cached_property
     def _values(self) -> list[list[Cell]]:
         columns = [dict.fromkeys(row[place] for row in self.rows) for place in range(len(self.columns))]
@@ -75,8 +80,9 @@ class TableSample:
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:
         """Parsed values of the columns of lists, structs, maps and JSON."""
-        found = {position: read_nested(self.values(position)) for position in range(len(self.columns))}
-        return {position: values for position, values in found.items() if values}
+        columns = enumerate(map(self.values, range(len(self.columns))))
+        shown = {place: values for place, values in columns if values and str(values[0])[:1] in ("[", "{")}
+        return {place: nested for place, values in shown.items() if (nested := read_nested(values))}
 
 
 class Statement(NamedTuple):
@@ -161,20 +167,18 @@ def read_sample(database: Path) -> DatabaseSample:
     try:
         with closing(open_database(database)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            views = connection.execute(
-                "SELECT lower(name), sql FROM sqlite_master WHERE type = 'view'"
-            ).fetchall()
-            statements = connection.execute(
+            found = connection.execute(
                 "SELECT sql, iif(type = 'view', '', tbl_name), iif(type = 'view', name, '')"
                 " FROM sqlite_master WHERE sql IS NOT NULL AND substr(name, 1, 7) <> 'sqlite_'"
                 " AND type IN ('table', 'index', 'view') ORDER BY type = 'view', type = 'index', rowid"
             ).fetchall()
-            tables = [_read_table(connection, schema, table.name) for table in schema.tables]
+            statements = tuple(Statement(*row) for row in found)
+            virtual = {one.table for one in statements if one.sql.upper().startswith("CREATE VIRTUAL")}
+            tables = [_read(connection, schema, t) for t in schema.tables if t.name not in virtual]
     except sqlite3.Error as error:
         raise DataError(f"cannot read the database: {error} (at {database})") from error
-    ordered = parents_first(table for table in tables if table is not None)
-    queries = {name: _view_query(statement) for name, statement in views}
-    return DatabaseSample(schema, tuple(Statement(*row) for row in statements), queries, ordered)
+    views = {one.view.lower(): _view_query(one.sql) for one in statements if one.view}
+    return DatabaseSample(schema, statements, views, parents_first(tables))
 
 
 def _view_query(create: str) -> str:
@@ -212,8 +216,8 @@ def with_links(
                 refers_back = name != parent and any(known.parent == name for known in other.references)
                 if not is_key or refers_back or position in taken:
                     continue
-                if is_contained(connection, name, [column], parent, [key]):
-                    added = Reference((position,), parent, (key,))
+                added = Reference((position,), parent, (key,))
+                if is_contained(connection, child, added):
                     tables[name] = replace(child, references=(*child.references, added))
     return replace(base, tables=parents_first(tables.values()))
 
@@ -247,14 +251,12 @@ def with_identifiers(
     return replace(base, tables=tables), tuple(assumed)
 
 
-def is_contained(
-    connection: sqlite3.Connection, child: str, columns: Sequence[str], parent: str, references: Sequence[str]
-) -> bool:
-    """True if every row of `child` without NULL in `columns` has its row in `parent`.
+def is_contained(connection: sqlite3.Connection, child: TableSample, reference: Reference) -> bool:
+    """True if every row of a table without NULL in a reference has its row in the parent.
 
     True as well if the tables are too large to check: a declared key is trusted.
     """
-    return not _exists(connection, orphans(quoted(child), columns, quoted(parent), references))
+    return not _exists(connection, child.orphans(reference))
 
 
 def _exists(connection: sqlite3.Connection, source: str) -> bool:
@@ -278,59 +280,46 @@ def orphans(child: str, columns: Sequence[str], parent: str, references: Sequenc
     return f"FROM {child} AS c_ WHERE {present} AND NOT EXISTS (SELECT 1 FROM {parent} AS p_ WHERE {matches})"
 
 
-def _read_table(connection: sqlite3.Connection, schema: Schema, name: str) -> TableSample | None:
-    """Sample of one table; None for a virtual table."""
-    create = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
-    if create.upper().startswith("CREATE VIRTUAL"):
-        return None
-    described = connection.execute(
-        'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) WHERE hidden = 0', (name,)
-    ).fetchall()
-    columns = tuple(column for column, _, _, _ in described)
-    position = {column.lower(): index for index, column in enumerate(columns)}
-    listed = ", ".join(map(quoted, columns))
-    rows = connection.execute(f"SELECT {listed} FROM {quoted(name)} LIMIT {MAX_ROWS_READ}").fetchall()
-    primary = tuple(index for index, (_, _, _, place) in enumerate(described) if place)
-    nullable = {
-        index
-        for index, (column, _, notnull, place) in enumerate(described)
-        if not (notnull or place)
-        and _exists(connection, f"FROM {quoted(name)} WHERE {quoted(column)} IS NULL")
-    }
-    references = []
-    table = next(table for table in schema.tables if table.name == name)
-    writable = {other.name for other in schema.tables}
-    for key in table.foreign_keys:
-        if key.table in writable and key.references and set(map(str.lower, key.columns)) <= set(position):
-            parent = next(other for other in schema.tables if other.name == key.table)
-            known = set(key.references) <= {column.name for column in parent.columns}
-            if known and is_contained(connection, name, key.columns, key.table, key.references):
-                own = tuple(position[column.lower()] for column in key.columns)
-                references.append(Reference(own, key.table, key.references))
-    keys = dict.fromkeys(([primary] if primary else []) + _unique_keys(connection, name, position))
-    return TableSample(
-        name,
-        columns,
-        tuple(kind for _, kind, _, _ in described),
-        tuple(keys),
-        tuple(references),
-        frozenset(nullable),
-        tuple(rows),
-        frozenset(index for index, (*_, notnull, place) in enumerate(described) if not (notnull or place)),
+def _read(connection: sqlite3.Connection, schema: Schema, table: Table) -> TableSample:
+    """Sample of one table."""
+    bare = without_rows(table)
+    source, listed = quoted(table.name), ", ".join(map(quoted, bare.columns))
+    known = {other.name: {column.name for column in other.columns} for other in schema.tables}
+    return replace(
+        bare,
+        rows=tuple(connection.execute(f"SELECT {listed} FROM {source} LIMIT {MAX_ROWS_READ}")),
+        nullable=frozenset(
+            place
+            for place in bare.declared_nullable
+            if _exists(connection, f"FROM {source} WHERE {quoted(bare.columns[place])} IS NULL")
+        ),
+        references=tuple(
+            reference
+            for reference in bare.references
+            if set(reference.parent_columns) <= known.get(reference.parent, set())
+            and is_contained(connection, bare, reference)
+        ),
     )
 
 
-def _unique_keys(
-    connection: sqlite3.Connection, table: str, position: dict[str, int]
-) -> list[tuple[int, ...]]:
-    """Columns of each unique index without expressions; a partial one counts as a whole one."""
-    indexes = connection.execute('SELECT name FROM pragma_index_list(?) WHERE "unique"', (table,)).fetchall()
-    keys = []
-    for (index,) in indexes:
-        names = [name for (name,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))]
-        if all(name is not None and name.lower() in position for name in names):
-            keys.append(tuple(position[name.lower()] for name in names))
-    return keys
+def without_rows(table: Table) -> TableSample:
+    """Sample of a table with its columns, keys and declared foreign keys alone."""
+    columns = [column for column in table.columns if not column.is_generated]
+    names = tuple(column.name for column in columns)
+    return TableSample(
+        table.name,
+        names,
+        tuple(column.type for column in columns),
+        tuple(tuple(map(names.index, key)) for key in table.keys if set(key) <= set(names)),
+        tuple(
+            Reference(tuple(map(names.index, key.columns)), key.table, key.references)
+            for key in table.foreign_keys
+            if set(key.columns) <= set(names) and key.references
+        ),
+        frozenset(),
+        (),
+        frozenset(place for place, column in enumerate(columns) if column.accepts_null),
+    )
 
 
 def parents_first(tables: Iterable[TableSample]) -> dict[str, TableSample]:

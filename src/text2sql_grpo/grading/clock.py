@@ -2,6 +2,7 @@
 
 from sqlglot import exp
 
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.query import read_query, write_query
 
 _DAY, _TIME = "2087-06-15", "12:00:00"  # later: what "until today" selects, it selects then too
@@ -41,7 +42,7 @@ def _fixed(node: exp.Expr, dialect: str) -> exp.Expr | None:
         kind = _NAMED.get(node.name.upper(), "")
         if node.name.upper() == "AGE" and len(node.expressions) == 1:
             return exp.Anonymous(this="age", expressions=[_moment("TIMESTAMP", dialect), *node.expressions])
-    if dialect == "sqlite":
+    if not DIALECTS[dialect].has_dates:
         is_implicit = isinstance(node, exp.Anonymous) and node.name.upper() in _IMPLICIT
         if is_implicit and not node.expressions:
             return exp.Anonymous(this=node.name, expressions=[_moment("TIMESTAMP", dialect)])
@@ -60,4 +61,4 @@ def _is_argument(node: exp.Expr) -> bool:
 def _moment(kind: str, dialect: str) -> exp.Expr:
     text = {"DATE": _DAY, "TIME": _TIME, "TIMESTAMP": f"{_DAY} {_TIME}"}[kind]
     literal = exp.Literal.string(text)
-    return literal if dialect == "sqlite" else exp.cast(literal, kind)
+    return exp.cast(literal, kind) if DIALECTS[dialect].has_dates else literal

@@ -24,18 +24,10 @@ Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names i
 Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
-_ARITHMETIC = (
-    exp.Add,
-    exp.Sub,
-    exp.Mul,
-    exp.Div,
-    exp.Neg,
-    exp.Paren,
-    exp.Literal,
-    exp.Column,
-    exp.Identifier,
+_SCALAR = (
+    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier),
+    *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.Coalesce),
 )
-_SCALAR = (*_ARITHMETIC, exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.Coalesce)
 _MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
@@ -391,7 +383,7 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
         sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
-        values = [_constant_number(side) for side in sides if side is not None]
+        values = [_number(side) for side in sides if side is not None]
         for side in sides[:2]:
             inner = side.this if isinstance(side, exp.AggFunc) and not isinstance(side, exp.Count) else side
             if not isinstance(inner, exp.Expr) or (inner is side and isinstance(inner, exp.Column)):
@@ -417,13 +409,7 @@ def _is_day_number(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and node.name.lower() == "julianday"
 
 
-def _constant_number(node: exp.Expr) -> float | None:
-    """Value of a number, or of arithmetic of numbers."""
-    parts = list(node.walk())
-    allowed = (exp.Literal, exp.Neg, exp.Paren, exp.Add, exp.Sub, exp.Mul, exp.Div)
-    if len(parts) > _MAX_SCALAR or not all(isinstance(part, allowed) for part in parts):
-        return None
-    with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
-        (value,) = connection.execute(f"SELECT {node.sql('sqlite')}").fetchone()
-        return float(value) if isinstance(value, int | float) else None
-    return None
+def _number(node: exp.Expr) -> float | None:
+    """Value of a number, perhaps with a minus sign; None for any other node."""
+    value = literal_value(node.this if isinstance(node, exp.Neg) else node)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,13 +1,16 @@
-"""Small SQLite databases made from rows, and gold queries on them."""
+"""Small SQLite databases made from rows, gold queries on them, and whether these have one result there."""
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, orphans, quoted
+from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
+from text2sql_grpo.grading.rows import TieGroup
+from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
+from text2sql_grpo.grading.ties import tie_groups, widened_query
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
@@ -105,6 +108,53 @@ def run_gold(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
     return ExecutionOutcome("ok", columns, tuple(rows[:MAX_ROWS]), len(rows) > MAX_ROWS)
 
 
+def differs_from(
+    connection: sqlite3.Connection, gold_sql: str, result: ExecutionOutcome
+) -> Callable[[ExecutionOutcome], bool]:
+    """Predicate that is True for outcomes on one database that the gold may not return.
+
+    Args:
+        connection: The database.
+        gold_sql: The gold.
+        result: Outcome of the gold on it.
+    """
+    ordered = has_top_level_order(gold_sql)
+
+    @cache
+    def ties() -> Sequence[TieGroup] | None:
+        widened = widened_query(gold_sql, result.columns)
+        return tie_groups(widened, result, run_gold(connection, widened.sql)) if widened else None
+
+    def differs(other: ExecutionOutcome) -> bool:
+        return not other.is_ok or compare_strict(result, other, ordered=ordered, ties=ties) != "equal"
+
+    return differs
+
+
+def is_stable(
+    base: DatabaseSample,
+    connection: sqlite3.Connection,
+    gold_sql: str,
+    again: Sequence[str],
+    differs: Callable[[ExecutionOutcome], bool],
+) -> bool:
+    """True if the gold has one result in any order of the scan, except for ties of its outermost order.
+
+    Then no bare column of a group and no inner tie decides, so that a right query with another plan agrees.
+
+    Args:
+        base: Sample of the database.
+        connection: The small database.
+        gold_sql: The gold.
+        again: The gold with ties broken in other ways.
+        differs: True for outcomes that differ from the gold's on the small database.
+    """
+    if any(differs(run_gold(connection, sql)) for sql in again):
+        return False
+    with closing(reversed_copy(base, connection)) as copy:
+        return not differs(run_gold(copy, gold_sql))
+
+
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Insert rows, all or none; those that break a key or a CHECK are ignored."""
     listed, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
@@ -124,11 +174,7 @@ def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> Non
         before = connection.total_changes
         for table in base.tables.values():
             for reference in table.references:
-                columns = [table.columns[position] for position in reference.columns]
-                lost = orphans(
-                    quoted(table.name), columns, quoted(reference.parent), reference.parent_columns
-                )
-                connection.execute("DELETE " + lost)
+                connection.execute("DELETE " + table.orphans(reference))
 
 
 def _collations(

@@ -22,17 +22,18 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
-    Reference,
     Statement,
     TableSample,
     parents_first,
     quoted,
+    without_rows,
 )
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.query import in_dialect, read_query, write_query
@@ -137,7 +138,7 @@ class Mirror:
     @property
     def is_database(self) -> bool:
         """True if the database is the SQLite file."""
-        return self.dialect == "sqlite"
+        return not DIALECTS[self.dialect].needs_mirror
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -224,19 +225,19 @@ def build_mirror(
     for table in schema.tables:
         if table.name.lower() in gaps:
             continue
-        reason = _why_not_mirrored(executor, database, table, catalogue.dialect) if is_copied else ""
+        reason = _why_not_mirrored(executor, database, table) if is_copied else ""
         if reason:
             gaps[table.name.lower()] = reason
             continue
         try:
-            found = _rows(executor, database, table, schema, catalogue.dialect, max_rows)
+            found = _rows(executor, database, table, schema, max_rows)
         except DataError as error:
             gaps[table.name.lower()] = str(error)
             continue
         if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
             gaps[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
-        samples.append(_sample(table))
+        samples.append(without_rows(table))
         rows[table.name] = found
         for place, column in enumerate(table.columns):
             shown = [row[place] for row in found[:MAX_ALLOWED] if row[place] is not None]
@@ -273,11 +274,21 @@ def build_mirror(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             prune_once(folder)
-            with draft(path) as scratch:
-                materialise(base, rows, scratch).close()
+            with draft(path) as scratch, closing(materialise(base, rows, scratch)) as connection:
+                for statement in statements:
+                    _drop_if_unreadable(connection, statement.view)
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot write the mirror of a database: {error} (at {path})") from error
     return Mirror(path, catalogue, schema, gaps, allowed)
+
+
+def _drop_if_unreadable(connection: sqlite3.Connection, view: str) -> None:
+    """Drop a view that SQLite cannot read; no warning of it would mean the user's database."""
+    if view:
+        try:
+            connection.execute(f"SELECT * FROM {quoted(view)} LIMIT 0").close()
+        except sqlite3.Error:
+            connection.execute(f"DROP VIEW {quoted(view)}")
 
 
 def read_rows(path: Path, table: Table) -> list[Row]:
@@ -301,7 +312,7 @@ def read(executor: SQLExecutor, database: Database, sql: str) -> tuple[Row, ...]
     return outcome.rows
 
 
-def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, dialect: str) -> str:
+def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -> str:
     """Why the mirror cannot hold a table; empty if it can.
 
     A value whose text the engine does not read back as the same value would be changed in silence.
@@ -310,10 +321,9 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, d
     if len(set(folded)) < len(folded):
         return "two columns differ only in case"
     others = [column for column in table.columns if mirror_type(column) in ("TEXT", "OPAQUE")]
-    text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     lost = [
-        f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS {text})"
-        f" AS {c.cast_type}) AS {text}) IS DISTINCT FROM CAST({quoted(c.name)} AS {text}))"
+        f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS TEXT)"
+        f" AS {c.cast_type}) AS TEXT) IS DISTINCT FROM CAST({quoted(c.name)} AS TEXT))"
         for c in others
     ]
     if not lost:
@@ -327,20 +337,6 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table, d
         if n_lost:
             return f"column {column.name} of type {column.type} is not read back from its text"
     return ""
-
-
-def _sample(table: Table) -> TableSample:
-    columns = tuple(column.name for column in table.columns)
-    references = []
-    for key in table.foreign_keys:
-        if set(key.columns) <= set(columns) and key.references:
-            own = tuple(columns.index(column) for column in key.columns)
-            references.append(Reference(own, key.table, key.references))
-    keys = tuple(
-        tuple(columns.index(column) for column in key) for key in table.keys if set(key) <= set(columns)
-    )
-    kinds = ("TEXT",) * len(columns)  # not read
-    return TableSample(table.name, columns, kinds, keys, tuple(references), frozenset(), ())
 
 
 def _create(sample: TableSample, columns: Sequence[Column]) -> str:
@@ -364,15 +360,13 @@ def _rows(
     database: Database,
     table: Table,
     schema: Schema,
-    dialect: str,
     max_rows: int,
 ) -> list[Row]:
     """First rows of a table, and those that the first rows of other tables refer to."""
-    text = "VARCHAR" if dialect == "duckdb" else "TEXT"
     shown = ", ".join(
         quoted(column.name)
         if mirror_type(column) in ("INTEGER", "REAL", "BOOLEAN")
-        else f"CAST({quoted(column.name)} AS {text})"
+        else f"CAST({quoted(column.name)} AS TEXT)"
         for column in table.columns
     )
     rows = list(read(executor, database, f"SELECT {shown} FROM {table_sql(table)} LIMIT {max_rows}"))
@@ -431,14 +425,14 @@ class Translator:
         Raises:
             DataError: The database cannot be read, or the folder cannot be written.
         """
-        kind, location = parse_address(database)
+        address = parse_address(database)
         self.n_refused = 0
         self._executor, self._database = executor, database
         self._known: dict[str, str | None] = {}
         self._schema: Schema | None = None
-        self.path = Path(location)
-        if kind != "sqlite":
-            self._dialect = parse_address(database).dialect
+        self.path = Path(address.location)
+        if address.engine.needs_mirror:
+            self._dialect = address.dialect
             self._schema = read_schema(database)
             mirror = build_mirror(
                 executor,

@@ -6,39 +6,34 @@ literals and columns. Only the tables that the queries read, and the tables that
 """
 
 import sqlite3
-import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, TableSample, with_identifiers, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
-from text2sql_grpo.grading.materialise import Content, materialise, run_gold
-from text2sql_grpo.grading.mutants import mutants
+from text2sql_grpo.grading.materialise import Content, differs_from, is_stable, materialise, run_gold
+from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
-from text2sql_grpo.grading.stability import differs_from, is_stable, with_ties_decided
-from text2sql_grpo.grading.strict import compare_strict, find_nothing, has_top_level_order
+from text2sql_grpo.grading.strict import find_nothing
+from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import lexemes, literals
 
 MAX_TRIES = 72  # databases drawn for one gold query
 ENOUGH_CANDIDATES = 28
-BASE_LIMITS = Limits(timeout_s=1.0, max_rows=2_000)
-BATCH = 16  # mutants run together on the database
-BASE_BUDGET_S = 4.0  # for all mutants on the database; those left over count as unknown
 
-ANSWER_WEIGHT = 5.0  # the gold query's result on the database, hard-coded
-NOTHING_WEIGHT = 0.5  # a candidate on which the gold query returns nothing
-AGREEING_WEIGHT = 1.0  # a mutant that the database does not kill
-OTHER_WEIGHT = 0.05
 REPEATED = 0.3  # worth of killing a mutant once more
+HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on the database
 
 N_FOR_ANSWER = 12  # candidates drawn for one answer
-N_REPEATING = 4  # more of them, with many rows alike
+N_ALIKE = 4  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
@@ -76,6 +71,7 @@ class Drawn:
         connection: The database.
         result: Outcome of the gold query.
         differs: True for outcomes that the gold query may not return there.
+        is_stable: See `materialise.is_stable`.
     """
 
     content: Content
@@ -83,14 +79,23 @@ class Drawn:
     connection: sqlite3.Connection
     result: ExecutionOutcome
     differs: Callable[[ExecutionOutcome], bool]
+    is_stable: Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Rows of a possible test database, with the indices of the mutants that it kills."""
+    """Possible test database.
+
+    Attributes:
+        content: Its rows.
+        killed: Mutants with another result than the gold query's there; `HARD_CODED` for its result on the
+            database.
+        returns_nothing: Whether the gold query returns no rows, or NULLs, there.
+    """
 
     content: Content
-    killed: frozenset[int]
+    killed: frozenset[str]
+    returns_nothing: bool
 
 
 def drawn_databases(
@@ -122,56 +127,42 @@ def drawn_databases(
         result = run_gold(connection, gold_sql)
         if result.is_ok and not result.is_truncated:
             differs = differs_from(connection, gold_sql, result)
-            if not only_stable or is_stable(base, connection, gold_sql, again, differs):
-                yield Drawn(content, path, connection, result, differs)
+            has_one_result = partial(is_stable, base, connection, gold_sql, again, differs)
+            if not only_stable or has_one_result():
+                yield Drawn(content, path, connection, result, differs, has_one_result)
                 continue
         connection.close()
 
 
 def find_test_databases(
-    executor: SQLExecutor,
-    database: Path,
-    base: DatabaseSample,
-    gold_sql: str,
-    answer: ExecutionOutcome,
-    *,
-    size: int,
-    seed: str,
+    database: Path, base: DatabaseSample, gold_sql: str, answer: ExecutionOutcome, *, size: int
 ) -> Found:
     """Find at most `size` test databases of a gold query.
 
     Args:
-        executor: Runs mutants on the database.
         database: SQLite file.
         base: Sample of the database.
         gold_sql: The gold query.
         answer: Its result on the database.
         size: Number asked for.
-        seed: Seed of the random numbers.
     """
     gold = read_gold(gold_sql, base.schema, base.views)
     gap = _gap_before(gold, gold_sql, base)
     if gold is None or gap:
         return Found((), base, gap, {})
     base, assumed = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
-    suspects, weights = _suspects(executor, database, gold, base, answer, has_top_level_order(gold_sql))
     read = base.restricted(gold.tables | base.named_in(gold_sql))
-    candidates = _candidates(read, gold, gold_sql, suspects, answer, Random(seed))
-    chosen = _greedy(candidates, weights, size)
-    killed = frozenset[int]().union(*(candidate.killed for candidate in chosen))
-    return Found(
-        tuple(
-            draw_rows(base, gold, Random(f"{seed} {index}"), known=candidate.content)
-            for index, candidate in enumerate(chosen)
-        ),
-        base,
-        gap_of(
-            [len(suspects) in candidate.killed for candidate in chosen],
-            [len(suspects) + 1 in candidate.killed for candidate in chosen],
-            size,
-        ),
-        {"mutants": len(weights), "killed": len(killed), "assumed_unique": assumed},
-    )
+    mutants = list(edited(gold, choosing_operators(gold, base.schema)))
+    chosen = _greedy(_candidates(read, gold, gold_sql, mutants, answer, Random(gold_sql)), size)
+    killed = frozenset[str]().union(*(candidate.killed for candidate in chosen))
+    contents = [
+        draw_rows(base, gold, Random(f"{index} {gold_sql}"), known=candidate.content)
+        for index, candidate in enumerate(chosen)
+    ]
+    kills_hard_coded = [HARD_CODED in candidate.killed for candidate in chosen]
+    gap = gap_of(kills_hard_coded, [candidate.returns_nothing for candidate in chosen], size)
+    record = {"mutants": len(mutants), "killed": len(killed - {HARD_CODED}), "assumed_unique": assumed}
+    return Found(tuple(contents), base, gap, record)
 
 
 def draw_databases(
@@ -256,11 +247,12 @@ def find_counterexamples(
     base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
-    contents = _contents_for_answer(read, seeds, rng)
+    recipes = _recipes_for_answer(rng)
+    contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
     if declared_nulls:
-        recipes = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         nulls = read.with_declared_nulls()
-        contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in recipes))
+        more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
+        contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
     with ExitStack() as stack:
 
         def file() -> Path:
@@ -276,29 +268,18 @@ def find_counterexamples(
         if not candidates:
             raise NoCandidateError
         outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
-        again = with_ties_decided(gold.tree)
         for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
-            if outcome.is_ok and find_nothing(drawn.result, outcome):
-                continue
-            if drawn.differs(outcome) and is_stable(read, drawn.connection, gold_sql, again, drawn.differs):
+            both_empty = outcome.is_ok and find_nothing(drawn.result, outcome)
+            if not both_empty and drawn.differs(outcome) and drawn.is_stable():
                 yield path
 
 
-def _contents_for_answer(base: DatabaseSample, seeds: GoldQuery, rng: Random) -> Iterator[Content]:
-    for index in range(N_FOR_ANSWER + N_REPEATING):
-        recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
-        content = draw_rows(base, seeds, rng, recipe)
-        if index >= N_FOR_ANSWER:
-            for name in sorted(seeds.tables & content.keys()):
-                content[name] = _repeating(base.tables[name], content[name], rng)
-        yield content
-
-
-def _repeating(table: TableSample, rows: Sequence[Row], rng: Random) -> list[Row]:
-    """Rows that repeat a few of them, keys aside: many share their values, or all equal their mean."""
-    in_keys = {position for key in table.keys for position in key}
-    few = rng.sample(rows, min(rng.choice((1, 2, 4)), len(rows)))
-    return [tuple(row[p] if p in in_keys else cell for p, cell in enumerate(rng.choice(few))) for row in rows]
+def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
+    for _ in range(N_FOR_ANSWER):
+        yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
+    alike = Recipe(0, change=1.0, planted=1.0, exact=1.0, variety=1, childless=0.3, nulls=0.0, in_groups=True)
+    for _ in range(N_ALIKE):
+        yield replace(alike, rows=rng.choice((1, 3, 8)), variety=rng.choice((1, 2)))
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
@@ -345,77 +326,40 @@ def _gap_before(gold: GoldQuery | None, gold_sql: str, base: DatabaseSample) -> 
     return f"the gold query reads the virtual table {virtual[0]}" if virtual else ""
 
 
-def _suspects(
-    executor: SQLExecutor,
-    database: Path,
-    gold: GoldQuery,
-    base: DatabaseSample,
-    answer: ExecutionOutcome,
-    ordered: bool,
-) -> tuple[list[str], list[float]]:
-    """Mutants and the worth of killing each.
-
-    Two more worths follow: of killing the gold query's hard-coded result, and of an empty result.
-    """
-    deadline = time.monotonic() + BASE_BUDGET_S
-
-    def run(sql: str) -> tuple[Row, ...] | None:
-        if time.monotonic() > deadline:
-            return None
-        outcome = executor.execute(database, sql, limits=BASE_LIMITS)
-        return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
-
-    found = list(mutants(gold, base.schema, run))
-    weights = []
-    for start in range(0, len(found), BATCH):
-        batch = found[start : start + BATCH]
-        if time.monotonic() > deadline:
-            weights += [AGREEING_WEIGHT] * len(batch)
-            continue
-        for outcome in executor.execute_many([(database, sql) for sql in batch], limits=BASE_LIMITS):
-            agrees = outcome.is_ok and compare_strict(answer, outcome, ordered=ordered) == "equal"
-            weights.append(AGREEING_WEIGHT if agrees else OTHER_WEIGHT)
-    return found, [*weights, ANSWER_WEIGHT, NOTHING_WEIGHT]
-
-
 def _candidates(
     base: DatabaseSample,
     gold: GoldQuery,
     gold_sql: str,
-    suspects: Sequence[str],
+    mutants: Sequence[str],
     answer: ExecutionOutcome,
     rng: Random,
 ) -> list[_Candidate]:
     """Databases on which the gold query has one result only, whatever the order of the scan."""
     candidates: list[_Candidate] = []
-    slow: set[int] = set()
+    slow: set[str] = set()
     contents = (draw_rows(base, gold, rng) for _ in range(MAX_TRIES))
     for drawn in islice(drawn_databases(base, contents, gold, gold_sql), ENOUGH_CANDIDATES):
-        killed = set()
+        killed = {HARD_CODED} if drawn.differs(answer) else set()
         with closing(drawn.connection) as connection:
-            for index, sql in enumerate(suspects):
-                outcome = ExecutionOutcome("timeout") if index in slow else run_gold(connection, sql)
+            for sql in mutants:
+                outcome = ExecutionOutcome("timeout") if sql in slow else run_gold(connection, sql)
                 if outcome.status == "timeout":  # a join without its condition, say: killed everywhere
-                    slow.add(index)
+                    slow.add(sql)
                 if drawn.differs(outcome):
-                    killed.add(index)
-            if drawn.differs(answer):
-                killed.add(len(suspects))
-        if all(cell is None for row in drawn.result.rows for cell in row):
-            killed.add(len(suspects) + 1)
-        candidates.append(_Candidate(drawn.content, frozenset(killed)))
+                    killed.add(sql)
+        returns_nothing = all(cell is None for row in drawn.result.rows for cell in row)
+        candidates.append(_Candidate(drawn.content, frozenset(killed), returns_nothing))
     return candidates
 
 
-def _greedy(candidates: Sequence[_Candidate], weights: Sequence[float], limit: int) -> list[_Candidate]:
-    """Greedy choice of candidates, each the one that adds most worth to those before it."""
-    worth = list(weights)
-    left = list(candidates)
+def _greedy(candidates: list[_Candidate], limit: int) -> list[_Candidate]:
+    """Choose candidates, each the one that kills most; a mutant that is killed already counts less."""
+    worth: defaultdict[str, float] = defaultdict(lambda: 1.0)
     chosen: list[_Candidate] = []
-    while left and len(chosen) < limit:
-        best = max(left, key=lambda candidate: sum(worth[index] for index in candidate.killed))
-        left.remove(best)
+    while len(chosen) < min(limit, len(candidates)):
+        left = [candidate for candidate in candidates if candidate not in chosen]
+        best = max(left, key=lambda candidate: sum(worth[sql] for sql in candidate.killed))
         chosen.append(best)
-        for index in best.killed:
-            worth[index] *= REPEATED
+        for sql in best.killed:
+            worth[sql] *= REPEATED
     return chosen

@@ -39,9 +39,9 @@ from text2sql_grpo.grading.search import (
     find_test_databases,
     gap_of,
 )
-from text2sql_grpo.grading.stability import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict
 from text2sql_grpo.grading.suite_folder import SuiteFolder
+from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
@@ -149,7 +149,7 @@ class TestSuite:
         Raises:
             ConfigError: With the reason.
         """
-        if parse_address(database).kind != "sqlite":
+        if parse_address(database).engine.needs_mirror:
             self._engine(database).check()
 
     def databases(self, database: Database, gold_sql: str, answer_sql: str = "") -> Suite:
@@ -294,9 +294,8 @@ class TestSuite:
         answer = self._executor.execute(database, gold_sql, limits=self._limits)
         if not answer.is_ok or answer.is_truncated:
             return Suite(gap=FAILED)
-        found = find_test_databases(
-            self._executor, database, self._sample(database), gold_sql, answer, size=self.size, seed=name
-        )
+        base = self._sample(database)
+        found = find_test_databases(database, base, gold_sql, answer, size=self.size)
         self.n_searched += 1
         if not found.contents:
             return Suite(gap=found.gap)
@@ -357,8 +356,9 @@ class TestSuite:
         Raises:
             ConfigError: Its engine's databases cannot be copied on this machine.
         """
-        kind, location = parse_address(database)
-        if kind == "sqlite":
+        address = parse_address(database)
+        kind, location = address
+        if not address.engine.needs_mirror:
             return Mirror.of_file(Path(location))
         key = (database, fingerprint(database))
         mirror = self._mirrors.get(key)
@@ -393,20 +393,19 @@ class TestSuite:
 
     def _engine(self, database: Database) -> CopyEngine:
         kind = parse_address(database).kind
-        if kind not in self._engines:
-            self._engines[kind] = self._opened(kind)
-        return self._engines[kind]
-
-    def _opened(self, kind: Kind) -> CopyEngine:
+        if kind in self._engines:
+            return self._engines[kind]
         if kind == "duckdb":
             with needs_extra("duckdb", "a DuckDB database"):
                 from text2sql_grpo.grading.duckdb_copies import DuckDBCopies
 
-                return DuckDBCopies(self._folder / "duckdb")
-        with needs_extra("postgresql", "a PostgreSQL database"):
-            from text2sql_grpo.grading.postgres_copies import PostgresCopies
+                self._engines[kind] = DuckDBCopies(self._folder / "duckdb")
+        else:
+            with needs_extra("postgresql", "a PostgreSQL database"):
+                from text2sql_grpo.grading.postgres_copies import PostgresCopies
 
-            return PostgresCopies(self._folder / "postgresql", self._url)
+                self._engines[kind] = PostgresCopies(self._folder / "postgresql", self._url)
+        return self._engines[kind]
 
 
 def _agrees(gold: GoldResult, outcome: ExecutionOutcome, sql: str) -> bool:

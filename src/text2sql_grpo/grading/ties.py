@@ -178,3 +178,32 @@ def _explains(groups: Sequence[TieGroup], rows: Sequence[Row], widened: WidenedQ
             return False
         start += group.n_taken
     return True
+
+
+def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ...]:
+    """The gold with ties of each ORDER BY and LIMIT broken by the columns, ascending and descending.
+
+    If the two have one result, no tie matters to it.
+
+    >>> from sqlglot import parse_one
+    >>> with_ties_decided(parse_one("SELECT a FROM t ORDER BY b LIMIT 1", dialect="sqlite"))
+    ('SELECT a FROM t ORDER BY b, 1 ASC LIMIT 1', 'SELECT a FROM t ORDER BY b, 1 DESC LIMIT 1')
+    """
+    decided = []
+    for is_descending in (False, True):
+        copy = tree.copy()
+        for query in copy.find_all(exp.Query):
+            is_cut = query.args.get("order") is not None or query.args.get("limit") is not None
+            if not isinstance(query, exp.Select | exp.SetOperation) or not is_cut or query.is_star:
+                continue
+            order = query.args.get("order") or exp.Order(expressions=[])
+            for place in range(1, len(query.selects) + 1):
+                order.append(
+                    "expressions",
+                    exp.Ordered(
+                        this=exp.Literal.number(place), desc=is_descending, nulls_first=not is_descending
+                    ),
+                )
+            query.set("order", order)
+        decided.append(copy.sql(dialect))
+    return tuple(dict.fromkeys(decided))

@@ -9,10 +9,9 @@ from marshal import dumps
 from threading import Lock
 from typing import Literal
 
-from text2sql_grpo.grading.bird import bird_execution_accuracy
 from text2sql_grpo.grading.clock import at_later_time
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.strict import Difference, find_nothing
+from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
 from text2sql_grpo.grading.suite import Suite, TestSuite
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor

@@ -61,24 +61,15 @@ class ResultCache:
             return
         with self._lock:
             if key in self._entries:
-                self._remove(key)
+                self._n_bytes -= _size_of(key, self._entries.pop(key))
             self._entries[key] = data
             self._n_bytes += n_bytes
             while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
-                self._remove(next(iter(self._entries)))
-
-    def clear(self) -> None:
-        """Drop the results, not the counts."""
-        with self._lock:
-            self._entries.clear()
-            self._n_bytes = 0
+                self._n_bytes -= _size_of(*self._entries.popitem(last=False))
 
     def reset_lock(self) -> None:
         """Replace the lock in a forked child: the thread that held it does not exist there."""
         self._lock = threading.Lock()
-
-    def _remove(self, key: Key) -> None:
-        self._n_bytes -= _size_of(key, self._entries.pop(key))
 
 
 def _size_of(key: Key, data: bytes) -> int:

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, TypeVar
 
@@ -102,10 +102,12 @@ _PLANNED = re.compile(r'"qname":\{"path":\[(?:"(?:[^"\\]|\\.)*",)*"((?:[^"\\]|\\
 
 # Types whose Python values lose nothing. Others are read as the engine's own text: Python has no month, no
 # nanosecond, no infinite date, and needs a time zone package.
-_PLAIN = frozenset(
-    ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint")
-) | {"uhugeint", "float", "double", "varchar", "blob", "enum", "null"}
-_PYTHON = _PLAIN | {"boolean", "decimal"}  # read as values
+_PYTHON = frozenset(
+    """
+    tinyint smallint integer bigint hugeint utinyint usmallint uinteger ubigint uhugeint float double decimal
+    boolean varchar blob enum null
+    """.split()  # noqa: SIM905 (a list would take 20 lines)
+)
 _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 
 Fingerprint = tuple[int, ...]
@@ -132,6 +134,15 @@ def run_in_query_thread(work: Callable[[], T]) -> T:
 
     _OPENER.submit(int).result()  # starts its thread, which inherits no wall
     return _RUNNER.submit(work).result()
+
+
+def interrupted_when_late(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
+    """Result of work that another thread does on a session, which is interrupted when it is late."""
+    while not wait([work], timeout_s).done:
+        with contextlib.suppress(duckdb.ConnectionException):  # closed just before
+            session.interrupt()
+        timeout_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
+    return work.result()
 
 
 def fingerprint_of(path: str) -> Fingerprint:
@@ -171,19 +182,12 @@ class HardenedDuckDB:
         self.fingerprint = fingerprint
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
-        self.session = self._database.cursor()
-        self._in_query_thread(_warm, float("inf"))  # before a limit counts
-        self.session.close()
+        with self._database.cursor() as self.session:
+            self._in_query_thread(_warm, threading.TIMEOUT_MAX)  # before a limit counts
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
-            opening = _OPENER.submit(duckdb.connect, self.location, read_only=True, config=CONFIG)
-            return opening.result()
-        except duckdb.PermissionException as error:  # it would load an extension that reads this file
-            raise DataError(
-                "cannot read the DuckDB database file: it is of another system, such as SQLite"
-                f" (at {self.location})"
-            ) from error
+            return _OPENER.submit(duckdb.connect, self.location, read_only=True, config=CONFIG).result()
         except duckdb.Error as error:
             raise self._fault(error) from error
 
@@ -233,40 +237,30 @@ class HardenedDuckDB:
         """Result of the work on the session; from another thread, it is interrupted when it is late."""
         if threading.get_ident() in _walled:
             return work(self.session)
-        done = _RUNNER.submit(work, self.session)
-        wait_s = None if timeout_s == float("inf") else timeout_s
-        while not wait([done], wait_s).done:
-            with contextlib.suppress(duckdb.ConnectionException):  # closed just before
-                self.session.interrupt()
-            wait_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
-        return done.result()
+        return interrupted_when_late(_RUNNER.submit(work, self.session), self.session, timeout_s)
 
     def _answer(
         self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
     ) -> ExecutionOutcome:
-        statements = session.extract_statements(sql)
+        read, statements = sql, session.extract_statements(sql)
         if not statements:
             return failure("error", NOTHING_TO_RUN)
         if len(statements) > 1:
             return failure("error", SEVERAL_STATEMENTS)
-        kind, read = _kind(statements[0]), sql
-        if (
-            kind == duckdb.StatementType.EXPLAIN or first_word(sql) == "EXPLAIN"
-        ):  # its ANALYZE runs what it explains
+        if first_word(sql) == "EXPLAIN":  # its ANALYZE runs what it explains
             read = _explained(session, sql)
-            kind_read = _kind(session.extract_statements(read)[0])
-        else:
-            kind_read = kind
+            statements = session.extract_statements(read)
+        kind = _kind(statements[0])
         # A pivot over the values of a column counts as several statements, whatever it is a part of.
-        is_pivot = kind_read == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
-        if kind_read != duckdb.StatementType.SELECT and not is_pivot:
+        is_pivot = kind == duckdb.StatementType.MULTI and first_word(read) in _READING_WORDS
+        if kind != duckdb.StatementType.SELECT and not is_pivot:
             return failure("denied", f"not allowed: {first_word(read) or 'this statement'}; {ONLY_READING}")
         tree = _asked(session, "json_serialize_sql", read)
         refused = refused_part(tree, read)
         if refused:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
-        is_bound_first = kind == duckdb.StatementType.SELECT
+        is_bound_first = read is sql and not is_pivot
         return _result(session, sql, limits, deadline, is_bound_first=is_bound_first)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
@@ -303,6 +297,8 @@ class HardenedDuckDB:
 
     def _fault(self, error: duckdb.Error) -> DataError:
         found = " ".join(str(error).split())
+        if isinstance(error, duckdb.PermissionException):  # it would load an extension that reads the file
+            found = "it is of another system, such as SQLite"
         return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
 
 
@@ -429,11 +425,11 @@ def _result(
     """Rows of a query that only reads.
 
     Args:
-        session: A new one.
+        session: A new session.
         sql: The query.
-        limits: Its bounds.
+        limits: Bounds of the query.
         deadline: Seconds of `time.monotonic`.
-        is_bound_first: whether to find its types before it runs, so that it need not run twice.
+        is_bound_first: True if its types can be found before it runs, so that it need not run twice.
     """
     if is_bound_first:
         relation = session.sql(sql)
@@ -478,14 +474,11 @@ _CONVERTED: dict[str, Callable[[Any], Cell]] = {"decimal": exact_number, "boolea
 def _rows(
     session: duckdb.DuckDBPyConnection, converters: list[tuple[int, Callable[[Any], Cell]]]
 ) -> Iterator[Row]:
-    n_got = FETCHED_ROWS
-    while n_got == FETCHED_ROWS:
-        rows = session.fetchmany(FETCHED_ROWS)
-        n_got = len(rows)
+    while rows := session.fetchmany(FETCHED_ROWS):
+        if not converters:
+            yield from rows
+            continue
         for row in rows:
-            if not converters:
-                yield row
-                continue
             cells = list(row)
             for index, convert in converters:
                 if cells[index] is not None:

@@ -22,49 +22,43 @@ class Engine:
         title: Name for people.
         dialect: Name of its SQL in sqlglot.
         version_sql: Query for its version, where its SQL differs by it; empty for none.
-        module: Module of its connection, with `fingerprint_of` and the class `connection`.
-        schema_reader: Module and function that read a schema.
+        tables_sql: Query that lists names of tables.
         sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
             rows each time.
+        module: Module of its connection, with `fingerprint_of` and the class `connection`.
+        connection: Name of that class.
+        schema_module: Module whose `read` reads a schema.
         logs: Suffixes of files beside a database that hold changes; empty for a server.
         is_server: True if a database is no file, so that nothing of it is cached.
         max_open: Maximum number of connections of one worker; None for as many as files may be open.
         address_space: Maximum addresses of a worker, bytes.
         variables: Prefixes of the environment variables that its client reads.
         needs_packages: True if its driver lies outside of the standard library.
+        needs_mirror: True if test databases are searched on a SQLite mirror, not on the database itself.
+        is_like_exact: True if LIKE distinguishes upper from lower case.
+        has_quoted_texts: True if text in double quotes may be a string, instead of a name.
+        has_dates: True if dates and moments are values of their own types, not texts.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        title: str,
-        *,
-        dialect: str,
-        module: str,
-        connection: str,
-        schema_reader: tuple[str, str],
-        version_sql: str = "",
-        sample_sql: str,
-        logs: tuple[str, ...] = (),
-        max_open: int | None = None,
-        address_space: int,
-        variables: tuple[str, ...] = (),
-        needs_packages: bool = True,
-    ) -> None:
-        self.kind = kind
-        self.title = title
-        self.dialect = dialect
-        self.version_sql = version_sql
-        self.sample_sql = sample_sql
-        self.module = module
-        self.connection = connection
-        self.schema_reader = schema_reader
-        self.logs = logs
-        self.is_server = not logs
-        self.max_open = max_open
-        self.address_space = address_space
-        self.variables = variables
-        self.needs_packages = needs_packages
+    kind: str
+    title: str
+    dialect: str
+    version_sql = ""
+    tables_sql = "SELECT table_name FROM information_schema.tables LIMIT 3"
+    sample_sql: str
+    module: str
+    connection: str
+    schema_module: str
+    logs: tuple[str, ...] = ()
+    is_server = False
+    max_open: int | None = None
+    address_space: int = 1 << 30
+    variables: tuple[str, ...] = ()
+    needs_packages = True
+    needs_mirror = True
+    is_like_exact = True
+    has_quoted_texts = False
+    has_dates = True
 
     def loaded(self) -> tuple[Any, Any]:
         """Module of the connection, and its class.
@@ -78,50 +72,48 @@ class Engine:
 
     def read_schema(self, location: str, timeout_s: float) -> Any:
         """Schema of a database; see `schema.read_schema`."""
-        module, function = self.schema_reader
-        read = getattr(importlib.import_module(f"text2sql_grpo.sql.{module}"), function)
-        return read(location, timeout_s=timeout_s)
+        module = importlib.import_module(f"text2sql_grpo.sql.{self.schema_module}")
+        return module.read(location, timeout_s=timeout_s)
 
 
-ENGINES = {
-    engine.kind: engine
-    for engine in (
-        Engine(
-            "sqlite",
-            "SQLite",
-            dialect="sqlite",
-            module="sqlite",
-            connection="HardenedDatabase",
-            schema_reader=("schema_sqlite", "read_sqlite"),
-            sample_sql="SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}",
-            logs=("-wal", "-journal"),
-            address_space=1 << 30,
-            needs_packages=False,
-        ),
-        Engine(
-            "duckdb",
-            "DuckDB",
-            dialect="duckdb",
-            module="duckdb_database",
-            connection="HardenedDuckDB",
-            schema_reader=("schema_duckdb", "read_duckdb"),
-            version_sql="SELECT version()",
-            sample_sql="SELECT {columns} FROM {table} USING SAMPLE reservoir({n} ROWS) REPEATABLE (0)",
-            logs=(".wal",),
-            address_space=4 << 30,
-        ),
-        Engine(
-            "postgresql",
-            "PostgreSQL",
-            dialect="postgres",
-            module="postgres_database",
-            connection="HardenedPostgres",
-            schema_reader=("schema_postgres", "read_postgres"),
-            version_sql="SELECT current_setting('server_version')",
-            sample_sql="SELECT {columns} FROM {table} TABLESAMPLE BERNOULLI ({percent}) REPEATABLE (0)",
-            max_open=4,  # a server often allows 100, for all of its clients together
-            address_space=1 << 30,
-            variables=("PG", "SSL_CERT_", "KRB5"),
-        ),
-    )
-}
+class _SQLite(Engine):
+    kind = dialect = "sqlite"
+    title = "SQLite"
+    tables_sql = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
+    sample_sql = "SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}"
+    module = "sqlite"
+    connection = "HardenedDatabase"
+    schema_module = "schema_sqlite"
+    logs = ("-wal", "-journal")
+    has_quoted_texts = True
+    needs_packages = needs_mirror = is_like_exact = has_dates = False
+
+
+class _DuckDB(Engine):
+    kind = dialect = "duckdb"
+    title = "DuckDB"
+    sample_sql = "SELECT {columns} FROM {table} USING SAMPLE reservoir({n} ROWS) REPEATABLE (0)"
+    version_sql = "SELECT version()"
+    module = "duckdb_database"
+    connection = "HardenedDuckDB"
+    schema_module = "schema_duckdb"
+    logs = (".wal",)
+    address_space = 4 << 30
+
+
+class _PostgreSQL(Engine):
+    kind = "postgresql"
+    title = "PostgreSQL"
+    sample_sql = "SELECT {columns} FROM {table} TABLESAMPLE BERNOULLI ({percent}) REPEATABLE (0)"
+    dialect = "postgres"
+    version_sql = "SELECT current_setting('server_version')"
+    module = "postgres_database"
+    connection = "HardenedPostgres"
+    schema_module = "schema_postgres"
+    is_server = True
+    max_open = 4  # a server often allows 100, for all of its clients together
+    variables = ("PG", "SSL_CERT_", "KRB5")
+
+
+ENGINES = {engine.kind: engine for engine in (_SQLite(), _DuckDB(), _PostgreSQL())}
+DIALECTS = {engine.dialect: engine for engine in ENGINES.values()}

@@ -5,13 +5,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from text2sql_grpo.errors import DataError, ServerGoneError
@@ -19,7 +16,7 @@ from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
-from text2sql_grpo.sql.pool import Cancellation, WorkerPool
+from text2sql_grpo.sql.pool import Cancellation, Query, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 from text2sql_grpo.sql.worker_process import Answer
@@ -29,10 +26,8 @@ DEFAULT_CACHE_ENTRIES = 4_096
 DEFAULT_CACHE_BYTES = 64_000_000
 SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
-_Asked = tuple[int, str, str]  # position, location, SQL
 MAX_RIGHTS_SHOWN = 5
 _warned: set[str] = set()  # roles of servers whose harmless rights were logged
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _executors: weakref.WeakSet["SQLExecutor"] = weakref.WeakSet()
 
@@ -92,9 +87,8 @@ class SQLExecutor:
         self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes) if entries else None
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
-        self._threads: ThreadPoolExecutor | None = None
         self._servers: set[str] = set()  # locations of servers that have answered
-        self._finalizer = weakref.finalize(self, _end, self._pools)
+        weakref.finalize(self, _end, self._pools)
         _executors.add(self)
 
     @property
@@ -126,28 +120,7 @@ class SQLExecutor:
             DataError: The database is missing, unreadable or corrupt: not the model's fault.
             RunError: Workers cannot be started.
         """
-        limits = limits or self.limits
-        kind, location = parse_address(database)
-        if type(sql) is not str:
-            sql = _text(sql)
-        key = None
-        if self._cache is not None and len(sql) <= limits.max_sql_bytes:
-            key = _key(location, normalised(sql), _fingerprint_of(kind, location), limits)
-            known = self._cache.get(key) if key is not None else None
-            if known is not None:
-                self._count(1, 0.0)
-                return known
-        pool = self._pools.get(kind) or self._pool(kind)
-        if ENGINES[kind].is_server:
-            run = partial(pool.run_one, location, sql, limits, cancellation)
-            answer = self._patiently(run, (location,), cancellation)
-        else:
-            answer = pool.run_one(location, sql, limits, cancellation)
-        outcome = _outcome(answer)
-        if key is not None and self._cache is not None and not answer[-1]:
-            self._cache.put(key, outcome)
-        self._count(1, outcome.elapsed_s)
-        return outcome
+        return self._execute([(database, sql)], limits or self.limits, cancellation)[0]
 
     def execute_many(
         self, database_and_sql: Sequence[tuple[Path | str, str]], *, limits: Limits | None = None
@@ -156,19 +129,74 @@ class SQLExecutor:
 
         Equal deterministic queries run once. More workers start if it takes longer than starting them.
         """
-        limits = limits or self.limits
+        return self._execute(database_and_sql, limits or self.limits)
+
+    def _execute(
+        self,
+        database_and_sql: Sequence[tuple[Path | str, str]],
+        limits: Limits,
+        cancellation: Cancellation | None = None,
+    ) -> list[ExecutionOutcome]:
         outcomes: list[Any] = [None] * len(database_and_sql)
-        by_kind: dict[Kind, list[_Asked]] = {}
+        wanted: dict[Kind, tuple[list[int], list[Query]]] = {}  # with their positions
+        twins: list[tuple[int, Kind, Query, int]] = []  # position, query, and position of an equal one
+        firsts: dict[Query, int] = {}
+        fingerprints: dict[str, Fingerprint | None] = {}
+        keys: dict[int, Key] = {}
         for position, (database, sql) in enumerate(database_and_sql):
             kind, location = parse_address(database)
-            by_kind.setdefault(kind, []).append((position, location, _text(sql)))
-        for kind, asked in by_kind.items():
-            if self._cache is None or ENGINES[kind].is_server:
-                self._run(kind, asked, limits, outcomes)
-            else:
-                self._run_distinct(kind, asked, limits, outcomes, self._cache)
-        self._count(len(outcomes), sum([outcome.elapsed_s for outcome in outcomes if not outcome.from_cache]))
+            query = (location, sql if type(sql) is str else _text(sql))
+            # A longer text is refused, perhaps for its blanks alone.
+            if self._cache is not None and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
+                text = normalised(query[1])
+                first = firsts.setdefault((location, text), position)
+                if first != position:
+                    twins.append((position, kind, query, first))
+                    continue
+                if location not in fingerprints:
+                    fingerprints[location] = _fingerprint_of(kind, location)
+                found = fingerprints[location]
+                if found is not None and found[-1]:  # else the content may change without a trace
+                    keys[position] = (location, text, found, limits)
+                    outcomes[position] = self._cache.get(keys[position])
+            if outcomes[position] is None:
+                positions, queries = wanted.setdefault(kind, ([], []))
+                positions.append(position)
+                queries.append(query)
+        unsure: set[int] = set()
+        elapsed_s = 0.0
+        while wanted:
+            for kind, (positions, queries) in wanted.items():
+                answers = self._run(kind, queries, limits, cancellation)
+                for position, answer in zip(positions, answers, strict=True):
+                    outcome = outcomes[position] = ExecutionOutcome(*answer[:-1])
+                    elapsed_s += outcome.elapsed_s
+                    if answer[-1]:
+                        unsure.add(position)
+                    elif self._cache is not None and position in keys:
+                        self._cache.put(keys[position], outcome)
+            wanted = {}
+            for position, kind, query, first in twins:
+                # It calls random() or reads the clock. A time-out is shared all the same.
+                is_unsure = first in unsure and outcomes[first].status not in ("timeout", "memory")
+                if is_unsure and outcomes[position] is None:
+                    positions, queries = wanted.setdefault(kind, ([], []))
+                    positions.append(position)
+                    queries.append(query)
+        for position, _, _, first in twins:
+            if outcomes[position] is None:
+                outcomes[position] = outcomes[first]._replace(from_cache=True)
+        with self._lock:
+            self.queries += len(outcomes)
+            self.seconds_in_sql += elapsed_s
         return outcomes
+
+    def _run(
+        self, kind: Kind, queries: list[Query], limits: Limits, cancellation: Cancellation | None
+    ) -> list[Answer]:
+        if ENGINES[kind].is_server:
+            return self._run_on_server(queries, limits, cancellation)
+        return self._pool(kind).run(queries, limits, cancellation)
 
     def version(self, database: Path | str) -> object:
         """Version of a database's content; equal versions mean equal content.
@@ -189,15 +217,10 @@ class SQLExecutor:
         """
         self._folders.add(os.path.abspath(folder))
 
-    def describe(self) -> dict[str, Any]:
-        """Settings, and the parts of the sandbox of a SQLite worker, which is started if there is none."""
+    def describe(self) -> dict[str, dict[str, bool]]:
+        """Parts of the sandbox, and whether each holds a SQLite worker, which is started if there is none."""
         active = self._pool("sqlite").sandbox()
-        return {
-            "workers": self._workers,
-            "limits": asdict(self.limits),
-            "sandbox": {part: part in active for part in PARTS},
-            "require_sandbox": self._require_sandbox,
-        }
+        return {"sandbox": {part: part in active for part in PARTS}}
 
     def workers(self) -> dict[int, bool]:
         """Process ids of the workers of every kind, and whether each runs a query now."""
@@ -211,29 +234,18 @@ class SQLExecutor:
     ) -> ExecutionOutcome:
         """Async `execute`; the query of a cancelled call is stopped."""
         cancellation = Cancellation()
-        call = partial(self.execute, database, sql, limits=limits, cancellation=cancellation)
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="sql")
         import asyncio  # slow to import; a caller that awaits has done so
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            return await asyncio.to_thread(
+                self.execute, database, sql, limits=limits, cancellation=cancellation
+            )
         finally:
             cancellation.set()
 
     def close(self) -> None:
         """End the workers; a later `execute` starts new ones."""
-        with self._lock:
-            threads, self._threads = self._threads, None
         _end(self._pools)
-        if threads is not None:
-            threads.shutdown(wait=False)
-        if self._cache is not None and self._cache.hits + self._cache.misses:
-            hits, n_asked = self._cache.hits, self._cache.hits + self._cache.misses
-            _logger.debug(
-                "SQL results from the cache: %d of %d (%.0f%%)", hits, n_asked, 100 * hits / n_asked
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -261,80 +273,27 @@ class SQLExecutor:
                 pool = self._pools.setdefault(kind, new)
         return pool
 
-    def _run(self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any]) -> list[Answer]:
-        """Run queries, set their outcomes, and return the answers."""
-        queries = [(location, sql) for _, location, sql in asked]
-        run = partial(self._pool(kind).run, queries, limits)
-        locations = {location for location, _ in queries}
-        answers = self._patiently(run, locations) if ENGINES[kind].is_server else run()
-        for (position, _, _), answer in zip(asked, answers, strict=True):
-            outcomes[position] = _outcome(answer)
-        return answers
-
-    def _run_distinct(
-        self, kind: Kind, asked: list[_Asked], limits: Limits, outcomes: list[Any], cache: ResultCache
-    ) -> None:
-        """Run queries that are not cached, and equal queries once."""
-        fingerprints: dict[str, Fingerprint | None] = {}
-        keys: dict[int, Key | None] = {}
-        firsts: dict[tuple[str, str], int] = {}
-        twins: list[tuple[_Asked, int]] = []
-        wanted: list[_Asked] = []
-        for query in asked:
-            position, location, sql = query
-            if len(sql) > limits.max_sql_bytes:  # perhaps for its blanks alone
-                wanted.append(query)
-                continue
-            text = normalised(sql)
-            first = firsts.setdefault((location, text), position)
-            if first != position:
-                twins.append((query, first))
-                continue
-            if location not in fingerprints:
-                fingerprints[location] = _fingerprint_of(kind, location)
-            key = keys[position] = _key(location, text, fingerprints[location], limits)
-            outcomes[position] = cache.get(key) if key is not None else None
-            if outcomes[position] is None:
-                wanted.append(query)
-        answers = self._run(kind, wanted, limits, outcomes) if wanted else []
-        unsure = set()
-        for (position, _, _), answer in zip(wanted, answers, strict=True):
-            if answer[-1]:
-                unsure.add(position)
-            elif (key := keys.get(position)) is not None:
-                cache.put(key, outcomes[position])
-        # It calls random() or reads the clock. A time-out is shared all the same.
-        again = [
-            query
-            for query, first in twins
-            if first in unsure and outcomes[first].status not in ("timeout", "memory")
-        ]
-        if again:
-            self._run(kind, again, limits, outcomes)
-        for (position, _, _), first in twins:
-            if outcomes[position] is None:
-                outcomes[position] = outcomes[first]._replace(from_cache=True)
-
-    def _patiently(
-        self, run: Callable[[], T], locations: Iterable[str], cancellation: Cancellation | None = None
-    ) -> T:
+    def _run_on_server(
+        self, queries: list[Query], limits: Limits, cancellation: Cancellation | None
+    ) -> list[Answer]:
         """Run queries, again while a server that answered them before is gone, for `SERVER_WAIT_S`.
 
         Raises:
             ServerGoneError: It did not come back, or was never there.
         """
+        locations = {location for location, _ in queries}
         give_up = time.monotonic() + SERVER_WAIT_S
         pause_s = 0.1
         while True:
             try:
-                done = run()
-                for location in set(locations) - self._servers:
+                answers = self._pool("postgresql").run(queries, limits, cancellation)
+                for location in locations - self._servers:
                     self._servers.add(location)
                     self._warn_of_rights(location)
-                return done
+                return answers
             except ServerGoneError as error:
                 is_cancelled = cancellation is not None and cancellation.is_set
-                if not self._servers.issuperset(locations) or time.monotonic() > give_up or is_cancelled:
+                if not locations <= self._servers or time.monotonic() > give_up or is_cancelled:
                     raise
                 if pause_s < 0.2:
                     _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
@@ -352,7 +311,7 @@ class SQLExecutor:
             return
         _warned.add(place)
 
-        found = self._pool("postgresql").run_one(location, HARMLESS_RIGHTS, self.limits)
+        (found,) = self._pool("postgresql").run([(location, HARMLESS_RIGHTS)], self.limits)
         if found[0] == "ok" and found[2]:
             rights = ", ".join(str(right) for (right,) in found[2][:MAX_RIGHTS_SHOWN])
             more = f" and {len(found[2]) - MAX_RIGHTS_SHOWN} more" if len(found[2]) > MAX_RIGHTS_SHOWN else ""
@@ -364,15 +323,9 @@ class SQLExecutor:
                 WHY_HARMLESS,
             )
 
-    def _count(self, n_queries: int, elapsed_s: float) -> None:
-        with self._lock:
-            self.queries += n_queries
-            self.seconds_in_sql += elapsed_s
-
     def _reset_after_fork(self) -> None:
         """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
         self._lock = threading.Lock()
-        self._threads = None
         for pool in self._pools.values():
             pool.reset_after_fork()
         if self._cache is not None:
@@ -380,10 +333,9 @@ class SQLExecutor:
 
 
 def _text(sql: str) -> str:
-    if type(sql) is str:
-        return sql
+    """Plain text of a subclass of str, which cannot be marshalled."""
     if isinstance(sql, str):
-        return "".join(sql)  # a subclass, which cannot be marshalled
+        return "".join(sql)
     raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
@@ -400,15 +352,6 @@ def _fingerprint_of(kind: Kind, location: str) -> Fingerprint | None:
 def fingerprint(database: Path | str) -> Fingerprint | None:
     """Fingerprint of a database's file; None for a server, and for a file that cannot be read."""
     return _fingerprint_of(*parse_address(database))
-
-
-def _key(location: str, text: str, fingerprint: Fingerprint | None, limits: Limits) -> Key | None:
-    """Key of the cache; None if the content may change without a trace."""
-    return (location, text, fingerprint, limits) if fingerprint is not None and fingerprint[-1] else None
-
-
-def _outcome(answer: Answer) -> ExecutionOutcome:
-    return ExecutionOutcome(*answer[:-1])
 
 
 def _end(pools: dict[Kind, WorkerPool]) -> None:

@@ -1,7 +1,7 @@
 """Wire format between the parent and its worker processes: marshal values after a short header.
 
 Both ends are the same interpreter. Version 2 of the format has no references between values, so that
-a marshalled list or tuple is its length followed by its items, each of which can be made on its own.
+a marshalled list is its length followed by its items, each of which can be made on its own.
 Imported by the workers: nothing heavy here.
 """
 
@@ -10,22 +10,14 @@ from __future__ import annotations
 import os
 from functools import cache
 from marshal import dumps, loads
-from time import perf_counter
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
 READ_BYTES = 1 << 16  # a larger buffer costs more than the calls it saves
 HEADER_BYTES = 5
-
-# Polling time before a blocking read: to wake a process whose core sleeps takes 25 to 50 us. On a busy
-# machine polls end in vain, and the next reads block at once. A look-up by key takes DuckDB 400 us.
-SPIN_S = 1e-3
-MAX_SKIPS = 1023
-_CAN_SPIN = os.name != "nt"  # pipes that return at once when they are empty
-
 UNFORESEEN = "unforeseen"  # in place of the name of an error: a fault of the adapter on this query
 
 
@@ -36,11 +28,6 @@ def marshalled(value: Any) -> bytes:
 def marshalled_list(items: list[bytes]) -> bytes:
     """Marshal a list of marshalled items."""
     return b"[" + len(items).to_bytes(4, "little") + b"".join(items)
-
-
-def marshalled_tuple(n_items: int, items: Iterable[bytes]) -> bytes:
-    """Marshal a tuple of marshalled items."""
-    return b"(" + n_items.to_bytes(4, "little") + b"".join(items)
 
 
 @cache
@@ -101,64 +88,33 @@ class FrameReader:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._rest = b""
-        self._is_blocking = True
-        self._n_skips = self._n_skips_left = 0  # reads that block at once, after polls in vain
 
-    def read(self, *, is_soon: bool = False, max_bytes: int = 1 << 32) -> tuple[bytes, bool]:
+    def read(self, *, max_bytes: int = 1 << 32) -> tuple[bytes, bool]:
         """Return the next frame's body, and whether it is the last one.
 
         Args:
-            is_soon: whether to poll for a moment before a blocking read.
             max_bytes: Maximum length of the body.
 
         Raises:
             EOFError: The other end is closed.
             ValueError: The frame is longer than `max_bytes`; the rest cannot be read.
         """
-        data = self._rest or (is_soon and _CAN_SPIN and self._poll()) or self._read()
+        data = self._rest or self._read()
         while len(data) < HEADER_BYTES:
             data += self._read()
         end = HEADER_BYTES + int.from_bytes(data[:4], "little")
         if end > HEADER_BYTES + max_bytes:
             raise ValueError(f"a frame of at most {max_bytes} bytes was expected, got {end - HEADER_BYTES}")
         if len(data) < end:
-            parts, n_bytes = [data], len(data)
-            while n_bytes < end:
-                parts.append(self._read())
-                n_bytes += len(parts[-1])
-            data = b"".join(parts)
+            buffer = bytearray(data)
+            while len(buffer) < end:
+                buffer += self._read()
+            data = bytes(buffer)
         self._rest = data[end:]
         return data[HEADER_BYTES:end], bool(data[4])
 
-    def _poll(self) -> bytes:
-        """Data that arrives within `SPIN_S`; empty if there is none, or was none the last times."""
-        if self._n_skips_left:
-            self._n_skips_left -= 1
-            return b""
-        if self._is_blocking:
-            self._set_blocking(False)
-        until = 0.0
-        while True:
-            try:
-                data = os.read(self._descriptor, READ_BYTES)
-            except BlockingIOError:
-                until = until or perf_counter() + SPIN_S
-                if perf_counter() < until:
-                    continue
-                self._n_skips = self._n_skips_left = min(2 * self._n_skips + 1, MAX_SKIPS)
-                return b""
-            if until:  # data that was there at once would have been read without a poll
-                self._n_skips //= 4
-            return data
-
     def _read(self) -> bytes:
-        if not self._is_blocking:
-            self._set_blocking(True)
         data = os.read(self._descriptor, READ_BYTES)
         if not data:
             raise EOFError
         return data
-
-    def _set_blocking(self, is_blocking: bool) -> None:
-        os.set_blocking(self._descriptor, is_blocking)
-        self._is_blocking = is_blocking

@@ -5,52 +5,37 @@ the worker, or the backstop thread here, ends that wait.
 """
 
 import logging
-import os
 import queue
-import stat
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from text2sql_grpo import errors
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.failure_text import late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
+from text2sql_grpo.sql.grants import Grants
 from text2sql_grpo.sql.outcome import Limits
-from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, Reply, Worker
+from text2sql_grpo.sql.worker_process import PATIENCE_S, Answer, KilledAtStart, Worker
 
 MAX_CHUNK = 256  # queries in one message
-FIRST_CHUNK = 8  # the same, before the first timing of a query
-CHUNKS_PER_WORKER = 4  # of a batch, so that no worker waits long for the slowest
-GROW_S = 0.15  # of a batch on ready workers, before more start: some 0.04 s of processor time each
-CHUNK_S = 0.004  # of slow queries, for the same reason; long beside the 0.1 ms that a message costs
+CHUNKS_PER_WORKER = 4  # of what is left of a batch, so that no worker waits long for the slowest
+GROW_S = 0.15  # of a batch on idle workers, before more start: some 0.04 s of processor time each
 BACKSTOP_TICK_S = 0.25
-MAX_GRANTED = 10_000  # files that a worker may read; then they are granted anew, as they are needed
-MANY_SIBLINGS = 3  # databases side by side, from which on workers may read the others there too
-MAX_LISTED = 2_000  # entries of folders that are searched for them
 MAX_TRIES = 100  # of one query, on a file that changes while it is read
 MAX_LOGGED = 100
 MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
 Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
-Asked = tuple["Future[Worker]", tuple[str, ...], int]  # a worker to start, what it may read, its version
-Files = dict[str, tuple[int, int] | None]  # device and inode of each file; None if there is none
 
-# Beside a database's file; those that are there when a worker starts are read, and none is made.
-_SIDE_FILES: dict[Kind, tuple[str, ...]] = {
-    "sqlite": ("-wal", "-shm", "-journal"),
-    "duckdb": (".wal", ".wal.recovery", ".wal.checkpoint"),
-}
-_MARKS: dict[Kind, tuple[int, bytes]] = {"sqlite": (0, b"SQLite format 3\0"), "duckdb": (8, b"DUCK")}
-
+_location_of = itemgetter(0)
 _logger = logging.getLogger(__name__)
 _logged: set[str] = set()
 
@@ -70,19 +55,12 @@ class Cancellation:
             if self._worker is not None:
                 self._worker.kill()
 
-    @contextmanager
-    def watch(self, worker: Worker) -> Iterator[None]:
-        """Let `set` kill this worker inside the block."""
-        worker.wait_until_ready()  # a worker killed before that would be started again
+    def watch(self, worker: Worker | None) -> None:
+        """Let `set` kill this worker, and no other."""
         with self._lock:
             self._worker = worker
-            if self.is_set:
+            if worker is not None and self.is_set:
                 worker.kill()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._worker = None
 
 
 class WorkerPool:
@@ -103,20 +81,14 @@ class WorkerPool:
         self._n_workers = n_workers
         self._require_sandbox = require_sandbox
         self._folders = folders
-        self._version = 0  # of what workers that start now may read
-        self._readable: Files = {}
-        self._since: dict[str, int] = {}  # version from which on a file is readable as it is
-        self._granted: dict[str, int] = {}  # version from which on a location is readable
-        self._searched: set[str] = set()  # folders
         self._reset()
 
     def _reset(self) -> None:
+        self._grants = Grants(self._kind, self._folders)
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._idle: list[Worker] = []  # the last one used comes first, for its memory is warm
-        self._workers: set[Worker] = set()
-        self._n_started = 0
-        self._n_waiting = 0
+        self._workers: set[Worker] = set()  # those that are idle or in use
         self._keeper: _Keeper | None = None
 
     def reset_after_fork(self) -> None:
@@ -129,16 +101,11 @@ class WorkerPool:
     def close(self) -> None:
         """End the idle workers now and the busy ones after their current request."""
         with self._lock:
-            idle, self._idle = self._idle, []
-            self._workers = set()
-            self._n_started = 0
+            ended, self._idle, self._workers = self._idle, [], set()
             keeper, self._keeper = self._keeper, None
-        for worker in idle:
-            worker.end()
         if keeper is not None:
-            for worker in keeper.living:
-                if worker.is_dropped:
-                    worker.end()
+            for worker in ended + [worker for worker in keeper.living if worker.is_dropped]:
+                worker.end()
             keeper.close()
 
     def workers(self) -> dict[int, bool]:
@@ -148,132 +115,125 @@ class WorkerPool:
 
     def sandbox(self) -> tuple[str, ...]:
         """Parts of the sandbox that a worker's kernel enforces; starts one if none is idle."""
-        worker = self._take()
-        is_alive = False
-        try:
-            worker.wait_until_ready()
-            is_alive = True
-            return worker.sandbox
-        finally:
-            self._give_back(worker, is_alive)
+        return self._ask([], Limits())[1].sandbox
 
-    def run_one(
-        self, location: str, sql: str, limits: Limits, cancellation: Cancellation | None = None
-    ) -> Answer:
-        """Run one query; a cancelled one ends as an error.
+    def run(
+        self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
+    ) -> list[Answer]:
+        """Answers to queries in order.
 
-        Raises:
-            RunError: The database is at fault, or the executor.
-        """
-        request = _request([(location, [sql])], limits)
-        version = self._granted.get(location) or self._grant(location)
-        has_died = False
-        for _ in range(MAX_TRIES):
-            (answers, ending), worker = self._ask(request, 1, limits, version, cancellation)
-            if cancellation is not None and cancellation.is_set:
-                return ("error", (), (), False, "cancelled", 0.0, False, True)
-            answer = answers[0] if answers else None
-            if answer is not None and len(answer) != 2:
-                return answer
-            if answer is not None:
-                version = self._grant(location)
-                if worker.version >= version:
-                    return _checked(answer)
-            elif ending == "crashed":
-                if has_died or worker.is_late:
-                    return _outcome_after_crash(limits, worker.is_late)
-                has_died = True  # the process may have been killed from outside: run the query once more
-        raise _restless(location)
-
-    def run(self, queries: Sequence[Query], limits: Limits) -> list[Answer]:
-        """Answers to many queries in order.
+        Args:
+            queries: Run in parallel, if they take longer than starting more workers.
+            limits: Bounds of each query.
+            cancellation: Stops a lone query, which ends as an error; None if nothing does.
 
         Raises:
             RunError: A database is at fault, or the executor.
         """
-        for location in {location for location, _ in queries} - self._granted.keys():
-            self._grant(location)
-        batch = Batch(queries, limits, self._n_workers, self._grant)
+        if len(queries) == 1:
+            return self._answers(queries, limits, cancellation)
+        answers: list[Any] = [None] * len(queries)
+        chunks = iter(list(_chunks(queries, self._n_workers)))  # shared: a list's iterator is thread-safe
+        failures: list[BaseException] = []
+        none_pending = threading.Event()
+
+        def serve(wait_s: float) -> None:
+            none_pending.wait(wait_s)
+            try:
+                for positions in chunks:
+                    found = self._answers([queries[position] for position in positions], limits)
+                    for position, answer in zip(positions, found, strict=True):
+                        answers[position] = answer
+                    if failures:
+                        break
+            except Exception as error:
+                failures.append(error)
+            none_pending.set()
+
         threads = []
         for number in range(1, min(self._n_workers, len(queries))):
-            waits = number >= len(self._idle)
-            thread = threading.Thread(target=self._serve, args=(batch, waits), daemon=True)
+            wait_s = 0.0 if number < len(self._idle) else GROW_S
+            thread = threading.Thread(target=serve, args=(wait_s,), daemon=True)
             with suppress(RuntimeError):  # no more threads: the others do its work
                 thread.start()
                 threads.append(thread)
         try:
-            self._serve(batch)
+            serve(0.0)
             for thread in threads:
                 thread.join()
-        except BaseException:  # Ctrl-C: the others stop after the message they wait for
-            batch.stop()
+        except BaseException as error:  # Ctrl-C: the others stop after the message they wait for
+            failures.append(error)
             raise
-        if batch.failure is not None:
-            raise batch.failure
-        return batch.answers
+        if failures:
+            raise failures[0]
+        return answers
 
-    def _serve(self, batch: "Batch", waits: bool = False) -> None:
-        """Run messages of a batch until none is pending, on one worker at a time.
-
-        Args:
-            waits: Begin only if the batch lasts.
-        """
-        try:
-            while waits and not batch.none_pending.wait(GROW_S):
-                waits = not self._has_ready_worker()
-            while positions := batch.next_positions():
-                queries = [batch.queries[position] for position in positions]
-                request = _request(_by_location(queries), batch.limits)
-                started = time.perf_counter()
-                version = max(self._granted.get(location) or self._grant(location) for location, _ in queries)
-                reply, worker = self._ask(request, len(positions), batch.limits, version)
-                batch.query_s = (time.perf_counter() - started) / len(positions)
-                batch.take(positions, reply, worker)
-        except Exception as error:
-            batch.fail(error)
-
-    def _has_ready_worker(self) -> bool:
-        with self._lock:
-            return any(worker.is_ready for worker in self._workers)
+    def _answers(
+        self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
+    ) -> list[Answer]:
+        """Answers to the queries of one message, which is sent again from the first one without an answer."""
+        answers: list[Answer] = []
+        n_asked = len(queries)
+        n_tries = n_crashes = 0  # of the first query without an answer
+        while len(answers) < len(queries):
+            n_before = len(answers)
+            asked = queries[n_before : n_before + n_asked]
+            found, worker = self._ask(asked, limits, cancellation)
+            if cancellation is not None and cancellation.is_set:
+                return [_error("cancelled")]
+            for (location, _), answer in zip(asked, found, strict=False):
+                if answer is None or (len(answer) == 2 and self._grants.grant(location) > worker.version):
+                    break  # its file changed, or another one took its place
+                answers.append(_checked(answer))
+            if len(answers) > n_before:
+                n_tries = n_crashes = 0
+            n_tries += 1
+            if n_tries == MAX_TRIES:
+                raise DataError(
+                    f"the database file changed in each of {MAX_TRIES} tries to read it"
+                    f" (at {asked[0][0]}): use a copy"
+                )
+            if worker.has_crashed and len(asked) > 1:
+                n_asked = 1  # one of them crashed it
+            elif worker.has_crashed:
+                n_crashes += 1  # the first may come from outside: run the query once more
+                if worker.is_late or n_crashes == 2:
+                    answers.append(_outcome_after_crash(limits, worker.is_late))
+                    n_tries = n_crashes = 0
+        return answers
 
     def _ask(
-        self,
-        request: bytes,
-        n_queries: int,
-        limits: Limits,
-        version: int,
-        cancellation: Cancellation | None = None,
-    ) -> tuple[Reply, Worker]:
-        for _ in range(MAX_STARTS - 1):
+        self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
+    ) -> tuple[list[Answer | None], Worker]:
+        """Answers of one worker, and the worker; fewer than queries if it ended."""
+        segments: list[Segment] = []
+        version = 0
+        for location, same in groupby(queries, _location_of):
+            version = max(version, self._grants.version_of(location))
+            segments.append((location, [sql for _, sql in same]))
+        bounds = (limits.timeout_s, limits.max_rows, limits.max_bytes, limits.max_sql_bytes)
+        request = framed(marshalled((*bounds, segments)))
+        n_starts = 0
+        while True:
+            worker = self._take(version)
             try:
-                return self._ask_worker(request, n_queries, limits, version, cancellation)
+                worker.wait_until_ready()
+                if cancellation is not None:
+                    cancellation.watch(worker)
+                answers = worker.ask(request, len(queries), limits)
+                if worker.has_crashed and (text := worker.stderr()):
+                    _log_once(f"a SQL worker crashed; its stderr:\n{text}")
+                return answers, worker
             except KilledAtStart:
-                continue
-        return self._ask_worker(request, n_queries, limits, version, cancellation)
+                n_starts += 1
+                if n_starts == MAX_STARTS:
+                    raise
+            finally:
+                if cancellation is not None:
+                    cancellation.watch(None)
+                self._give_back(worker)
 
-    def _ask_worker(
-        self,
-        request: bytes,
-        n_queries: int,
-        limits: Limits,
-        version: int,
-        cancellation: Cancellation | None,
-    ) -> tuple[Reply, Worker]:
-        worker = self._take(version)
-        is_alive = False
-        # A thread that polls takes time from others that work.
-        is_soon = n_queries == 1 and len(self._idle) + 1 >= self._n_started
-        try:
-            with cancellation.watch(worker) if cancellation is not None else nullcontext():
-                reply = worker.ask(request, n_queries, limits, is_soon=is_soon)
-            is_alive = not reply.ending
-            if reply.ending == "crashed" and (text := worker.stderr()):
-                _log_once(f"a SQL worker crashed; its stderr:\n{text}")
-            return reply, worker
-        finally:
-            self._give_back(worker, is_alive)
-
-    def _take(self, version: int = 0) -> Worker:
+    def _take(self, version: int) -> Worker:
         """Idle worker that may read what was granted up to this version, or a new one."""
         with self._lock:
             try:
@@ -283,102 +243,37 @@ class WorkerPool:
                             return self._idle.pop(index)
                     if self._idle:
                         self._drop(self._idle.pop(0))
-                    if self._n_started < self._n_workers:
+                    if len(self._workers) < self._n_workers:
                         return self._start()
-                    self._n_waiting += 1
-                    try:
-                        self._free.wait()
-                    finally:
-                        self._n_waiting -= 1
+                    self._free.wait()
             except BaseException:
                 self._free.notify()  # the next one in the queue may have more luck, or fails as well
                 raise
 
-    def _give_back(self, worker: Worker, is_alive: bool) -> None:
+    def _give_back(self, worker: Worker) -> None:
         with self._lock:
             is_member = worker in self._workers
-            if is_member and is_alive:
+            if is_member and worker.is_free:
                 self._idle.append(worker)
             elif is_member:
                 self._drop(worker)
                 with suppress(RunError):  # raised again in a thread that needs one
-                    if not self._idle and self._n_started + 1 < self._n_workers:
-                        self._idle.insert(0, self._start())  # a spare: late queries come in series
                     self._idle.insert(0, self._start())  # gets ready while others work
-            if self._n_waiting:
-                self._free.notify()
+            self._free.notify()
         if not is_member:
             worker.end()
 
     def _drop(self, worker: Worker) -> None:
         self._workers.discard(worker)
-        self._n_started -= 1
         worker.kill()
         worker.is_dropped = True  # the keeper waits for it, because its memory may take long to free
 
     def _start(self) -> Worker:
         if self._keeper is None:
             self._keeper = _Keeper(self._kind, require_sandbox=self._require_sandbox)
-        worker = self._keeper.start(tuple(self._readable), self._version)
-        self._n_started += 1
+        worker = self._keeper.start(*self._grants.snapshot())
         self._workers.add(worker)
         return worker
-
-    def _grant(self, location: str) -> int:
-        """Let workers that start from now on read a database; the version of those that may.
-
-        Raises:
-            DataError: It is not a file.
-        """
-        with self._lock:
-            if len(self._readable) > MAX_GRANTED:
-                for known in (self._readable, self._granted, self._searched):
-                    known.clear()
-            found = {location: self._files_of(location)}
-            if any(self._is_new(path, identity) for path, identity in found[location].items()):
-                self._version += 1
-                found |= {path: self._files_of(path) for path in self._siblings_of(location)}
-            for place, files in found.items():
-                for path, identity in files.items():
-                    if self._is_new(path, identity):
-                        self._readable[path], self._since[path] = identity, self._version
-                self._granted[place] = max(self._since[path] for path in files)
-            return self._granted[location]
-
-    def _is_new(self, path: str, identity: tuple[int, int] | None) -> bool:
-        return path not in self._readable or self._readable[path] != identity
-
-    def _files_of(self, location: str) -> Files:
-        """Files and folders that a worker reads for a database besides Python's own."""
-        if self._kind == "postgresql":
-            return {path: _identity(path) for path in _client_files(location)}
-        path = os.path.realpath(location)
-        identity = _identity(path, self._kind)
-        for folder in map(os.path.realpath, self._folders):
-            if path.startswith(folder + os.sep):
-                return {folder: _identity(folder)}
-        beside = {path + suffix: _identity(path + suffix) for suffix in _SIDE_FILES[self._kind]}
-        return {path: identity} | {path: known for path, known in beside.items() if known}
-
-    def _siblings_of(self, location: str) -> list[str]:
-        """Databases beside this one, or in folders beside its own, where several were asked for."""
-        if self._kind == "postgresql":
-            return []
-        folder, suffix = os.path.dirname(location), os.path.splitext(location)[1]
-        above = os.path.dirname(folder)
-        folders = [os.path.dirname(known) for known in self._granted]
-        found: list[str] = []
-        for place, known in ((folder, folders), (above, [os.path.dirname(each) for each in set(folders)])):
-            if known.count(place) + 1 < MANY_SIBLINGS or place in self._searched:
-                continue
-            self._searched.add(place)
-            paths = [place] if place == folder else [each for each in _listed(place) if os.path.isdir(each)]
-            found += islice(chain.from_iterable(map(_listed, paths)), MAX_LISTED)
-        return [
-            path
-            for path in found
-            if path.endswith(suffix) and path not in self._granted and _is_database(path, self._kind)
-        ]
 
 
 class _Keeper:
@@ -394,7 +289,9 @@ class _Keeper:
         self.living: list[Worker] = []
         self._kind = kind
         self._require_sandbox = require_sandbox
-        self._asked: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future[Worker], tuple[str, ...], int] | None] = (
+            queue.SimpleQueue()
+        )
         try:
             threading.Thread(target=self._run, daemon=True).start()
         except RuntimeError as error:
@@ -424,7 +321,6 @@ class _Keeper:
                     self._start(*asked)
             now = time.perf_counter()
             for worker in self.living:
-                worker.stderr()  # before it is full
                 if worker.is_dropped:
                     worker.end()
                 elif now > worker.due:  # the backstop: it let a deadline pass without an answer
@@ -443,113 +339,13 @@ class _Keeper:
             started.set_result(worker)
 
 
-class Batch:
-    """Queries of one batch, shared by the threads that each wait for one worker.
-
-    Attributes:
-        query_s: Mean seconds of a query of the last message.
-        none_pending: Set once no query was left to take.
-    """
-
-    def __init__(
-        self,
-        queries: Sequence[Query],
-        limits: Limits,
-        n_workers: int,
-        grant: Callable[[str], int] = lambda _: 0,
-    ) -> None:
-        self.queries = queries
-        self.limits = limits
-        self.answers: list[Any] = [None] * len(queries)
-        self.is_over = False
-        self.query_s = CHUNK_S / FIRST_CHUNK
-        self.failure: Exception | None = None
-        self.none_pending = threading.Event()
-        self._n_workers = n_workers
-        self._grant = grant
-        self._tries: Counter[int] = Counter()
-        self._lock = threading.Lock()
-        # Sorted by database, so that each worker opens fewer files, the largest taken first: a slow query at
-        # the end would leave the other workers idle.
-        keys = {
-            location: (_size_of(location), location) for location in {location for location, _ in queries}
-        }
-        self._pending = sorted(range(len(queries)), key=lambda position: keys[queries[position][0]])
-        self._alone: list[int] = []  # one of them crashed its worker
-        self._died: set[int] = set()  # crashed their worker when run alone
-
-    def next_positions(self) -> list[int]:
-        """Positions of the next message's queries; empty if none is pending."""
-        with self._lock:
-            if self.is_over or not (self._alone or self._pending):
-                self.none_pending.set()
-                return []
-            if self._alone:
-                return [self._alone.pop()]
-            size = -(-len(self._pending) // (self._n_workers * CHUNKS_PER_WORKER))
-            size = min(size, MAX_CHUNK, max(1, int(CHUNK_S / self.query_s)))
-            positions = self._pending[: -size - 1 : -1]
-            del self._pending[len(self._pending) - len(positions) :]
-            return positions
-
-    def take(self, positions: list[int], reply: Reply, worker: Worker) -> None:
-        """Store the answers, and put back queries without one."""
-        answers = self.answers
-        with self._lock:
-            unanswered = positions[len(reply.answers) :]
-            if reply.ending == "crashed" and len(positions) == 1 and unanswered:
-                if worker.is_late or self._died.issuperset(unanswered):
-                    answers[positions[0]] = _outcome_after_crash(self.limits, worker.is_late)
-                else:
-                    self._died.update(unanswered)
-                    self._alone += unanswered
-            elif reply.ending == "crashed":
-                self._alone += unanswered
-            else:
-                self._pending += unanswered[::-1]
-            for position, answer in zip(positions, reply.answers, strict=False):
-                location = self.queries[position][0]
-                if answer is None or (len(answer) == 2 and self._grant(location) > worker.version):
-                    self._tries[position] += 1
-                    if self._tries[position] >= MAX_TRIES:
-                        raise _restless(location)
-                    self._pending.append(position)
-                else:
-                    answers[position] = _checked(answer)
-
-    def fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
-        self.stop()
-
-    def stop(self) -> None:
-        """Let no thread take a further query."""
-        self.is_over = True
-        self.none_pending.set()
-
-
-def _request(segments: list[Segment], limits: Limits) -> bytes:
-    bounds = (limits.timeout_s, limits.max_rows, limits.max_bytes, limits.max_sql_bytes)
-    return framed(marshalled((*bounds, segments)))
-
-
-def _size_of(location: str) -> int:
-    """Bytes of a database's file; 0 if there is none."""
-    try:
-        return os.stat(location).st_size
-    except (OSError, ValueError):  # opening it raises the error
-        return 0
-
-
-def _by_location(queries: Iterable[Query]) -> list[Segment]:
-    segments: list[Segment] = []
-    last = None
-    for location, sql in queries:
-        if location != last:
-            texts: list[str] = []
-            segments.append((location, texts))
-            last = location
-        texts.append(sql)
-    return segments
+def _chunks(queries: Sequence[Query], n_workers: int) -> Iterator[list[int]]:
+    """Positions of the queries of each message: by database, so that a worker opens few, and ever fewer."""
+    positions = sorted(range(len(queries)), key=[location for location, _ in queries].__getitem__)
+    while positions:
+        n_queries = min(MAX_CHUNK, -(-len(positions) // (n_workers * CHUNKS_PER_WORKER)))
+        yield positions[:n_queries]
+        positions = positions[n_queries:]
 
 
 def _checked(answer: Answer) -> Answer:
@@ -560,77 +356,22 @@ def _checked(answer: Answer) -> Answer:
         kind = getattr(errors, name, None)
         raise (kind if isinstance(kind, type) and issubclass(kind, RunError) else RunError)(text)
     _log_once(f"internal error in a SQL worker, taken as an error of its query:\n{text}")
-    return ("error", (), (), False, "the database engine failed on this query", 0.0, False, True)
+    return _error("the database engine failed on this query")
+
+
+def _error(text: str) -> Answer:
+    return ("error", (), (), False, text, 0.0, False, True)
+
+
+def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:
+    """Answer to a lone query whose worker was killed at the deadline, or crashed twice."""
+    if not is_late:
+        return _error("the database engine crashed on this query")
+    text = late_text(limits.timeout_s)
+    return ("timeout", (), (), False, text, limits.timeout_s + PATIENCE_S, False, True)
 
 
 def _log_once(text: str) -> None:
     if text not in _logged and len(_logged) < MAX_LOGGED:
         _logged.add(text)
         _logger.error(text)
-
-
-def _restless(location: str) -> DataError:
-    return DataError(
-        f"the database file changed in each of {MAX_TRIES} tries to read it (at {location}): use a copy"
-    )
-
-
-def _identity(path: str, kind: Kind | None = None) -> tuple[int, int] | None:
-    """Device and inode; None if there is nothing.
-
-    Raises:
-        DataError: It is neither a file nor a folder, and opening it as a database (of this kind) would wait.
-    """
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # opening it raises the error
-        return None
-    if kind is not None and not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise DataError(f"cannot read the {kind} database file: it is not a regular file (at {path})")
-    return (status.st_dev, status.st_ino)
-
-
-def _listed(folder: str) -> list[str]:
-    """Entries of a folder, without hidden ones; empty if it cannot be read."""
-    try:
-        names = sorted(os.listdir(folder))[:MAX_LISTED]
-    except OSError:
-        return []
-    return [os.path.join(folder, name) for name in names if not name.startswith(".")]
-
-
-def _is_database(path: str, kind: Kind) -> bool:
-    """True for a regular file, not a link, with the engine's mark."""
-    offset, mark = _MARKS[kind]
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return False
-        with open(path, "rb", buffering=0) as file:
-            return file.read(offset + len(mark))[offset:] == mark
-    except OSError:
-        return False
-
-
-def _client_files(location: str) -> set[str]:
-    """Files of PostgreSQL's client that the user, the environment or the URL names."""
-    home = [os.path.expanduser(f"~/{name}") for name in (".pgpass", ".postgresql", ".pg_service.conf")]
-    values = [value for name, value in os.environ.items() if name.startswith("PG")]
-    with suppress(ValueError):  # a malformed URL, which the worker reports
-        values += [value for _, value in parse_qsl(urlsplit(location).query)]
-    return {*home, *filter(os.path.isabs, values)}
-
-
-def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:
-    """Answer to a lone query whose worker was killed at the deadline, or crashed twice."""
-    if is_late:
-        return (
-            "timeout",
-            (),
-            (),
-            False,
-            late_text(limits.timeout_s),
-            limits.timeout_s + PATIENCE_S,
-            False,
-            True,
-        )
-    return ("error", (), (), False, "the database engine crashed on this query", 0.0, False, True)

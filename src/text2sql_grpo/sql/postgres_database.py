@@ -110,6 +110,21 @@ _CALLED = re.compile(r'(\w+)"?\s*\(')
 _CHANGING_WORDS = re.compile(r"\b(current_(date|time|timestamp)|localtime|localtimestamp|tablesample)\b")
 
 
+def connected(location: str, **options: Any) -> psycopg.Connection[Any]:
+    """New connection to a server.
+
+    Raises:
+        psycopg.Error: It failed, or took longer than `CONNECT_TIMEOUT_S`.
+    """
+    return psycopg.connect(
+        location,
+        client_encoding="UTF8",
+        fallback_application_name=APPLICATION,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        **options,
+    )
+
+
 def fingerprint_of(location: str) -> None:
     """None: a server has none."""
 
@@ -137,9 +152,8 @@ class HardenedPostgres:
         self.fingerprint = fingerprint
         self._shown = _without_password(location)
         self.is_volatile = False
-        self._changing: frozenset[str] = frozenset()  # names of functions; read at the first query
         self._n_pending = 0  # messages whose answers were not read to the end
-        self._guard = guard_of(())
+        self._deadline = 0.0  # of `time.monotonic`, for the server to answer
         self._connection: psycopg.Connection[Any] | None = self._connected()
 
     def is_current(self) -> bool:
@@ -179,30 +193,17 @@ class HardenedPostgres:
             return failure("denied", f"not allowed: EXPLAIN with {making[0].upper()}; {ONLY_READING}")
         if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
             asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
-        try:
-            outcome = self._answer(asked, limits)
-        except psycopg.errors.AdminShutdown:  # before the query: ask once more, on a new connection
-            outcome = self._answer(asked, limits, is_last=True)
-        if not self._changing and outcome.is_ok:
-            names = self._answer([_CHANGING], Limits())
-            self._changing = frozenset(str(name) for (name,) in names.rows)
+        outcome = self._answer(asked, limits)
         text = _TEXTS.sub(" ", sql.lower())
         called = self._changing.intersection(_CALLED.findall(text))
         self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
         return outcome
 
-    def _answer(self, asked: list[str], limits: Limits, *, is_last: bool = False) -> ExecutionOutcome:
-        """Outcome of a query and its first FETCH, or of an EXPLAIN.
-
-        Raises:
-            AdminShutdown: The server had ended the connection before the query; not if `is_last`.
-        """
-        deadline = self._begin(asked, limits)
-        is_begun = is_last
+    def _answer(self, asked: list[str], limits: Limits) -> ExecutionOutcome:
+        """Outcome of a query and its first FETCH, or of an EXPLAIN."""
         try:
-            self._read_answer(deadline)  # of BEGIN, which the server sends before it ends in a query
-            is_begun = True
-            return self._result(limits, deadline, is_explain=len(asked) == 1)
+            self._begin(asked, limits)
+            return self._result(limits, is_explain=len(asked) == 1)
         except TimeLimitReachedError:
             self._abandon()
             return failure("timeout", late_text(limits.timeout_s))
@@ -210,35 +211,32 @@ class HardenedPostgres:
             self._abandon()
             return failure("memory", NO_MEMORY)
         except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.AdminShutdown) and not is_begun:
-                self.close()
-                raise
-            return self._outcome_of(error, limits, deadline)
+            return self._outcome_of(error, limits)
         except BaseException:
             self._abandon()
             raise
         finally:
             self._clean_up()
 
-    def _result(self, limits: Limits, deadline: float, *, is_explain: bool) -> ExecutionOutcome:
+    def _result(self, limits: Limits, *, is_explain: bool) -> ExecutionOutcome:
         columns: list[str] = []
-        self._read_answer(deadline)  # of SET
+        self._read_answer()  # of SET
         if is_explain:
-            fetched = self._rows(columns, deadline)
+            fetched = self._rows(columns)
         else:
-            self._read_answer(deadline)
-            fetched = self._rows_of_cursor(limits.max_rows + 1, columns, deadline)
-        rows, is_truncated = keep_rows(fetched, limits, deadline)
+            self._read_answer()
+            fetched = self._rows_of_cursor(limits.max_rows + 1, columns)
+        rows, is_truncated = keep_rows(fetched, limits, self._deadline)
         if is_truncated and len(rows) < limits.max_rows:
             self._abandon()  # more bytes wait than are wanted
         return ExecutionOutcome("ok", tuple(columns), rows, is_truncated)
 
-    def _outcome_of(self, error: psycopg.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
+    def _outcome_of(self, error: psycopg.Error, limits: Limits) -> ExecutionOutcome:
         state = error.sqlstate or ""
         text = error.diag.message_primary or str(error)
         if state == "08P01":  # a protocol violation: no value was sent for a parameter
             return failure("error", "expected a query without parameters such as $1")
-        if state == "57014" and time.monotonic() > deadline - 2 * GRACE_S:
+        if state == "57014" and time.monotonic() > self._deadline - 2 * GRACE_S:
             return failure("timeout", late_text(limits.timeout_s))
         if state.startswith(_FAULT_STATES) or state == "57014":
             raise self._fault(error) from None
@@ -260,15 +258,10 @@ class HardenedPostgres:
         while True:
             connection = None
             try:
-                connection = psycopg.connect(
-                    self.location,
-                    autocommit=True,
-                    options=f"{chosen} {_OPTIONS}",  # such as a search_path; the last ones win
-                    client_encoding="UTF8",
-                    fallback_application_name=APPLICATION,
-                    connect_timeout=CONNECT_TIMEOUT_S,
-                )
+                # The URL's options, such as a search_path, come first: the last ones win.
+                connection = connected(self.location, autocommit=True, options=f"{chosen} {_OPTIONS}")
                 excess, definers = rights_of(connection)
+                self._changing = {name for (name,) in connection.execute(_CHANGING)}
                 break
             except psycopg.Error as error:
                 if connection is not None:
@@ -302,27 +295,33 @@ class HardenedPostgres:
         hint = f": {NO_PASSWORD}" if "password" in found else ""
         return kind(f"PostgreSQL failed: {found} (at {self._shown}){hint}")
 
-    def _begin(self, asked: list[str], limits: Limits) -> float:
-        """Send a query in a read-only transaction, and return its deadline.
+    def _begin(self, asked: list[str], limits: Limits, *, is_last: bool = False) -> None:
+        """Send a query in a read-only transaction, which begins.
 
         Reconnects once if the server had closed the connection.
         """
         timeout_ms = max(1, math.ceil(limits.timeout_s * 1000))
-        commands = ["BEGIN READ ONLY", f"SET LOCAL statement_timeout = {timeout_ms}", *asked]
         if not self._is_ready():
             self.close()
             # In time for the parent of a worker to wait for the server, instead of the query's time-out.
             self._connection = self._connected(0.8 * limits.timeout_s)
-        deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        self._send(*commands)
-        return deadline
+        self._deadline = time.monotonic() + limits.timeout_s + GRACE_S
+        self._send("BEGIN READ ONLY", f"SET LOCAL statement_timeout = {timeout_ms}", *asked)
+        try:
+            self._read_answer()  # of BEGIN, which the server sends before it ends in a query
+        except psycopg.errors.AdminShutdown:
+            if is_last:
+                raise
+            self.close()
+            self._begin(asked, limits, is_last=True)
 
     def _is_ready(self) -> bool:
         """False if there is no connection, the server has closed it, or `_clean_up` failed."""
         if self._connection is None:
             return False
+        self._deadline = time.monotonic() + CLEANUP_TIMEOUT_S
         try:
-            self._finish(time.monotonic() + CLEANUP_TIMEOUT_S)
+            self._finish()
             self._connection.pgconn.consume_input()
         except (psycopg.Error, TimeLimitReachedError):
             return False
@@ -338,14 +337,14 @@ class HardenedPostgres:
         except psycopg.Error:
             self.close()
 
-    def _finish(self, deadline: float) -> None:
+    def _finish(self) -> None:
         """Read the rest of all answers.
 
         Raises:
             psycopg.Error: The session may not be as it was.
         """
         while self._n_pending:
-            result = self._next_result(deadline)
+            result = self._next_result()
             if result is None:
                 continue
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
@@ -363,22 +362,22 @@ class HardenedPostgres:
     def _is_lost(self) -> bool:
         return self._connection is None or self._connection.pgconn.status != pq.ConnStatus.OK
 
-    def _rows_of_cursor(self, n_rows: int, columns: list[str], deadline: float) -> Iterator[Row]:
+    def _rows_of_cursor(self, n_rows: int, columns: list[str]) -> Iterator[Row]:
         while n_rows > 0:
             n_got = 0
-            for row in self._rows(columns, deadline):
+            for row in self._rows(columns):
                 n_got += 1
                 yield row
             n_rows = n_rows - n_got if n_got == FETCHED_ROWS else 0
             if n_rows > 0:
                 self._send(_fetch(n_rows))
-                # The end of the message before comes first.
-                self._read_end(deadline)
+                self._next_result()  # the end of the message before
+                self._n_pending -= 1
 
-    def _rows(self, columns: list[str], deadline: float) -> Iterator[Row]:
+    def _rows(self, columns: list[str]) -> Iterator[Row]:
         """Rows one by one, as the server sends them; sets the column names first."""
         transformer = None
-        for result in self._results(deadline, one_by_one=True):
+        for result in self._results(one_by_one=True):
             if transformer is None:
                 transformer = Transformer(self._connection)
                 transformer.set_pgresult(result)
@@ -397,23 +396,18 @@ class HardenedPostgres:
         pgconn.pipeline_sync()
         self._n_pending += 1
 
-    def _read_answer(self, deadline: float) -> None:
+    def _read_answer(self) -> None:
         """Read the answer to a command that returns no rows."""
-        for _ in self._results(deadline):
+        for _ in self._results():
             pass
 
-    def _read_end(self, deadline: float) -> None:
-        """Read the end of the answers to one message."""
-        self._next_result(deadline)
-        self._n_pending -= 1
-
-    def _results(self, deadline: float, *, one_by_one: bool = False) -> Iterator[pq.abc.PGresult]:
+    def _results(self, *, one_by_one: bool = False) -> Iterator[pq.abc.PGresult]:
         """Results of the next command that was sent."""
         assert self._connection is not None
         if one_by_one:
             self._connection.pgconn.set_single_row_mode()
         error = None
-        while (result := self._next_result(deadline)) is not None:
+        while (result := self._next_result()) is not None:
             if result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED):
                 error = error or psycopg.errors.error_from_result(result, "utf-8")
             else:
@@ -421,13 +415,20 @@ class HardenedPostgres:
         if error is not None:
             raise error
 
-    def _next_result(self, deadline: float) -> pq.abc.PGresult | None:
-        """Next result; None after the last one of a command."""
+    def _next_result(self) -> pq.abc.PGresult | None:
+        """Next result; None after the last one of a command.
+
+        Raises:
+            TimeLimitReachedError: The deadline passed.
+        """
         assert self._connection is not None
         pgconn = self._connection.pgconn
         with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason
             while pgconn.is_busy():
-                _wait_readable(pgconn.socket, deadline)
+                with _Selector() as selector:
+                    selector.register(pgconn.socket, selectors.EVENT_READ)
+                    if not selector.select(max(0.0, self._deadline - time.monotonic())):
+                        raise TimeLimitReachedError
                 pgconn.consume_input()
         result = pgconn.get_result()
         if result is None and self._is_lost():
@@ -438,13 +439,6 @@ class HardenedPostgres:
 def _fetch(n_rows: int) -> str:
     # The server stores what one FETCH asks for before it sends any of it.
     return f"FETCH FORWARD {min(n_rows, FETCHED_ROWS)} FROM result"
-
-
-def _wait_readable(file: int, deadline: float) -> None:
-    with _Selector() as selector:
-        selector.register(file, selectors.EVENT_READ)
-        if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise TimeLimitReachedError
 
 
 def _cell(value: Any) -> Any:

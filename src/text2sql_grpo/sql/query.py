@@ -21,6 +21,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token, TokenType
 
+from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_types import Schema
 
@@ -171,7 +172,7 @@ def literals(text: str, dialect: str = "sqlite") -> tuple[str | int | float, ...
     before = Lexeme("mark", "")
     for lexeme in lexemes(text, dialect):
         kind, value = lexeme
-        if kind == "text" or (kind == "name" and dialect == "sqlite"):
+        if kind == "text" or (kind == "name" and DIALECTS[dialect].has_quoted_texts):
             found[value] = None
         elif kind == "number" and before.value.lower() not in ("limit", "offset"):
             number = number_value(value)
@@ -214,64 +215,45 @@ def without_comments(text: str, dialect: str = "sqlite") -> str:
     return "".join([*kept, text[last:]])
 
 
-_WORD = r"(?P<word>[^\W\d][\w$]*)"
-_NUMBER = r"(?P<number>(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?)[\w$]*"
-_LINE = {"sqlite": r"--[^\n]*", "duckdb": r"--[^\n\r]*", "postgres": r"--[^\n\r]*"}
-_QUOTES = {"sqlite": "'\"`[", "duckdb": "'\"", "postgres": "'\""}
+_TEXT = r"'[^']*+(?:''[^']*+)*+'"
+_NAME = r'"[^"]*+(?:""[^"]*+)*+"'
+_WORDS_AND_NUMBERS = (
+    r"(?P<word>[^\W\d][\w$]*)|(?P<number>(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?)[\w$]*"
+)
 
 
-@cache
-def _pattern(dialect: str) -> re.Pattern[str]:
-    """Pattern of one lexeme; of a block comment or a quoted text only the start."""
-    quotes = re.escape(_QUOTES.get(dialect, "'\""))
-    line = _LINE.get(dialect, _LINE["sqlite"])
-    escaped = "" if dialect == "sqlite" else r"(?P<escaped>[eE]')|(?P<dollar>\$(?:[^\W\d]\w*)?\$)|"
-    parts = f"{escaped}{_WORD}|{_NUMBER}|(?P<line>{line})|(?P<block>/\\*)|(?P<quote>[{quotes}])"
-    return re.compile(f"\\s*(?:{parts}|(?P<mark>\\S))")
+def _pattern(quoted: str, opening: str, comment: str) -> re.Pattern[str]:
+    """Pattern of one lexeme; of a nested block comment or a quote that is not closed only the start."""
+    marks = rf"(?P<quoted>{quoted})|(?P<open>{opening})|(?P<comment>{comment})|(?P<block>/\*)"
+    return re.compile(rf"\s*(?:{marks}|{_WORDS_AND_NUMBERS}|(?P<mark>\S))", re.DOTALL)
 
 
-_CLOSED_BY = {"'": re.compile("'(?!')|''"), '"': re.compile('"(?!")|""'), "`": re.compile("`(?!`)|``")}
-_CLOSED_BY["["] = re.compile("]")
-_CLOSED_BY["E'"] = re.compile(r"\\.|'(?!')|''", re.DOTALL)
+_SQLITE = _pattern(
+    rf"{_TEXT}|{_NAME}|`[^`]*+(?:``[^`]*+)*+`|\[[^]]*+\]", r"['\"`[]", r"--[^\n]*|/\*(?:.*?\*/|.*)"
+)
+_OTHERS = _pattern(
+    rf"[eE]'[^'\\]*+(?:(?:\\.|'')[^'\\]*+)*+'|(\$(?:[^\W\d]\w*)?\$).*?\2|{_TEXT}|{_NAME}",
+    r"[eE]'|\$(?:[^\W\d]\w*)?\$|['\"]",
+    r"--[^\n\r]*",
+)
+_PATTERNS = {"sqlite": _SQLITE, "duckdb": _OTHERS, "postgres": _OTHERS}
 _BLOCK_EDGE = re.compile(r"/\*|\*/")
 
 
 def _spans(text: str, dialect: str) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of each lexeme; ends before a quote that is not closed."""
-    pattern = _pattern(dialect)
+    pattern = _PATTERNS[dialect]
     position = 0
-    while found := pattern.match(text, position):
+    while (found := pattern.match(text, position)) and found.lastgroup != "open":
         kind = str(found.lastgroup)
         start, position = found.start(kind), found.end()
-        if kind == "line":
-            kind = "comment"
-        elif kind == "block":
-            kind, position = "comment", _block_end(text, position, is_nested=dialect != "sqlite")
-        elif kind == "dollar":
-            end = text.find(found[kind], position)
-            if end < 0:
-                return
-            kind, position = "quoted", end + position - start
-        elif kind in ("quote", "escaped"):
-            closed = _quote_end(text, position, found[kind].upper())
-            if closed < 0:
-                return
-            kind, position = "quoted", closed
+        if kind == "block":
+            kind, position = "comment", _block_end(text, position)
         yield kind, start, position
 
 
-def _quote_end(text: str, position: int, quote: str) -> int:
-    for found in _CLOSED_BY[quote].finditer(text, position):
-        if len(found.group()) == 1:
-            return found.end()
-    return -1
-
-
-def _block_end(text: str, position: int, *, is_nested: bool) -> int:
-    """End of a block comment; the end of the text if it is not closed, as SQLite takes it."""
-    if not is_nested:
-        end = text.find("*/", position)
-        return len(text) if end < 0 else end + 2
+def _block_end(text: str, position: int) -> int:
+    """End of a block comment, which may hold others; the end of the text if it is not closed."""
     depth = 1
     for found in _BLOCK_EDGE.finditer(text, position):
         depth += 1 if found.group() == "/*" else -1

@@ -3,24 +3,14 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.schema_types import Schema, Table, View
 
 MAX_NAMES = 10  # named in the last line, of each kind
 
-_Relation = TypeVar("_Relation", Table, View)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """One thing left out of a relation, an index of `schema.relations`."""
-
-    kind: Literal["examples", "comments", "column", "relation"]
-    relation: int
-    column: str = ""
+_Cut = tuple[str, int, str]  # what is left out, of which of `schema.relations`, and the name of a column
 
 
 def estimated_tokens(text: str) -> int:
@@ -37,6 +27,7 @@ def text_within(
     render: Callable[[Schema], str],
     *,
     last_line: str,
+    has_notes: bool,
     max_tokens: int | None,
     count_tokens: Callable[[str], int],
 ) -> str:
@@ -48,6 +39,7 @@ def text_within(
 
     Args:
         last_line: Template with `{}` for the list of what was left out.
+        has_notes: True if the text shows examples and comments.
         max_tokens: Maximum length of the whole text; None for no limit.
 
     Raises:
@@ -56,7 +48,7 @@ def text_within(
     full = render(schema)
     if max_tokens is None or count_tokens(full) <= max_tokens:
         return full
-    cuts = _cuts(schema)
+    cuts = _cuts(schema, has_notes=has_notes)
 
     def text(n_cuts: int) -> str:
         body = render(_without(schema, frozenset(cuts[:n_cuts])))
@@ -73,19 +65,20 @@ def text_within(
     return text(bisect_left(range(len(cuts)), True, lo=1, key=fits))
 
 
-def _cuts(schema: Schema) -> list[_Cut]:
+def _cuts(schema: Schema, *, has_notes: bool) -> list[_Cut]:
     """Everything that can be left out, in the order in which it is."""
     relations = list(enumerate(schema.relations))[::-1]
-    examples = [_Cut("examples", i) for i, r in relations if any(c.examples for c in r.columns)]
-    comments = [_Cut("comments", i) for i, r in relations if r.comment or any(c.comment for c in r.columns)]
+    noted = relations if has_notes else []
+    cuts = [("examples", i, "") for i, r in noted if any(c.examples for c in r.columns)]
+    cuts += [("comments", i, "") for i, r in noted if r.comment or any(c.comment for c in r.columns)]
     ranked, keys = [], _key_columns(schema)
     for i, relation in relations:
         plain = [c.name for c in relation.columns if (relation.namespace, relation.name, c.name) not in keys]
         if len(plain) == len(relation.columns):
             plain = plain[1:]
-        ranked += [(rank, _Cut("column", i, name)) for rank, name in enumerate(plain)]
-    columns = [cut for _, cut in sorted(ranked, key=lambda pair: -pair[0])]
-    return examples + comments + columns + [_Cut("relation", i) for i, _ in relations]
+        ranked += [(rank, ("column", i, name)) for rank, name in enumerate(plain)]
+    cuts += [cut for _, cut in sorted(ranked, key=lambda pair: -pair[0])]
+    return cuts + [("relation", i, "") for i, _ in relations]
 
 
 def _key_columns(schema: Schema) -> set[tuple[str, str, str]]:
@@ -100,33 +93,29 @@ def _key_columns(schema: Schema) -> set[tuple[str, str, str]]:
 
 
 def _without(schema: Schema, cuts: frozenset[_Cut]) -> Schema:
-    def kept(relations: Sequence[_Relation], start: int) -> tuple[_Relation, ...]:
-        return tuple(
-            _reduced(relation, i, cuts)
-            for i, relation in enumerate(relations, start)
-            if _Cut("relation", i) not in cuts
-        )
-
-    return replace(schema, tables=kept(schema.tables, 0), views=kept(schema.views, len(schema.tables)))
-
-
-def _reduced(relation: _Relation, i: int, cuts: frozenset[_Cut]) -> _Relation:
-    columns = tuple(c for c in relation.columns if _Cut("column", i, c.name) not in cuts)
-    if _Cut("examples", i) in cuts:
-        columns = tuple(replace(column, examples=()) for column in columns)
-    if _Cut("comments", i) in cuts:
-        columns = tuple(replace(column, comment="") for column in columns)
-        relation = replace(relation, comment="")
-    return replace(relation, columns=columns)
+    kept: list[Table | View] = []
+    for i, relation in enumerate(schema.relations):
+        if ("relation", i, "") in cuts:
+            continue
+        columns = tuple(c for c in relation.columns if ("column", i, c.name) not in cuts)
+        if ("examples", i, "") in cuts:
+            columns = tuple(replace(column, examples=()) for column in columns)
+        if ("comments", i, "") in cuts:
+            columns = tuple(replace(column, comment="") for column in columns)
+            relation = replace(relation, comment="")
+        kept.append(replace(relation, columns=columns))
+    tables = tuple(relation for relation in kept if isinstance(relation, Table))
+    views = tuple(relation for relation in kept if isinstance(relation, View))
+    return replace(schema, tables=tables, views=views)
 
 
 def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
     """List of cuts: `all examples; 3 columns that are no keys (of ward, staff); tables visit, bill`."""
     relations = schema.relations
-    total, done = Counter(cut.kind for cut in cuts), Counter(cut.kind for cut in cuts[:n_cuts])
+    total, done = Counter(kind for kind, *_ in cuts), Counter(kind for kind, *_ in cuts[:n_cuts])
 
     def names(kind: str) -> str:
-        places = sorted({cut.relation for cut in cuts[:n_cuts] if cut.kind == kind})
+        places = sorted({place for cut, place, _ in cuts[:n_cuts] if cut == kind})
         return _listed(" ".join(relations[i].name.split()) for i in places)
 
     parts = []

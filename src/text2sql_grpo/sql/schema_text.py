@@ -6,13 +6,13 @@ comments and a few examples.
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.address import Kind
+from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within
-from text2sql_grpo.sql.schema_types import Column, Dialect, Example, ForeignKey, Schema, Table, View
+from text2sql_grpo.sql.schema_types import Column, Example, ForeignKey, Schema, Table, View
 
 MAX_DDL_EXAMPLE_CHARS = 40
 SchemaText = Literal["compact", "ddl", "commented_ddl", "m_schema"]
@@ -38,35 +38,23 @@ def schema_text(
         DataError: `max_tokens` leaves no room even for the line that lists what was left out.
     """
     render, last_line = _TEXTS[kind]
-    if kind in ("compact", "ddl"):
-        schema = _bare(schema)
-    return text_within(schema, render, last_line=last_line, max_tokens=max_tokens, count_tokens=count_tokens)
-
-
-def _bare(schema: Schema) -> Schema:
-    """Drop comments and examples, which some texts never show, so that they are not cut first."""
-
-    def columns(relation: Table | View) -> tuple[Column, ...]:
-        return tuple(replace(column, comment="", examples=()) for column in relation.columns)
-
-    return replace(
+    return text_within(
         schema,
-        tables=tuple(replace(table, comment="", columns=columns(table)) for table in schema.tables),
-        views=tuple(replace(view, comment="", columns=columns(view)) for view in schema.views),
+        render,
+        last_line=last_line,
+        has_notes=kind not in ("compact", "ddl"),
+        max_tokens=max_tokens,
+        count_tokens=count_tokens,
     )
 
 
-def _quoted(names: Iterable[str], dialect: Dialect) -> str:
+def _quoted(names: Iterable[str], dialect: Kind) -> str:
     return ", ".join(quote_name(name, dialect) for name in names)
 
 
-def relation_sql(relation: Table | View, dialect: Dialect) -> str:
+def relation_sql(relation: Table | View, dialect: Kind) -> str:
     """Name of a table or view in a query, with its namespace if needed."""
-    return _dotted(relation.namespace, relation.name, dialect)
-
-
-def _dotted(namespace: str, name: str, dialect: Dialect) -> str:
-    return ".".join(quote_name(part, dialect) for part in (namespace, name) if part or part is name)
+    return dotted_name(relation.namespace, relation.name, dialect)
 
 
 def compact_text(schema: Schema) -> str:
@@ -79,12 +67,12 @@ def compact_text(schema: Schema) -> str:
     return "\n".join(lines + [_compact_line("view", view, schema.dialect) for view in schema.views])
 
 
-def _compact_line(kind: str, relation: Table | View, dialect: Dialect) -> str:
+def _compact_line(kind: str, relation: Table | View, dialect: Kind) -> str:
     name = relation_sql(relation, dialect)
     references = {
-        column: f" = {_dotted(key.namespace, key.table, dialect)}"
+        column: f" = {dotted_name(key.namespace, key.table, dialect)}"
         + (f".{quote_name(reference, dialect)}" if reference else "")
-        for key in (relation.foreign_keys if isinstance(relation, Table) else ())
+        for key in relation.foreign_keys
         for column, reference in zip_longest(key.columns, key.references, fillvalue="")
     }
     columns = [
@@ -96,11 +84,19 @@ def _compact_line(kind: str, relation: Table | View, dialect: Dialect) -> str:
 
 def ddl_text(schema: Schema) -> str:
     """CREATE TABLE statements with types and keys, one column a line; views as comments. SQL that runs."""
-    views = [_as_comment(_create_table(view, schema.dialect), view) for view in schema.views]
-    return "\n\n".join([*(_create_table(table, schema.dialect) for table in schema.tables), *views])
+    return _ddl(schema, _create_table)
 
 
-def _create_table(relation: Table | View, dialect: Dialect) -> str:
+def _ddl(schema: Schema, create: Callable[[Table | View, Kind], str]) -> str:
+    """Statements of the tables, then comments with the views: without its query, no CREATE VIEW could run."""
+    texts = [create(table, schema.dialect) for table in schema.tables]
+    for view in schema.views:
+        text = create(view, schema.dialect).replace("CREATE TABLE", "VIEW", 1)
+        texts.append("\n".join(f"-- {line}" for line in text.split("\n")))
+    return "\n\n".join(texts)
+
+
+def _create_table(relation: Table | View, dialect: Kind) -> str:
     primary = [column.name for column in relation.columns if column.is_primary_key]
     lines = []
     for column in relation.columns:
@@ -112,24 +108,14 @@ def _create_table(relation: Table | View, dialect: Dialect) -> str:
         lines.append(line)
     if len(primary) > 1:
         lines.append(f"PRIMARY KEY ({_quoted(primary, dialect)})")
-    lines += [_foreign_key(key, dialect) for key in _foreign_keys(relation)]
+    lines += [_foreign_key(key, dialect) for key in relation.foreign_keys]
     return f"CREATE TABLE {relation_sql(relation, dialect)} (\n  " + ",\n  ".join(lines) + "\n);"
 
 
-def _foreign_keys(relation: Table | View) -> tuple[ForeignKey, ...]:
-    return relation.foreign_keys if isinstance(relation, Table) else ()
-
-
-def _foreign_key(key: ForeignKey, dialect: Dialect) -> str:
+def _foreign_key(key: ForeignKey, dialect: Kind) -> str:
     references = f" ({_quoted(key.references, dialect)})" if key.references else ""
-    parent = _dotted(key.namespace, key.table, dialect)
+    parent = dotted_name(key.namespace, key.table, dialect)
     return f"FOREIGN KEY ({_quoted(key.columns, dialect)}) REFERENCES {parent}{references}"
-
-
-def _as_comment(create_table: str, view: View) -> str:
-    """Comment with a view's columns: without its query, no CREATE VIEW could run."""
-    text = create_table.replace("CREATE TABLE", "VIEW", 1)
-    return "\n".join(f"-- {line}" for line in text.split("\n"))
 
 
 def commented_ddl_text(schema: Schema) -> str:
@@ -137,11 +123,10 @@ def commented_ddl_text(schema: Schema) -> str:
 
     Examples longer than 40 characters are cut, and end in `...`. Views follow as comments.
     """
-    views = [_as_comment(_create_commented_table(view, schema.dialect), view) for view in schema.views]
-    return "\n\n".join([*(_create_commented_table(table, schema.dialect) for table in schema.tables), *views])
+    return _ddl(schema, _create_commented_table)
 
 
-def _create_commented_table(relation: Table | View, dialect: Dialect) -> str:
+def _create_commented_table(relation: Table | View, dialect: Kind) -> str:
     entries = []  # with the comment behind each
     for column in relation.columns:
         notes = [column.comment] if column.comment else []
@@ -152,7 +137,7 @@ def _create_commented_table(relation: Table | View, dialect: Dialect) -> str:
     primary = [column.name for column in relation.columns if column.is_primary_key]
     if primary:
         entries.append((f"PRIMARY KEY ({_quoted(primary, dialect)})", ""))
-    for key in _foreign_keys(relation):
+    for key in relation.foreign_keys:
         name = quote_name("_".join(("fk", relation.name, *key.columns)).lower(), dialect)
         entries.append((f"CONSTRAINT {name} {_foreign_key(key, dialect)}", ""))
     lines = []

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import ClassVar
 
-Dialect = Literal["sqlite", "duckdb", "postgresql"]
+from text2sql_grpo.sql.address import Kind
+
 Example = str | int | float | Decimal
 
 MAX_COUNTED_ROWS = 100_000  # rows of a table are counted up to here
@@ -100,6 +101,7 @@ class View:
     columns: tuple[Column, ...]
     comment: str = ""
     namespace: str = ""
+    foreign_keys: ClassVar[tuple[ForeignKey, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Schema:
     tables: tuple[Table, ...]
     views: tuple[View, ...] = ()
     name: str = ""
-    dialect: Dialect = "sqlite"
+    dialect: Kind = "sqlite"
 
     @property
     def relations(self) -> tuple[Table | View, ...]:

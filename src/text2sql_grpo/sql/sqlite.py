@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from itertools import accumulate
 from operator import itemgetter
 
 from text2sql_grpo.errors import DataError
@@ -25,7 +26,7 @@ from text2sql_grpo.sql.failure_text import (
     short_line,
     why_unfit,
 )
-from text2sql_grpo.sql.frames import marshalled, marshalled_tuple
+from text2sql_grpo.sql.frames import marshalled
 from text2sql_grpo.sql.sqlite_file import (
     MAX_STORED_BYTES,
     PAGE_CACHE_KIB,
@@ -188,14 +189,9 @@ class HardenedDatabase:
             if cursor.description is None:
                 return self._failure("error", NOTHING_TO_RUN, started)
             columns = tuple(map(_first, cursor.description))
-            n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
-            rows = cursor.fetchmany(n_fetched)
-            if len(rows) < n_fetched and len(rows) <= limits.max_rows:
-                elapsed_s = time.perf_counter() - started
-                answer = marshalled(("ok", columns, tuple(rows), False, "", elapsed_s, *self._changes(sql)))
-                if len(answer) <= limits.max_bytes:
-                    return answer
-            return self._long_answer(sql, columns, rows, limits, started)
+            rows, is_truncated = self._read(cursor, len(columns), limits)
+            elapsed_s = time.perf_counter() - started
+            return marshalled(("ok", columns, rows, is_truncated, "", elapsed_s, *self._changes(sql)))
         except MemoryError as error:
             raise OutOfMemory(self._failure("memory", NO_MEMORY, started)) from error
         except sqlite3.Warning:  # Python 3.11; a ProgrammingError from 3.12 on
@@ -233,36 +229,27 @@ class HardenedDatabase:
             self._has_long_values = False
             self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
 
-    def _long_answer(
-        self, sql: str, columns: tuple[str, ...], rows: list[Row], limits: Limits, started: float
-    ) -> bytes:
-        """Answer with many or long rows, cut at the caps."""
-        n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[len(columns)]
-        parts: list[bytes] = []
-        n_rows = n_bytes = 0
-        is_truncated = is_cut = False
-        while rows and not is_truncated:
+    def _read(self, cursor: sqlite3.Cursor, n_columns: int, limits: Limits) -> tuple[tuple[Row, ...], bool]:
+        """Rows up to the caps, and whether there were more or a value was cut."""
+        n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[n_columns]
+        kept: list[Row] = []
+        n_bytes_left = limits.max_bytes
+        is_cut = False
+        while rows := cursor.fetchmany(n_fetched):
             if self._has_long_values:
                 rows, was_cut = cut_values(rows, MAX_VALUE_BYTES)
                 is_cut = is_cut or was_cut
-            part = marshalled(rows)[_LIST_HEADER_BYTES:]
-            is_truncated = n_rows + len(rows) > limits.max_rows or n_bytes + len(part) > limits.max_bytes
-            if is_truncated:
-                kept = _fitting(rows[: limits.max_rows - n_rows], limits.max_bytes - n_bytes)
-                n_rows += len(kept)
-                parts += kept
+            n_bytes = len(marshalled(rows)) - _LIST_HEADER_BYTES
+            if n_bytes > n_bytes_left or len(kept) + len(rows) > limits.max_rows:
+                kept += _fitting(rows[: limits.max_rows - len(kept)], n_bytes_left)
+                self._cursor.close()  # ends the statement
+                self._cursor = self.connection.cursor()
+                return tuple(kept), True
+            kept += rows
+            n_bytes_left -= n_bytes
+            if len(rows) < n_fetched:
                 break
-            parts.append(part)
-            n_rows += len(rows)
-            n_bytes += len(part)
-            rows = self._cursor.fetchmany(n_fetched)
-        if is_truncated:
-            self._cursor.close()  # ends the statement
-            self._cursor = self.connection.cursor()
-        elapsed_s = time.perf_counter() - started
-        last = marshalled((is_truncated or is_cut, "", elapsed_s, *self._changes(sql)))[_LIST_HEADER_BYTES:]
-        fields = (marshalled("ok"), marshalled(columns), marshalled_tuple(n_rows, parts), last)
-        return marshalled_tuple(8, fields)
+        return tuple(kept), is_cut
 
     def _changes(self, sql: str) -> tuple[bool, bool]:
         """Volatility of the last query, and whether it must not be cached.
@@ -329,16 +316,10 @@ class HardenedDatabase:
         return self._failure("error", why_unfit(sql, limits) or str(error), started)
 
 
-def _fitting(rows: list[Row], max_bytes: int) -> list[bytes]:
-    """Marshalled first rows that fit into `max_bytes`."""
-    kept = []
-    for row in rows:
-        part = marshalled(row)
-        max_bytes -= len(part)
-        if max_bytes < 0:
-            break
-        kept.append(part)
-    return kept
+def _fitting(rows: list[Row], max_bytes: int) -> list[Row]:
+    """First rows that fit into `max_bytes` when they are marshalled."""
+    ends = accumulate(len(marshalled(row)) for row in rows)
+    return [row for row, end in zip(rows, ends, strict=True) if end <= max_bytes]
 
 
 def _text_of(raw: bytes) -> str:

@@ -18,8 +18,9 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from functools import cache, partial
+from functools import cache
 from marshal import loads
+from types import SimpleNamespace
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
@@ -37,15 +38,13 @@ from text2sql_grpo.sql.sqlite import DatabaseLocked, OutOfMemory
 
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import Any
 
-MAX_CPU_S = 1 << 31
-START_CPU_S = 60  # of processor time, before a worker that hangs is killed by the kernel
+SPARE_CPU_S = 120  # of processor time, after which the kernel kills a worker that hangs
 INTERRUPT_S = 0.0005  # after the deadline, for the database to know it as well
 GRACE_S = 0.03  # after the deadline, for the database to stop the query by itself
 TICK_S = 0.02  # between two checks of the deadline
-PARKED_S = 5.0  # between two checks of the parent while idle
+IDLE_TICKS = 50  # without a query, before the checks stop until the next one
 HEARTBEAT_S = 0.5
 LOCKED_S = 5.0  # wait of a query for another process that writes the file
 SENT_BYTES = 1 << 20
@@ -57,21 +56,11 @@ HEAP_LIMIT_BYTES = 256 * 1024 * 1024  # of SQLite in this process
 _AGAIN = marshalled(None)  # in place of an answer: run the query again
 
 
-class _Limits:
-    """Fields of `outcome.Limits`, which is slow to import."""
-
-    def __init__(self, timeout_s: float, max_rows: int, max_bytes: int, max_sql_bytes: int) -> None:
-        self.timeout_s = timeout_s
-        self.max_rows = max_rows
-        self.max_bytes = max_bytes
-        self.max_sql_bytes = max_sql_bytes
-
-
 class Worker:
     """State of the process, shared by its two threads.
 
-    `_started` counts the started queries of the request. It grows before a deadline is set, and the deadline
-    is infinite between two queries: a deadline that has passed is that of the last one started.
+    The deadline is infinite between two queries, and reset before an answer is stored: while it is the same,
+    the query that it belongs to has no answer yet.
     """
 
     def __init__(self, frames: FrameReader, kind: str, parent: int, walls: tuple[str, ...]) -> None:
@@ -82,90 +71,68 @@ class Worker:
         # Output of libraries goes to stderr, not between the frames.
         self._output = os.dup(1)
         os.dup2(2, 1)
-        self._limits = _Limits(0.0, 0, 0, 0)
+        self._limits: Any = None
         self._databases: OrderedDict[str, Any] = OrderedDict()
         self._n_bytes = 0  # of the open databases
         self._max_open = ENGINES[kind].max_open or _max_open_databases()
         self._database: Any = None
-        self._processor_s = 0.0  # the kernel kills this process some time after
-        self._started = 0
         self._deadline = float("inf")
         self._is_busy = False
         self._lock = threading.Lock()  # guards the fields below
         self._answers: list[bytes] = []  # not sent yet, all from `_database`
-        self._n_sent = 0
         self._sent_at = 0.0
         self._is_last = False  # this process ends after the next frame
-        self._wake = threading.Event()
-        self._is_parked = False
+        self._is_awake = threading.Event()
 
     def serve(self) -> None:
         """Answer requests until the parent closes the pipe."""
         threading.Thread(target=self._watch, daemon=True).start()
         sandbox.forbid_processes()
-        self._extend_processor_time(0.0)
+        _extend_processor_time()
         self._write([marshalled(wall) for wall in self._walls])  # ready
-        is_single = False
         while True:
-            # A request of one query is often followed by the next at once.
-            request = self._frames.read(is_soon=is_single)[0]
-            timeout_s, max_rows, max_bytes, max_sql_bytes, segments = loads(request)
-            is_single = len(segments) == 1 == len(segments[0][1])
-            self._limits = _Limits(timeout_s, max_rows, max_bytes, max_sql_bytes)
-            n_queries = sum([len(queries) for _, queries in segments])
-            if time.process_time() + n_queries * timeout_s > self._processor_s:
-                self._extend_processor_time(n_queries * timeout_s)
-            self._started = self._n_sent = 0
+            *bounds, segments = loads(self._frames.read()[0])
+            self._limits = _limits(*bounds)
             self._is_busy = True
-            if self._is_parked:
-                self._wake.set()
+            if not self._is_awake.is_set():
+                self._is_awake.set()
             for location, queries in segments:
-                pending = iter(queries)
-                while not self._answer_all(location, pending):
-                    pass
+                self._answer_all(location, queries)
                 self._send()
             self._is_busy = False
 
-    def _extend_processor_time(self, wanted_s: float) -> None:
-        """Let the kernel end this process if it works for much longer than its queries may."""
-        self._processor_s = time.process_time() + wanted_s + START_CPU_S
-        if sys.platform == "linux":
-            import resource
-
-            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            soft = int(min(self._processor_s + START_CPU_S, MAX_CPU_S))
-            soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-            resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-    def _answer_all(self, location: str, pending: Iterator[str]) -> bool:
-        """Answer queries of one database; False after one that needs a new connection."""
+    def _answer_all(self, location: str, queries: list[str]) -> None:
+        """Answer queries of one database."""
         self._database = None
-        try:
-            self._database = database = self._opened(location)
-        except Exception as error:
-            self._answers += [_fault(error) for _ in pending]
-            return True
-        limits, timeout_s = self._limits, self._limits.timeout_s
-        run = _runner(database)
-        answers = self._answers
         n_bytes = 0
+        pending = iter(queries)
         for sql in pending:
-            self._started += 1
-            started = time.perf_counter()
-            self._deadline = started + timeout_s
             try:
-                answer = run(sql, limits, started)
+                self._database = self._database or self._opened(location)
             except Exception as error:
-                self._answers.append(self._answer_after(error, location, sql))
-                self._send()
-                return False
-            self._deadline = float("inf")
-            answers.append(answer)
+                self._answers += [_fault(error) for _ in (sql, *pending)]
+                break
+            try:
+                answer = self._answer(sql)
+            except Exception as error:
+                answer = self._answer_after(error, location, sql)
+                n_bytes = SENT_BYTES
+            self._answers.append(answer)
             n_bytes += len(answer)
             if n_bytes > SENT_BYTES:
                 self._send()
                 n_bytes = 0
-        return True
+
+    def _answer(self, sql: str) -> bytes:
+        started = time.perf_counter()
+        self._deadline = started + self._limits.timeout_s
+        try:
+            if self._kind == "sqlite":
+                answer: bytes = self._database.run_marshalled(sql, self._limits, started)
+                return answer
+            return _run(self._database, sql, self._limits, started)
+        finally:
+            self._deadline = float("inf")
 
     def _opened(self, location: str) -> Any:
         """Open connection to this database; a new one if its file changed."""
@@ -198,20 +165,18 @@ class Worker:
         """Answer to a query that ended by an exception; its connection is closed."""
         self._send()  # earlier answers of the connection
         patience = time.perf_counter() + LOCKED_S
-        while isinstance(error, DatabaseLocked) and time.perf_counter() < patience:
-            answer = self._retry(location, sql)
-            if isinstance(answer, bytes):
-                return answer
-            error = answer
-        if isinstance(error, OutOfMemory) and len(self._databases) > 1:
-            # Free the pages of the other connections.
-            self._database = None
-            self._close(*self._databases)
-            answer = self._retry(location, sql)
-            if isinstance(answer, bytes):
-                return answer
-            error = answer
-        self._deadline = float("inf")
+        while True:
+            if isinstance(error, OutOfMemory) and len(self._databases) > 1:
+                # Free the pages of the other connections.
+                self._database = None
+                self._close(*self._databases)
+            elif not isinstance(error, DatabaseLocked) or time.perf_counter() > patience:
+                break
+            try:
+                self._database = self._opened(location)
+                return self._answer(sql)
+            except Exception as again:
+                error = again
         is_unchanged = self._is_unchanged()
         self._database = None
         self._close(location)
@@ -221,17 +186,6 @@ class Worker:
         if not is_unchanged:
             return _AGAIN
         return _fault(error) if isinstance(error, RunError) else marshalled((UNFORESEEN, _traceback(error)))
-
-    def _retry(self, location: str, sql: str) -> bytes | Exception:
-        try:
-            self._database = database = self._opened(location)
-            started = time.perf_counter()
-            self._deadline = started + self._limits.timeout_s
-            return _runner(database)(sql, self._limits, started)
-        except Exception as error:
-            return error
-        finally:
-            self._deadline = float("inf")
 
     def _is_unchanged(self) -> bool:
         return self._database is None or bool(self._database.is_unchanged())
@@ -245,7 +199,6 @@ class Worker:
             if answers and not self._is_unchanged():
                 answers = [_AGAIN] * n_answers
             self._write(answers)
-            self._n_sent += n_answers
             if self._is_last:
                 os._exit(0)
 
@@ -254,62 +207,49 @@ class Worker:
         self._sent_at = time.perf_counter()
 
     def _watch(self) -> None:
+        n_idle = 0
         try:
-            self._watch_deadline()
+            while True:
+                n_idle = 0 if self._is_busy else n_idle + 1
+                if n_idle > IDLE_TICKS:
+                    self._is_awake.clear()
+                    if not self._is_busy:
+                        self._is_awake.wait()
+                _extend_processor_time()
+                if self._is_busy:
+                    self._check_deadline()
+                left_s = self._deadline - time.perf_counter()
+                left_s = left_s if left_s > 0 else left_s + GRACE_S
+                time.sleep(max(0.001, min(TICK_S, left_s)))
         except OSError:  # nobody reads the answers: the parent is gone
             os._exit(0)
 
-    def _watch_deadline(self) -> None:
-        n_idle = 0
-        while True:
-            if self._is_busy:
-                n_idle = 0
-                self._check_deadline()
-            else:
-                n_idle += 1
-            if n_idle * TICK_S > 1.0:
-                self._park()
-            left_s = self._deadline - time.perf_counter()
-            left_s = left_s if left_s > 0 else left_s + GRACE_S
-            time.sleep(max(0.001, min(TICK_S, left_s)))
-
     def _check_deadline(self) -> None:
-        self._exit_without_parent()
-        begun, session = self._started, getattr(self._database, "session", None)
+        if os.name != "nt" and os.getppid() != self._parent:
+            os._exit(0)
+        deadline, session = self._deadline, getattr(self._database, "session", None)
         now = time.perf_counter()
-        if session is not None and now > self._deadline + INTERRUPT_S:
+        if session is not None and now > deadline + INTERRUPT_S:
             with contextlib.suppress(Exception):  # closed just before
                 session.interrupt()
-        if now > self._deadline + GRACE_S:
-            self._end(begun)
+        if now > deadline + GRACE_S:
+            self._end(deadline)
         if self._answers or now > self._sent_at + HEARTBEAT_S:
             self._send()
 
-    def _end(self, begun: int) -> None:
-        """Exit if the last started query still runs, with its time-out as the last answer."""
+    def _end(self, deadline: float) -> None:
+        """Exit if the query of this deadline still runs, with its time-out as the last answer."""
         with self._lock:
             answers = self._answers[:]
-            if self._n_sent + len(answers) != begun - 1:
+            if self._deadline != deadline:
                 return  # just finished
             if not self._is_unchanged():
                 answers = [_AGAIN] * len(answers)
             timeout_s = self._limits.timeout_s
-            elapsed_s = time.perf_counter() - self._deadline + timeout_s
+            elapsed_s = time.perf_counter() - deadline + timeout_s
             late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, False, True)
             self._is_last = True
             self._write([*answers, marshalled(late)])
-            os._exit(0)
-
-    def _park(self) -> None:
-        """Wait for the next request."""
-        self._wake.clear()
-        self._is_parked = True
-        while not self._is_busy and not self._wake.wait(PARKED_S):
-            self._exit_without_parent()
-        self._is_parked = False
-
-    def _exit_without_parent(self) -> None:
-        if os.name != "nt" and os.getppid() != self._parent:
             os._exit(0)
 
 
@@ -338,12 +278,7 @@ def _size_of(database: Any) -> int:
     return getattr(database, "n_bytes", OTHER_BYTES)
 
 
-def _runner(database: Any) -> Callable[[str, _Limits, float], bytes]:
-    """Function that runs a query and marshals its outcome; SQLite's writes rows as it reads them."""
-    return getattr(database, "run_marshalled", None) or partial(_run, database)
-
-
-def _run(database: Any, sql: str, limits: _Limits, started: float) -> bytes:
+def _run(database: Any, sql: str, limits: Any, started: float) -> bytes:
     outcome = database.run(sql, limits)
     is_unsure = not database.is_cacheable or outcome.status in ("timeout", "memory")
     is_unsure = is_unsure or database.is_volatile
@@ -366,6 +301,25 @@ def _traceback(error: Exception) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))
+
+
+@cache
+def _limits(timeout_s: float, max_rows: int, max_bytes: int, max_sql_bytes: int) -> SimpleNamespace:
+    """Fields of `outcome.Limits`, which is slow to import."""
+    return SimpleNamespace(
+        timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes, max_sql_bytes=max_sql_bytes
+    )
+
+
+def _extend_processor_time() -> None:
+    """Let the kernel end this process if the thread that watches the deadlines cannot run any more."""
+    if sys.platform == "linux":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        soft = int(time.process_time()) + SPARE_CPU_S
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def _limit_memory(kind: str) -> None:

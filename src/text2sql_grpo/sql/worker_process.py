@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql.address import Kind
@@ -23,12 +23,14 @@ from text2sql_grpo.sql.sandbox import PARTS
 PATIENCE_S = 1.5  # after a deadline, before the backstop kills the worker
 START_S = 30.0
 LOCKED_S = 30.0  # of a query that waits for a writer of its file, or for a database to open
-MAX_STDERR_BYTES = 4_000  # the last ones are kept
+MAX_STDERR_CHARS = 4_000  # the last ones are shown
 FRAME_BYTES = 4 << 20  # of an answer's frame beyond the rows: names of columns, earlier short answers
 
 # The package is imported without its own `__init__`, which would import the parent's side.
 BOOT = """\
-import sys
+import os, sys
+if os.name == "posix":
+    os.set_blocking(2, False)  # what does not fit into the pipe is lost, and stops no worker
 folder = sys.argv[1]
 for name, path in (("text2sql_grpo", folder), ("text2sql_grpo.sql", folder + "/sql")):
     module = type(sys)(name)
@@ -42,23 +44,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # The fields of an `ExecutionOutcome`, the last of them True if another run may end otherwise; the name of
 # a class in `errors`, or `frames.UNFORESEEN`, and its text; or None: run the query again.
 Answer = tuple[Any, ...]
-Ending = Literal["", "planned", "crashed", "unasked"]
 _FIELDS = (str, tuple, tuple, bool, str, float, bool, bool)
-_HAS_POLLS = os.name == "posix"
 _CELLS = frozenset((type(None), int, float, str, bytes))
-
-
-class Reply(NamedTuple):
-    """Reply of one worker to one request.
-
-    Attributes:
-        answers: Answers in the order of the queries; fewer if the process ended.
-        ending: End of the process: `planned` in its last frame, `crashed`, or gone before the request could
-            be sent (`unasked`); empty if it lives.
-    """
-
-    answers: list[Answer | None]
-    ending: Ending
 
 
 class KilledAtStart(RunError):
@@ -70,8 +57,10 @@ class Worker:
 
     Attributes:
         version: Version of the pool's grants when it started: it may read what they were.
-        is_late: True if the backstop killed it.
         is_ready: True once its start-up is over.
+        is_free: True if it can take a request: it is ready, and answered the last one whole.
+        has_crashed: True if it ended without an announcement while it had a request.
+        is_late: True if the backstop killed it.
         is_dropped: True if its pool does not use it any more.
         is_ended: True if it was waited for.
         due: When the backstop kills it, by `time.perf_counter`; infinite while it is idle.
@@ -96,23 +85,19 @@ class Worker:
         new_group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         self.version = version
         self.sandbox: tuple[str, ...] = ()
+        self.is_ready = self.is_free = False
+        self.has_crashed = self.is_late = self.is_dropped = self.is_ended = False
+        self.due = float("inf")
         self._require_sandbox = require_sandbox
         chosen = os.environ.get("SQLITE_TMPDIR", "")
         self._own_folder = "" if chosen else _temporary_folder()
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
-        # Not this process's own, which may be a terminal: who writes there is taken for the user.
-        reading, stderr = os.pipe()
-        self._stderr = open(reading, "rb", buffering=0)  # noqa: SIM115 (closed by `forget`)
-        self._stderr_tail = b""
-        if _HAS_POLLS:
-            os.set_blocking(reading, False)
-            os.set_blocking(stderr, False)  # what nothing reads in time is lost, and stops no worker
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", BOOT, str(PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=stderr,
+                stderr=subprocess.PIPE,  # not this process's own, which may be a terminal
                 bufsize=0,
                 env=_environment(kind, self._folder),
                 start_new_session=not new_group,  # Ctrl-C is for the parent
@@ -120,56 +105,49 @@ class Worker:
             )
         except OSError as error:
             self._remove_folder()
-            self._stderr.close()
             raise RunError(f"cannot start a SQL worker: {error} (at {sys.executable})") from error
-        finally:
-            os.close(stderr)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._pipes = (self._process.stdin, self._process.stdout)
         self._input = self._process.stdin.fileno()
         self._frames = FrameReader(self._process.stdout.fileno())
-        self.is_ready = False
-        self.is_late = self.is_dropped = self.is_ended = False
-        self.due = float("inf")
         path = [entry for entry in sys.path if entry] if ENGINES[kind].needs_packages else []
         with suppress(OSError):  # gone already; `_wait_until_ready` raises
             setup = (kind, os.getpid(), path, tuple(readable), self._folder)
             write_all(self._input, framed(marshalled(setup)))
 
-    def ask(self, request: bytes, n_queries: int, limits: Limits, *, is_soon: bool = False) -> Reply:
-        """Send a request and wait for its answers, or for the end of the process.
+    def ask(self, request: bytes, n_queries: int, limits: Limits) -> list[Answer | None]:
+        """Send a request to a ready worker, and wait for its answers, or for the end of the process.
 
         Args:
             request: A frame.
             n_queries: Number of queries in the frame.
             limits: Bounds of each query.
-            is_soon: whether to poll for a moment before a blocking read.
+
+        Returns:
+            Answers in the order of the queries; fewer if the process ended.
         """
-        self.wait_until_ready()
         patience_s = limits.timeout_s + PATIENCE_S
         max_bytes = 2 * limits.max_bytes + 2 * limits.max_sql_bytes + FRAME_BYTES
         clock = time.perf_counter
-        self.due = clock() + patience_s
         until = clock() + LOCKED_S + 2 * n_queries * patience_s  # whatever it sends meanwhile
+        answers: list[Answer | None] = []
+        self.is_free = is_last = False
+        self.due = clock() + patience_s
         try:
             write_all(self._input, request)
         except OSError:
-            return Reply([], "unasked")
-        answers: list[Answer | None] = []
+            return answers
         try:
-            body, is_last = self._frames.read(is_soon=is_soon, max_bytes=max_bytes)
-            answers = _answers(body, n_queries)
             while len(answers) < n_queries and not is_last:
                 self.due = min(clock() + patience_s, until)
                 body, is_last = self._frames.read(max_bytes=max_bytes)
                 answers += _answers(body, n_queries - len(answers))
-        except (EOFError, OSError):
-            return Reply(answers, "crashed")
-        except ValueError:  # not this package's code wrote it
+        except (EOFError, OSError, ValueError):  # it ended, or not this package's code wrote the frame
             self.kill()
-            return Reply(answers, "crashed")
+            self.has_crashed = True
+            return answers
         self.due = float("inf")
-        return Reply(answers, "planned" if is_last else "")
+        self.is_free = not is_last
+        return answers
 
     def wait_until_ready(self) -> None:
         """Wait for the end of the start-up.
@@ -199,7 +177,7 @@ class Worker:
                 f"the sandbox of a SQL worker lacks {', '.join(missing)}: use a Linux kernel that has them"
                 " (Landlock: 5.13 or newer), or require_sandbox=False"
             )
-        self.is_ready = True
+        self.is_ready = self.is_free = True
 
     @property
     def pid(self) -> int:
@@ -211,14 +189,13 @@ class Worker:
         return self.is_ready and self.due < float("inf")
 
     def stderr(self) -> str:
-        """Last bytes that it wrote to stderr, without control characters; reads what is there now."""
-        with suppress(OSError, ValueError):  # closed
-            for _ in range(16 if _HAS_POLLS else 0):
-                data = self._stderr.read(1 << 16)
-                if not data:
-                    break
-                self._stderr_tail = (self._stderr_tail + data)[-MAX_STDERR_BYTES:]
-        text = self._stderr_tail.decode(errors="replace").strip()
+        """Text that it wrote to stderr, without control characters; reads what is there now."""
+        data, stream = b"", self._process.stderr
+        if os.name == "posix" and stream is not None:  # elsewhere the read would wait
+            with suppress(OSError, ValueError):  # closed
+                os.set_blocking(stream.fileno(), False)
+                data = stream.read(1 << 16) or b""
+        text = data.decode(errors="replace").strip()[-MAX_STDERR_CHARS:]
         return "".join(
             character if character.isprintable() or character == "\n" else "?" for character in text
         )
@@ -239,8 +216,9 @@ class Worker:
         """Close the pipes of a process that is gone, or is another process's child."""
         if self._process.returncode is None:
             self._process.returncode = 0  # not our child to wait for
-        for pipe in (*self._pipes, self._stderr):
-            pipe.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _remove_folder(self) -> None:
         if self._own_folder:

@@ -101,8 +101,8 @@ class Profile:
     def native(self, sql: str) -> str | None:
         """A query of SQLite in the SQL of the database; None if it cannot be said there."""
         if sql not in self._known:
-            is_same = self._engine.kind == "sqlite"
-            self._known[sql] = sql if is_same else in_dialect(sql, self.schema, self._engine.dialect)
+            is_other = self._engine.needs_mirror
+            self._known[sql] = in_dialect(sql, self.schema, self._engine.dialect) if is_other else sql
         return self._known[sql]
 
     def rows(self, sql: str) -> tuple[Row, ...] | None:
@@ -120,7 +120,7 @@ class Profile:
         return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
 
     def _table(self, table: Table) -> TableProfile:
-        shown = [column for column in table.columns if _is_plain(column, self._engine.kind)]
+        shown = [column for column in table.columns if _is_plain(column, has_types=self._engine.needs_mirror)]
         rows, n_rows = self._sample(table, shown)
         cells = list(zip(*rows, strict=True)) or [()] * len(shown)
         columns = {
@@ -219,9 +219,9 @@ class Profile:
         )
 
 
-def _is_plain(column: Column, kind: str) -> bool:
+def _is_plain(column: Column, *, has_types: bool) -> bool:
     """True for a column of numbers, texts, moments or labels; a column of SQLite may hold anything."""
-    return kind == "sqlite" or mirror_type(column) != "OPAQUE" or bool(column.labels)
+    return not has_types or mirror_type(column) != "OPAQUE" or bool(column.labels)
 
 
 def _clean(column: Column, cell: Any) -> Any:
