@@ -8,7 +8,7 @@ from pathlib import Path
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
@@ -42,7 +42,7 @@ def load_examples(
         limit: Only the first n questions, of those that are kept; None for all.
         check_gold: Run each gold, also the other accepted ones, and refuse one that fails, one that is cut
             at a limit and that the database cannot compare with itself either, and one that returns no
-            rows without `gold_is_empty` (or rows with it). If the file's format has no such field,
+            rows without `gold_is_empty` (or rows with it). Of a row with neither this field nor `gold_sql`,
             `gold_is_empty` is set from the result.
         leave_out: Ids of questions to skip, broken ones too.
         leaves_out_large: Skip questions with a gold that is cut at a limit and cannot be compared, with a
@@ -53,15 +53,14 @@ def load_examples(
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
             place.
     """
-    left_out, names, where = [], databases.names(), source_name(source)
+    left_out, where = [], source_name(source)
 
     def is_wanted(example: Example) -> bool:
         if example.id in leave_out:
             left_out.append(example.id)
         return example.id not in leave_out and keep(example)
 
-    only = names[0] if len(names) == 1 else None
-    questions = read_questions(source, limit=limit, database=only, keep=is_wanted)
+    questions = read_questions(source, limit=limit, database=only_name(databases), keep=is_wanted)
     if leave_out:
         _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
     if left_out and not questions:
