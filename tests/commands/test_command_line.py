@@ -48,6 +48,36 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def test_a_config_of_the_package_is_printed_and_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--example", "list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"quickstart", "qwen2.5_coder_1.5b_lora", "accelerate/ddp"} < set(names)
+    for name in names:
+        assert main(["config", "--example", name]) == 0
+        (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+        if not name.startswith("accelerate"):
+            data = load_config("mine.yaml").data
+            assert not str(data.train).startswith("data/") and not str(data.databases).startswith("data/")
+    assert main(["config", "--example", "config/quickstart.yaml"]) == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert Path(load_config("mine.yaml").data.train).is_file()
+    with pytest.raises(SystemExit):
+        main(["config", "--example", "quikstart"])
+    assert "did you mean quickstart? there are accelerate/ddp, " in capsys.readouterr().err
+
+
+def test_without_a_config_a_line_names_the_quickstart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for verb in ("train", "doctor"):
+        assert main([verb, "--run.sed", "1"]) == 1
+        first, error = capsys.readouterr().err.splitlines()
+        assert "this is the quickstart, " in first and "config/quickstart.yaml" in first
+        assert "config --example quickstart" in first and "did you mean seed?" in error
+
+
 def refused(*argv: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr of a command that fails."""
     assert main(argv) == 1

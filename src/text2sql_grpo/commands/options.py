@@ -6,12 +6,14 @@ import gc
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from text2sql_grpo.bundled import located
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.run_folder import CONFIG, EVALUATION
 
@@ -94,6 +96,18 @@ def check_models(*names: str | None) -> None:
     for name in names:
         if name is not None:
             check_name(name)
+
+
+def config_or_quickstart(config: Path | None) -> Path:
+    """The config that is named; else the quickstart's, with a line on stderr that names it."""
+    if config is not None:
+        return config
+    print(
+        f"No --config: this is the quickstart, {located(QUICKSTART)}. For a config of your own: "
+        "text2sql-grpo config --example quickstart > my.yaml, edit it, and add --config my.yaml",
+        file=sys.stderr,
+    )
+    return QUICKSTART
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
