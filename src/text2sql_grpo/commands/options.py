@@ -86,16 +86,16 @@ def check_place(out: Path) -> None:
 
 
 def check_models(*names: str | None) -> None:
-    """Refuse names of models, or of their answers, that are neither files nor Hub ids; None passes.
+    """Refuse names of models, or of their answers, that are neither files nor readable Hub ids; None passes.
 
     Raises:
         ModelError: See above.
     """
-    from text2sql_grpo.models.sources import check_name
+    from text2sql_grpo.models.sources import check_readable
 
     for name in names:
         if name is not None:
-            check_name(name)
+            check_readable(name)
 
 
 def config_or_quickstart(config: Path | None) -> Path:
