@@ -441,7 +441,7 @@ def test_spiders_own_files(shared_data: Path) -> None:
         (
             "a.csv",
             f"{HEADER}\nq1,shop,,SELECT 1,,\n",
-            "a value of question, got the columns id, database, gold_sql",
+            "a value of question, got the columns id, database, question, gold_sql, ",
         ),
         ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
         ("a.csv", "db_name,query,question\nshop,;,?\n", "a field 'gold_sql' with text, got an empty one"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # slow to import, and help needs neither
     from rich.console import Console
 
     from text2sql_grpo.config import Config
+    from text2sql_grpo.data.databases import Databases
 
 QUICKSTART = Path("config/quickstart.yaml")
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -118,20 +119,24 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
 
 
 def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: bool = False) -> "Config":
-    """`read_config`, with the files and reward functions that it names looked up before slow imports.
+    """`read_config`, with all that it names looked up before slow imports.
 
     Args:
-        is_trained: Questions for training are needed too.
+        is_trained: The model and questions for training are needed too.
 
     Raises:
-        RunError: A file or a reward function does not exist.
+        RunError: A file, the model, a server or a reward function does not exist, a question is wrong, or a
+            key of `grpo` is unknown.
     """
+    from text2sql_grpo.config import check_grpo_keys
     from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.data.question_files import check_exists
+    from text2sql_grpo.data.loading import check_file
 
     config = read_config(path, settings)
+    check_grpo_keys(config.grpo)
     config.reward_mix()
-    Databases(config.data.databases)
+    databases = Databases(config.data.databases)
+    _check_servers(databases)
     named: dict[str, str | Path | None] = {
         f"data.test.{name}": source for name, source in config.data.test.items()
     }
@@ -139,10 +144,27 @@ def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: b
         named |= {"data.train": config.data.train, "data.dev": config.data.dev}
         if config.sft is not None:
             named |= {"sft.questions": config.sft.questions, "sft.chats": config.sft.chats}
+        check_models(config.model.source)
     for field, source in named.items():
         if source is not None:
-            check_exists(source, field)
+            check_file(source, field, None if field == "sft.chats" else databases)
     return config
+
+
+def _check_servers(databases: "Databases") -> None:
+    """Connect to each database on a server.
+
+    Raises:
+        DataError: The server refuses, or cannot be reached.
+    """
+    urls = [url for url in map(databases.source, databases.names()) if isinstance(url, str)]
+    if not urls:
+        return
+    from text2sql_grpo.sql import SQLExecutor
+
+    with SQLExecutor(workers=1) as executor:
+        for url in urls:
+            executor.execute(url, "SELECT 1")
 
 
 def quiet_console(*, highlight: bool = True) -> "Console":

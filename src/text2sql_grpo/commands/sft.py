@@ -2,7 +2,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import config_with_files, quiet_console, writing_to
+from text2sql_grpo.commands.options import check_models, config_with_files, quiet_console, writing_to
 
 
 def sft(
@@ -26,6 +26,7 @@ def sft(
     given = {"questions": questions, "chats": chats}
     own = [f"--sft.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
     run = config_with_files(config, [*settings, *own])
+    check_models(run.model.source)
     folder = run.run.output_dir
     out = out or folder.with_name(f"{folder.name}-sft")
     with writing_to(out):

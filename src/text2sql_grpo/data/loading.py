@@ -8,7 +8,7 @@ from pathlib import Path
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.question_files import only_name, read_questions
+from text2sql_grpo.data.question_files import check_exists, only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
@@ -101,14 +101,33 @@ def _string_id(row: dict[str, object]) -> str:
     return row["id"]
 
 
+def check_file(source: str | Path, field: str, databases: Databases | None) -> None:
+    """Refuse a source that does not exist, by the name of its field; read a file of questions, not its golds.
+
+    Args:
+        databases: Databases of the questions; None for a file of something else.
+
+    Raises:
+        DataError: There is no such source, a question is wrong, or its database is unknown.
+    """
+    check_exists(source, field)
+    if databases is not None and Path(source).is_file():
+        for question in read_questions(source, database=only_name(databases)):
+            _place_named(databases.source, question)
+
+
 def database_address(question: Question, databases: Databases) -> Database:
     """File or URL of a question's database.
 
     Raises:
         DataError: There is none; names the question's place.
     """
+    return _place_named(databases.address, question)
+
+
+def _place_named(find: Callable[[str], Database], question: Question) -> Database:
     try:
-        return databases.address(question.example.database)
+        return find(question.example.database)
     except DataError as error:
         raise DataError(f"{error}, for the question at {question.place}") from error
 

@@ -155,7 +155,7 @@ def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]
                 f"the row must have {n_cells} cells, got more or fewer: quote a cell that holds "
                 f"{separator!r} (at {place})"
             )
-        cells = {name: cell for name, cell in row.items() if cell.strip()}
+        cells = {name: cell if cell.strip() else None for name, cell in row.items()}
         yield row_question(cells, reader.line_num, place, origin=path.stem, database=database)
 
 

@@ -165,7 +165,9 @@ def readable_folder(path: str) -> str:
     try:
         return snapshot_download(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"neither the Hub nor its cache has {folder}: {obstacle}") from error
+        raise ModelError(
+            f"no such folder, and neither the Hub nor its cache has {folder}: {obstacle}"
+        ) from error
 
 
 def check_readable(path: str) -> None:
