@@ -94,6 +94,7 @@ def test_bad_input_is_refused_before_torch_is_imported(config: Path, tmp_path: P
         "'shoop'": ["train", *base, "--data.test.a", "gone.jsonl"],
         "runs/none": ["train", *base, "--model.path", "runs/none"],
         "nobody/absent": ["train", *base, "--model.path", "nobody/absent"],
+        "nobody/absent, by evaluate": ["evaluate", "--model_path", "nobody/absent", *base],
         "nobody/absent, by sft": ["sft", *base, "--model.path", "nobody/absent"],
         "did you mean learning_rate?": ["train", *base, "--grpo.learning_rte", "1"],
         "did you mean max_steps?": ["evaluate", "--model_path", model, *base, "--grpo.max_stpes", "1"],

@@ -65,7 +65,7 @@ def test_a_config_of_the_package_is_printed_and_can_be_read(
     assert Path(load_config("mine.yaml").data.train).is_file()
     with pytest.raises(SystemExit):
         main(["config", "--example", "quikstart"])
-    assert "did you mean quickstart? there are accelerate/ddp, " in capsys.readouterr().err
+    assert "no example 'quikstart': there are accelerate/ddp, " in capsys.readouterr().err
 
 
 def test_db_and_databases_are_one_option(capsys: pytest.CaptureFixture[str]) -> None:

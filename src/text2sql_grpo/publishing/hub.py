@@ -146,10 +146,7 @@ def _listing(folder: Path, repo_id: str, kind: str, names: Sequence[str], *, pri
     how = "private" if private else "PUBLIC"
     lines = [f"would be sent to the {how} {kind} repository {repo_id}, {sum(sizes.values()):,} bytes:"]
     lines += [f"{size:>16,}  {folder / name}" for name, size in sizes.items()]
-    is_own = is_written_by_hand(folder / "README.md")
-    lines.append(
-        f"{'':16}  {folder / 'README.md'} ({'your card' if is_own else 'the card, written by the push'})"
-    )
+    lines.append(f"{'card':>16}  {folder / 'README.md'}")
     shown = [name for name in names if name.startswith("comparison") or name.endswith(".jsonl")]
     if shown := [name for name in shown if name != METRICS]:
         lines.append(f"Questions, names of the schema and rows of the database stand in {', '.join(shown)}.")
