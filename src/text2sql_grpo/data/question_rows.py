@@ -204,14 +204,12 @@ def _value(cells: Mapping[str, Mapping[str, Any]], columns: Iterable[str], place
 
 def _parsed(name: str, value: Any) -> Any:
     """Value of a field, read where it is text for what is none: a cell of CSV holds `true` or a JSON list."""
-    if isinstance(value, str) and bool in TYPES[name]:
-        return {"true": True, "false": False}.get(value.lower(), value)
-    if isinstance(value, str) and tuple in TYPES[name]:
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
+    if not isinstance(value, str) or {bool, tuple}.isdisjoint(TYPES[name]):
+        return value
+    try:
+        return json.loads(value.lower() if bool in TYPES[name] else value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def accepted_queries(query: str) -> list[str]:
