@@ -4,12 +4,15 @@ Any field can be set on the command line by its dotted name: `--environment.max_
 """
 
 import dataclasses
+import difflib
 import json
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -36,6 +39,14 @@ from text2sql_grpo.files import BoundedLoader, parse_yaml
 
 if TYPE_CHECKING:
     from text2sql_grpo.rewards import RewardMix
+
+
+# Files with the classes of `SQLGRPOConfig` and its bases.
+_GRPO_SOURCES = {
+    "text2sql_grpo": "training/arguments.py",
+    "trl": "trainer/[bg]*_config.py",
+    "transformers": "training_args.py",
+}
 
 
 @checked
@@ -560,6 +571,33 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     if not is_own and _imports_rewards(tree.get("rewards")):
         sys.path.append(str(path.parent.absolute()))
     return parse_config(tree, source=str(path))
+
+
+@cache
+def _grpo_names() -> tuple[str, ...]:
+    """Keys that the section `grpo` may have, read from sources: importing TRL takes seconds."""
+    names: list[str] = []
+    for package, pattern in _GRPO_SOURCES.items():
+        spec = find_spec(package)
+        for path in Path((spec and spec.origin) or "").parent.glob(pattern):
+            names += re.findall(r'^    "?([a-z]\w+)"?: \S', path.read_text("utf-8"), re.M)
+    return tuple(names)
+
+
+def check_grpo_keys(grpo: Iterable[str], known: Sequence[str] = ()) -> None:
+    """Refuse keys of the section `grpo` that are no field of `SQLGRPOConfig`.
+
+    `known` are its fields, where they are imported.
+
+    Raises:
+        ConfigError: A key is unknown.
+    """
+    known = known or _grpo_names()
+    for name in grpo:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"
+            raise ConfigError(f"unknown key grpo.{name}: {hint}")
 
 
 def parse_config(tree: dict[str, Any], *, source: str) -> Config:

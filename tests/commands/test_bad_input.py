@@ -1,8 +1,10 @@
 """What a person sees when something is wrong: one message, no traceback, and nothing lost."""
 
+import dataclasses
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ from tests.processes import ended, fork, has_ended, needs_fork, printed
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
+from text2sql_grpo.config import check_grpo_keys
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 pytestmark = pytest.mark.usefixtures("own_cache", "without_pictures")
 
@@ -75,6 +80,49 @@ def test_wrong_settings_and_missing_files(
     for part in parts:
         assert part in message
     assert "\n" not in message.rstrip()
+
+
+def test_bad_input_is_refused_before_torch_is_imported(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("question;sql\nHow many?;\n")
+    (tmp_path / "gone.jsonl").write_text('{"question": "?", "sql": "SELECT 1", "database": "shoop"}\n')
+    (tmp_path / "runs").mkdir()
+    base = ["--config", str(config)]
+    closed, model = "postgresql://reader@127.0.0.1:1/shop", str(config.parent / "model")
+    commands = {
+        "bad.csv:2": ["train", *base, "--data.train", "bad.csv"],
+        "bad.csv:2, by evaluate": ["evaluate", "--model_path", model, *base, "--data.test.a", "bad.csv"],
+        "'shoop'": ["train", *base, "--data.test.a", "gone.jsonl"],
+        "runs/none": ["train", *base, "--model.path", "runs/none"],
+        "nobody/absent": ["train", *base, "--model.path", "nobody/absent"],
+        "nobody/absent, by evaluate": ["evaluate", "--model_path", "nobody/absent", *base],
+        "nobody/absent, by sft": ["sft", *base, "--model.path", "nobody/absent"],
+        "did you mean learning_rate?": ["train", *base, "--grpo.learning_rte", "1"],
+        "did you mean max_steps?": ["evaluate", "--model_path", model, *base, "--grpo.max_stpes", "1"],
+        "127.0.0.1:1/shop": ["train", *base, "--data.databases", closed],
+    }
+    program = f"""
+import sys
+from text2sql_grpo.commands import main
+for argv in {[*commands.values()]!r}:
+    assert main(argv) == 1, argv
+print(sorted({{"torch", "transformers", "trl", "peft"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[]\n", done.stderr
+    messages = done.stderr.splitlines()
+    assert len(messages) == len(commands)
+    for wanted, message in zip(commands, messages, strict=True):
+        assert message.startswith("error: ") and wanted.partition(", by ")[0] in message
+
+
+def test_the_keys_of_grpo_are_those_of_its_class() -> None:
+    names = {field.name for field in dataclasses.fields(SQLGRPOConfig)}
+    check_grpo_keys(names)
+    for name in names:
+        with pytest.raises(ConfigError, match="unknown key grpo"):
+            check_grpo_keys([f"{name}z"])
 
 
 def test_a_key_that_stands_twice(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

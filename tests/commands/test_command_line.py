@@ -48,6 +48,48 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def test_a_config_of_the_package_is_printed_and_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--example", "list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"quickstart", "qwen2.5_coder_1.5b_lora", "accelerate/ddp"} < set(names)
+    for name in names:
+        assert main(["config", "--example", name]) == 0
+        (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+        if not name.startswith("accelerate"):
+            data = load_config("mine.yaml").data
+            assert not str(data.train).startswith("data/") and not str(data.databases).startswith("data/")
+    assert main(["config", "--example", "config/quickstart.yaml"]) == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert Path(load_config("mine.yaml").data.train).is_file()
+    with pytest.raises(SystemExit):
+        main(["config", "--example", "quikstart"])
+    assert "no example 'quikstart': there are accelerate/ddp, " in capsys.readouterr().err
+
+
+def test_db_and_databases_are_one_option(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = {
+        "--databases": ["ask", "How many?", "--model", "smollm2-135m", "--databases", "none"],
+        "--databases of mcp": ["mcp", "--databases", "none"],
+        "--databases of audit": ["audit", "data", "none.jsonl", "--databases", "none"],
+        "--db": ["data", "make", "--db", "none"],
+        "--db of overlap": ["data", "overlap", "--db", "none"],
+    }
+    for argv in refusals.values():
+        assert "no such file or folder (at none)" in refused(*argv, capsys=capsys)
+
+
+def test_without_a_config_a_line_names_the_quickstart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for verb in ("train", "doctor"):
+        assert main([verb, "--run.sed", "1"]) == 1
+        first, error = capsys.readouterr().err.splitlines()
+        assert "this is the quickstart, " in first and "config/quickstart.yaml" in first
+        assert "config --example quickstart" in first and "did you mean seed?" in error
+
+
 def refused(*argv: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr of a command that fails."""
     assert main(argv) == 1
@@ -175,10 +217,13 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "missing.yaml" in refused("train", "--config", "missing.yaml", capsys=capsys)
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
-    assert "add --config FILE" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
-    assert "config.json" in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
+    assert "no such folder" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert "add --config FILE" in refused("evaluate", "--model_path", "mine", capsys=capsys)
+    assert "name one of " in refused("evaluate", "--model_path", str(tmp_path), capsys=capsys)
     assert "nowhere" in refused("merge", "--adapter", "nowhere", capsys=capsys)
-    assert "config.json" in refused("push", "--folder", "a", "--repo_id", "me/a", capsys=capsys)
+    assert "no such folder" in refused("push", "--folder", "a", "--repo_id", "me/a", capsys=capsys)
     assert "nowhere" in refused("data", "make", "--databases", "nowhere", capsys=capsys)
     assert "nowhere" in refused("data", "overlap", "--questions", "nowhere", capsys=capsys)
     assert "nowhere" in refused("audit", "data", "a.jsonl", "--db", "nowhere", capsys=capsys)

@@ -32,11 +32,9 @@ def test_commands_of_the_tutorial_run(tmp_path: Path, repo_root: Path) -> None:
 
     for block in blocks[:-1]:
         done = run(block)
-        if block.startswith("text2sql-grpo train"):  # a random model is never right, and the run says so
-            assert done.returncode == 1 and "nothing was learned" in done.stderr, done.stderr
-            (store / "run" / "merged").symlink_to(store / "tuned" / "merged")
-        else:
-            assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+        if block.startswith("text2sql-grpo train"):
+            assert "nothing was learned" in done.stdout, "a random model is never right"
     asked = run(blocks[-1])  # a random model may submit nothing, and the command then exits with 1
     assert "answer" in asked.stdout or "no final SQL" in asked.stdout, asked.stderr
     assert len(json_lines(store / "run" / "rollouts.jsonl")) == 32

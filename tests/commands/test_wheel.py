@@ -111,6 +111,10 @@ def test_the_quickstart_works_in_an_empty_folder(shell: Shell, installed: Path) 
     )
     small += " --rewards.length_cost 0.1"  # so that the one group of the step has a gradient
     shell.run("train", *small.split())
+    (shell.folder / "mine.yaml").write_text(shell.run("config", "--example", "quickstart"))
+    assert "This can run." in shell.run("doctor", "--no-dry-run", "--config", "mine.yaml")
+    shell.run("merge", "--adapter", "data/start")
+    assert (shell.folder / "data" / "merged" / "model.safetensors").is_file()
     shell.run("evaluate", "--model_path", "runs/quickstart/merged", "--num_samples", "1")
     question = "How many flights are there?"
     (database,) = installed.glob("lib/python*/site-packages/text2sql_grpo/bundled/data/databases/airline.sql")

@@ -1,5 +1,6 @@
 """Questions from files and folders."""
 
+import dataclasses
 import json
 import logging
 import time
@@ -48,7 +49,7 @@ def test_rows_become_examples_in_order(path: Path, databases: Databases, executo
     path.write_text("\ufeff" + json.dumps(ROW) + "\r\n\n" + json.dumps(full), "utf-8")
 
     assert load_examples(path, databases, executor) == [
-        Example(**ROW),
+        Example(**ROW, split="questions"),
         Example(**{**full, "other_golds": ("SELECT a FROM t WHERE a > 10",)}),
     ]
 
@@ -64,9 +65,10 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
     [
         ("{", "cannot read '{' as a JSON object: "),
         ("[1]", "a question must be a JSON object, got "),
-        (json.dumps({**ROW, "id": "q2", "gold": "x"}), "unknown field 'gold' (at "),
+        (json.dumps({**ROW, "id": "q2", "other_gold": "x"}), "did you mean other_golds?"),
+        (json.dumps({**ROW, "id": "q2", "gold": "x"}), "the columns gold_sql and gold contradict each other"),
         (json.dumps({**ROW, "id": 7.5}), "id must be a string, got 7.5"),
-        (json.dumps({**ROW, "id": "q2", "question": None}), "question must be a string, got null"),
+        (json.dumps({**ROW, "id": "q2", "question": None}), "a value of question, got the columns id, "),
         (json.dumps({**ROW, "id": "q2", "template": 1}), "template must be a string or null, got 1"),
         (json.dumps({**ROW, "id": "q2", "gold_is_empty": 1}), "gold_is_empty must be true or false, got 1"),
         (
@@ -81,7 +83,7 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
         (json.dumps({**ROW, "id": "q2", "gold_sql": ["x"]}), 'gold_sql must be a string, got ["x"]'),
         (
             json.dumps({"id": "q2", "database": "shop", "question": "?"}),
-            "a field 'gold_sql' with text, got none",
+            "a value of gold_sql or query or sql, got the columns id, database, question (at ",
         ),
         (json.dumps({**ROW, "id": "q2", "question": " "}), "a field 'question' with text, got an empty one"),
         (json.dumps(ROW), "id 'q1' is used twice"),
@@ -334,11 +336,64 @@ def test_csv(tmp_path: Path) -> None:
     )
     first, second = read_questions(put(tmp_path, "mine.CSV", "\ufeff" + lines))
 
-    assert first.example == Example("q1", "shop", "How many, in all?", "SELECT 1")
+    assert first.example == Example("q1", "shop", "How many, in all?", "SELECT 1", split="mine")
     assert second.example == Example(
-        "q2", "shop", "None?", "SELECT 2", gold_is_empty=True, other_golds=("SELECT 3",)
+        "q2", "shop", "None?", "SELECT 2", split="mine", gold_is_empty=True, other_golds=("SELECT 3",)
     )
     assert second.has_gold_is_empty
+
+
+PEOPLE_S_FILES = {
+    "excel.csv": '\ufeffQuestion;Gold SQL\r\n"Above 2, please?";"SELECT a FROM t WHERE a > 2"\r\n',
+    "query.csv": "question,query\nAbove 2; please?,SELECT a FROM t WHERE a > 2\n",
+    "tabs.tsv": " question \tgold\tnotes\nAbove 2, please?\tSELECT a FROM t WHERE a > 2\t\n",
+    "bars.csv": "ID|QUESTION|SQL\n7|Above 2, please?|SELECT a FROM t WHERE a > 2\n",
+    "answers.jsonl": '{"question": "Above 2, please?", "answer": "SELECT a FROM t WHERE a > 2"}\n',
+    "prompts.json": [{"prompt": "Above 2, please?", "Golden-Query": "SELECT a FROM t WHERE a > 2", "n": 1}],
+    "results.jsonl": '{"question": "Above 2, please?", "sql": "SELECT a FROM t WHERE a > 2", "answer": 3}\n',
+    "numbers.jsonl": '{"qid": 7, "question": "Above 2, please?", "sql": "SELECT a FROM t WHERE a > 2"}\n',
+}
+
+
+@pytest.mark.parametrize("name", PEOPLE_S_FILES)
+def test_question_files_as_people_have_them(
+    tmp_path: Path, databases: Databases, executor: SQLExecutor, name: str
+) -> None:
+    path = put(tmp_path, name, PEOPLE_S_FILES[name])
+
+    (example,) = load_examples(path, databases, executor)
+
+    assert example.question.replace(";", ",") == "Above 2, please?"
+    assert (example.database, example.gold_sql) == ("shop", "SELECT a FROM t WHERE a > 2")
+    assert example.id in ("7", f"{path.stem}-7", *(f"{path.stem}-{number}" for number in range(3)))
+
+
+def test_rows_of_any_form_are_mapped_in_one_way(tmp_path: Path) -> None:
+    rows = [{"ID": "3", "Question": "?", "SQL": "SELECT 1", "DB": "shop", "Gold is empty": "True", "x": "y"}]
+    line = [",".join(rows[0]), ",".join(rows[0].values())]
+    sources = [
+        put(tmp_path, "a.json", rows),
+        put(tmp_path, "a.jsonl", json.dumps(rows[0])),
+        put(tmp_path, "a.csv", "\n".join(line)),
+        put(tmp_path, "a.tsv", "\n".join(line).replace(",", "\t")),
+    ]
+    expected = Example("3", "shop", "?", "SELECT 1", split="a", gold_is_empty=True)
+
+    assert [read_questions(source)[0].example for source in sources] == [expected] * 4
+    assert read_questions(rows)[0].example == dataclasses.replace(expected, split="train")
+
+
+def test_lines_on_disk_need_no_database_where_there_is_one_only(
+    path: Path, databases: Databases, executor: SQLExecutor
+) -> None:
+    write(path, {"question": "How many?", "sql": "SELECT 3"})
+
+    assert list(load_shards([path], databases, executor)) == load_examples(path, databases, executor)
+
+
+@pytest.mark.parametrize("column", ["template_id", "question_toks", "notes", "query_category"])
+def test_columns_that_are_no_typo_are_skipped(path: Path, column: str) -> None:
+    assert len(read_questions(write(path, ROW | {column: "x"}))) == 1
 
 
 def test_spiders_own_files(shared_data: Path) -> None:
@@ -358,7 +413,7 @@ def test_spiders_own_files(shared_data: Path) -> None:
         ("a.json", {"a": 1}, "a .json file of questions must be a list, got dict"),
         ("a.json", [], "it must hold a list of objects"),
         ("a.json", [3], "a question must be a JSON object, got 3 (at "),
-        ("a.json", [{"db_id": "shop", "question": "?"}], "sql or SQL, got the columns db_id, question"),
+        ("a.json", [{"db_id": "shop", "question": "?"}], "query or sql, got the columns db_id, question"),
         ("a.json", [SPIDER, SPIDER | {"db_id": 3}], "database must be a string, got 3 (at "),
         ("a.json", [SPIDER | {"db_id": None}], "a value of database or db_id or db_name, got"),
         ("a.json", [SPIDER | {"question": ["?"]}], 'question must be a string, got ["?"]'),
@@ -366,9 +421,13 @@ def test_spiders_own_files(shared_data: Path) -> None:
         ("a.json", [BIRD, BIRD], "id 'a-7' is used twice (at "),
         ("a.csv", "", "it must hold a header and one question a row"),
         ("a.csv", HEADER, "it must hold a header and one question a row"),
-        ("a.csv", "id,gold\n1,2\n", "unknown field 'gold' (at "),
-        ("a.csv", f"{HEADER}\nq1,shop,?\n", "the row must have 6 cells, got more or fewer (at "),
-        ("a.csv", f"{HEADER}\nq1,shop,?,SELECT 1,,,7\n", "the row must have 6 cells, got more or fewer (at "),
+        ("a.csv", "id,questoin\n1,2\n", "unknown field 'questoin' (at "),
+        ("a.csv", f"{HEADER}\nq1,shop,?\n", "the row must have 6 cells, got more or fewer: quote"),
+        (
+            "a.csv",
+            f"{HEADER}\nq1,shop,?,SELECT 1,,,7\n",
+            "the row must have 6 cells, got more or fewer: quote",
+        ),
         (
             "a.csv",
             f"{HEADER}\nq1,shop,?,SELECT 1,maybe,\n",
@@ -377,9 +436,13 @@ def test_spiders_own_files(shared_data: Path) -> None:
         (
             "a.csv",
             f"{HEADER}\nq1,shop,?,SELECT 1,,SELECT 2\n",
-            "other_golds must be a JSON list, got 'SELECT 2'",
+            'other_golds must be a list of non-empty strings, got "SELECT 2"',
         ),
-        ("a.csv", f"{HEADER}\nq1,shop,,SELECT 1,,\n", "a field 'question' with text, got none"),
+        (
+            "a.csv",
+            f"{HEADER}\nq1,shop,,SELECT 1,,\n",
+            "a value of question, got the columns id, database, question, gold_sql, ",
+        ),
         ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
         ("a.csv", "db_name,query,question\nshop,;,?\n", "a field 'gold_sql' with text, got an empty one"),
         ("a.jsonl", "[" * 100_000, "as a JSON object: "),
@@ -467,7 +530,7 @@ def test_limit_and_quarantine(
         (row(5, database="zoo"), "unknown database 'zoo' (in "),
         (row(5, database="zoo"), "for the question at {}:3"),
         (row(0), "id 'é0' is used twice (at {}:3, first at "),
-        (row(5, gold=""), "unknown field 'gold' (at {}:3)"),
+        (row(5, famly="x"), "unknown field 'famly' (at {}:3): did you mean family?"),
     ],
 )
 def test_a_wrong_question_is_named_before_any_is_used(

@@ -121,3 +121,10 @@ def test_sql_is_parsed_in_the_dialect_of_its_database(tmp_path: Path) -> None:
     (tmp_path / "clinic.duckdb").touch()
     (result,) = overlap(tmp_path, Databases(tmp_path / "clinic.duckdb"))
     assert result.shares["gold_sql"] == result.shares["literal"] == 1
+
+
+def test_files_without_databases_and_with_columns_of_other_names(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("Question;SQL\nHow many?;SELECT 1 FROM t\n")
+    (tmp_path / "dev.jsonl").write_text('{"question": "How  many?", "answer": "SELECT 2 FROM t"}')
+    (only,) = overlap(tmp_path)
+    assert (only.training_set, only.shares["question"], only.shares["gold_sql"]) == ("train", 1.0, 0.0)

@@ -80,7 +80,7 @@ def test_fields_of_this_package_and_nulls_of_a_dataset() -> None:
     first, second = read_questions(Dataset.from_list([full, bare]))
 
     assert first.example == Example(**full | {"id": "3", "other_golds": ("SELECT 4",)})
-    assert (first.has_gold_is_empty, second.has_gold_is_empty) == (True, False)
+    assert first.has_gold_is_empty and second.has_gold_is_empty
     assert second.example == Example(**bare | {"id": "4"})
 
 
@@ -96,8 +96,12 @@ def test_examples_are_checked_too(databases: Databases, executor: SQLExecutor) -
     ("rows", "message"),
     [
         (
-            [{"question": "?", "answer": "SELECT 1"}],
-            "gold_sql or query or sql or SQL, got the columns question, ",
+            [{"question": "?", "answers": "SELECT 1"}],
+            "unknown field 'answers' (at row 0): did you mean gold_sql?",
+        ),
+        (
+            [{"question": "?", "solution": "SELECT 1", "db": "shop"}],
+            "gold_sql or query or sql, got the columns question, ",
         ),
         (
             [{"query": "SELECT 1", "db_id": "shop"}],

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.models.sources import check_name, local_folder
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +135,76 @@ def test_a_folder_that_does_not_exist_is_refused_without_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("a request"))
-    with pytest.raises(ModelError, match="no such model") as failure:
+    with pytest.raises(ModelError, match="no such folder") as failure:
         load_policy(path)
     assert path in str(failure.value)
+
+
+def test_what_is_alike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("a request"))
+    write_model(tmp_path / "runs" / "shop-2" / "merged")
+    for path, hint in (
+        ("runs/nope", "there are runs/shop-2"),
+        ("runs/shop-2/mergd", "there are runs/shop-2/merged"),
+        ("./run/shop-2/merged", "there are runs"),
+        ("runs", "name one of runs/shop-2"),
+    ):
+        with pytest.raises(ModelError, match=hint):
+            check_name(path)
+    check_name("nobody/absent")
+    cached("runs/in-cache", {"main": 5})
+    check_name("runs/in-cache")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ask", "Branches?", "--db", "shop.sql", "--model", "runs/nope"],
+        ["evaluate", "--model_path", "runs/nope"],
+        ["collect", "--out", "e.jsonl", "--model_path", "runs/nope"],
+        ["compare", "runs/nope", "runs/none"],
+        ["merge", "--adapter", "runs/nope"],
+        ["merge", "--adapter", "nobody/nothing"],
+        ["push", "--repo_id", "me/model", "--folder", "runs/nope"],
+        ["push", "--repo_id", "me/run", "--run_folder", "runs/nope"],
+    ],
+)
+def test_a_missing_folder_is_refused_without_torch(argv: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    program = f"import sys; from text2sql_grpo.commands import main; code = main({argv!r})\n"
+    program += "print(code, sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1 []\n", done.stderr
+    assert "no such folder: " in done.stderr or "no run folder: " in done.stderr
+
+
+def test_merge_and_push_take_a_run_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "adapter_run", run)
+    shutil.rmtree(run / "merged")
+    capsys.readouterr()
+    assert main(["push", "--folder", str(run), "--repo_id", "me/model", "--dry-run"]) == 0
+    assert f"{run / 'adapter' / 'adapter_model.safetensors'}\n" in capsys.readouterr().out
+    assert main(["merge", "--adapter", str(run)]) == 0
+    assert (run / "merged" / "model.safetensors").is_file()
+    capsys.readouterr()
+    assert main(["push", "--folder", str(run), "--repo_id", "me/model", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run / 'merged' / 'model.safetensors'}\n" in printed and "rows of the database" not in printed
+
+
+def test_the_start_of_the_package_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (local_folder(Path("data/start")) / "adapter_config.json").is_file()
+    assert main(["merge", "--adapter", "data/start", "--base", "runs/nope"]) == 1
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_adapter_without_its_base_is_refused(tmp_path: Path) -> None:

@@ -106,6 +106,32 @@ def test_example_of_the_model_card_runs(merged: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.strip()
 
 
+def test_a_dry_run_lists_what_would_leave_the_machine(
+    hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = merged.parent
+    for name in ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation-before.jsonl", "notes.txt"):
+        (run / name).write_text("{}\n")
+    argv = ["push", "--run_folder", str(run), "--repo_id", "me/run", "--dry-run"]
+
+    assert main([*argv, "--include", "merged"]) == 0
+
+    printed = capsys.readouterr().out
+    sizes = {
+        Path(line.split()[1]).relative_to(run).as_posix(): line.split()[0]
+        for line in printed.splitlines()[1:-3]
+    }
+    assert sizes["rollouts.jsonl"] == "3" and "notes.txt" not in sizes
+    assert sizes["merged/model.safetensors"] == f"{(merged / 'model.safetensors').stat().st_size:,}"
+    assert "private dataset repository me/run" in printed
+    assert "rows of the database stand in evaluation-before.jsonl, rollouts.jsonl.\n" in printed
+    assert hub.requests == [] and not (run / "README.md").exists()
+
+    (run / "config.yaml").write_text("token: hf_" + "a1B2" * 9)
+    assert main(argv) == 1
+    assert "config.yaml:1" in capsys.readouterr().err
+
+
 def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["push", "--folder", str(merged), "--repo_id", "me/sql"]) == 1
 

@@ -91,12 +91,10 @@ def test_the_main_job_runs(
         grading={"test_databases": 2 if kind == "duckdb" else 0},
         rewards={"execution": 1.0},
     )
-    code = main(["train", "--config", str(config), "--grpo.max_steps", "1"])
-    error = capsys.readouterr().err
-    if not is_started:  # it answers nothing right
-        assert "nothing was learned" in error
-    else:
-        assert (code, error) == (0, "")
+    assert main(["train", "--config", str(config), "--grpo.max_steps", "1"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert ("nothing was learned" in printed.out) == (not is_started)  # without a start, no answer is right
     asked = json_lines(tmp_path / "run" / "rollouts.jsonl")
     assert len(asked) == 16 and {row["database"] for row in asked} == {"shop"}
     before = json_lines(tmp_path / "run" / "evaluation-before.jsonl")
@@ -145,7 +143,6 @@ def test_golds_that_no_longer_hold_are_counted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.run.pipeline._check_learned", lambda *_: None)
     hire, step = "UPDATE branch SET staff = 8 WHERE code = 'LIS-02'", SQLGRPOTrainer.training_step
     if kind == "sqlite":
         databases: Any = str(tmp_path / "shop.sqlite")

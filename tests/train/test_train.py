@@ -179,21 +179,50 @@ def test_the_weights_of_the_best_scheduled_step_are_merged(
     assert f"Kept the weights of step 1 of 2 (dev: {', '.join(scores)})" in capsys.readouterr().out
 
 
-def test_a_run_without_a_gradient_fails_with_its_reason_and_keeps_its_folder(
+def test_a_run_without_a_gradient_warns_with_its_reason_and_merges_its_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(tmp_path, sft=None, rewards={"execution": 1.0})
     argv = ["train", "--config", str(config), "--data.test", "{}"]
-    assert main(argv) == 1
+    assert main(argv) == 0
     assert "step 1 has no gradient: all 16 episodes are masked (budget 16): raise " in caplog.text
-    error = capsys.readouterr().err
-    assert (
-        "nothing was learned: no step had a gradient: all 32 episodes are masked (budget 32): raise " in error
-    )
-    assert f"(run folder: {tmp_path / 'run'})" in error
+    warning = "warning: nothing was learned: no step had a gradient: all 32 episodes are masked (budget 32): "
+    assert warning in capsys.readouterr().out
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
-    assert main([*argv, "--resume", "auto"]) == 1, "resuming a finished run does not merge it"
-    assert not (tmp_path / "run" / "merged").exists()
+    assert main([*argv, "--resume", "auto"]) == 0
+    assert warning in capsys.readouterr().out, "a resumed run that is finished learned nothing either"
+    folders = (tmp_path / "model", tmp_path / "run" / "merged")
+    start, merged = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(torch.equal(weights, merged[name]) for name, weights in start.items())
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("lora", [None, {"r": 2}])
+def test_a_smoke_run_ends_with_a_model_that_can_be_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: dict[str, int] | None
+) -> None:
+    config = write_config(tmp_path, rewards={"execution": 1.0})
+    own = ["--grpo.max_steps", "50", "--grpo.num_generations", "16", "--evaluation.every", "1"]
+    own += ["--data.dev", str(tmp_path / "questions.jsonl"), "--evaluation.keep", "best"]
+    own += ["--selection.strata", "{join: 0.5}", "--model.lora", json.dumps(lora)]
+    text = yaml.safe_load(config.read_text())
+    for name, value in zip(own[::2], own[1::2], strict=True):
+        section, key = name.removeprefix("--").split(".")
+        text.setdefault(section, {})[key] = yaml.safe_load(value)
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump(text))
+
+    assert (
+        main(["train", "--config", str(tmp_path / "long.yaml"), "--smoke", "--data.test_samples", "1"]) == 0
+    )
+
+    folder = tmp_path / "run-smoke"
+    assert len(json_lines(folder / "rollouts.jsonl")) == 8 and len(json_lines(folder / "metrics.jsonl")) == 1
+    assert len(json_lines(folder / "evaluation.jsonl")) == 1, "options of the command line come last"
+    assert not (tmp_path / "run").exists()
+    capsys.readouterr()
+    database = str(tmp_path / "databases" / "shop.sql")
+    assert main(["ask", "Branches?", "--model", str(folder), "--db", database]) in (0, 1)
+    assert "error" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -49,7 +49,7 @@ def data(
     from text2sql_grpo.audit.questions import KEPT, REASONS, audit_questions, counts, write_quarantine
     from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
     from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
     from text2sql_grpo.reporting.audit_tables import question_table, show_findings
     from text2sql_grpo.rewards import open_grader
@@ -63,7 +63,8 @@ def data(
             raise ConfigError(f"--keep must be of {', '.join(REASONS)}, got {reason!r}")
     started, databases = time.monotonic(), Databases(db)
     with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
-        questions, found = read_questions(file), []
+        database, found = only_name(databases), []
+        questions = read_questions(file, database=database)
         url = run.grading.server_url if run else None
         grader = open_grader(executor, test_databases=test_databases, server_url=url)
         if answers is not None:
@@ -75,7 +76,7 @@ def data(
             databases,
             executor,
             SQLEnvironment(databases, executor, settings),
-            others={str(path): read_questions(path) for path in against or ()},
+            others={str(path): read_questions(path, database=database) for path in against or ()},
             suite=grader.suite,
             suspects=found,
             slow_s=slow_s,
@@ -127,7 +128,7 @@ def reward(
     from text2sql_grpo.audit.rewards import RewardAudit
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.loading import read_quarantine
-    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.data.shards import shard_files
     from text2sql_grpo.reporting.audit_tables import rates, reward_table, show_misjudged
     from text2sql_grpo.rewards import RewardMix, open_grader
@@ -136,7 +137,8 @@ def reward(
     run, started = read_config(config, settings), time.monotonic()
     databases, rewards = Databases(run.data.databases), RewardMix(run.rewards)
     quarantined = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
-    questions = [question for path in shard_files(run.data.train) for question in read_questions(path)]
+    database = only_name(databases)
+    questions = [q for path in shard_files(run.data.train) for q in read_questions(path, database=database)]
     examples = [question.example for question in questions if question.example.id not in quarantined]
     examples = Random(seed).sample(examples, min(golds, len(examples)))
     with (

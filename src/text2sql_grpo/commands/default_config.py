@@ -1,7 +1,13 @@
 """`config`: every field of the config, with its meaning and default."""
 
+import argparse
 import json
+import re
 import textwrap
+from pathlib import Path
+from typing import Annotated
+
+from text2sql_grpo.bundled import ROOT, located
 
 # Fields without a default, with the values of the quickstart.
 REQUIRED = {
@@ -11,13 +17,39 @@ REQUIRED = {
 }
 
 
-def config() -> int:
+def _examples() -> dict[str, Path]:
+    """Files of the examples by name."""
+    folder = ROOT / "config"
+    files = sorted(folder.rglob("*.yaml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _example(name: str) -> str:
+    name, names = name.removeprefix("config/").removesuffix(".yaml"), ["list", *_examples()]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"no example {name!r}: there are {', '.join(names[1:])}")
+    return name
+
+
+def config(*, example: Annotated[str, _example] | None = None) -> int:
     """Print a default config as YAML, with comments.
 
     Each field follows its meaning; optional sections are commented out.
+
+    Args:
+        example: Print this config of the package instead, such as quickstart; list: their names. Paths of the
+            package's data are absolute where the working folder has none.
     """
     from text2sql_grpo.config import config_fields
 
+    if example == "list":
+        for name, file in _examples().items():
+            print(f"{name:32} {file.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}")
+        return 0
+    if example is not None:
+        text = _examples()[example].read_text("utf-8")
+        print(re.sub(r"(?<=: )data/[\w./-]+", lambda path: str(located(Path(path[0]))), text), end="")
+        return 0
     absent = None
     for field in config_fields():
         if absent is None or not field.name.startswith(f"{absent}."):

@@ -1,12 +1,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import QUICKSTART, quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, read_config, writing_to
 
 
 def doctor(
     *,
-    config: Path = QUICKSTART,
+    config: Path | None = None,
     accelerate: Path | None = None,
     dry_run: bool = True,
     json: bool = False,
@@ -17,12 +17,12 @@ def doctor(
     Estimates its memory and time too; exit code 1 if it would fail.
 
     Args:
-        config: YAML of the run.
+        config: YAML of the run; default: the quickstart's.
         accelerate: Accelerate config that will start the run.
         dry_run: Load the model and play one step.
         json: Print JSON instead of a report.
     """
-    run = read_config(config, settings)
+    run = read_config(config_or_quickstart(config), settings)
     with writing_to(run.run.output_dir):
         console = quiet_console()
         from text2sql_grpo.doctor import diagnosis

@@ -53,7 +53,7 @@ def evaluate(
     options.check_one_of(model_path=model_path, base_url=base_url)
     options.check_served(base_url, model, config)
     options.check_models(model_path)
-    run = options.config_with_files(config or config_around(str(model_path)), settings)
+    run = options.config_with_files(config or config_around(str(model_path)), settings, model=model_path)
     recorded = find_config(str(model_path))  # before options and settings
     run.data.held_out(sets)
     path = Path(model_path or str(model))

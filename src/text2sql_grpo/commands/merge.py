@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from text2sql_grpo.bundled import is_bundled
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count
 from text2sql_grpo.errors import ConfigError, ModelError
@@ -22,7 +23,7 @@ def merge(
     """Merge a LoRA adapter into its base, checked.
 
     Args:
-        adapter: Folder of the adapter or full model.
+        adapter: Folder of the adapter or full model, or a run folder; data/start is the package's.
         out: Folder to write; default: 'merged' beside the adapter.
         base: Folder or Hub id of the base; default: the one the adapter names.
         dtype: Type of the merged weights.
@@ -30,12 +31,15 @@ def merge(
         num_samples: Held-out questions to answer before and after.
         config: YAML with these questions; default: config.yaml beside the adapter.
     """
-    run = None
+    from text2sql_grpo.models.sources import local_folder
+
+    found = local_folder(adapter, ("adapter", "model"))
+    out = out or (adapter if is_bundled(adapter) else found).parent / "merged"
+    run, adapter = None, found
     if num_samples is not None:
         run = options.read_config(config or config_around(str(adapter)), settings)
     elif config or settings:
         raise ConfigError("--config and settings need --num_samples")
-    out = out or adapter.parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)
         from text2sql_grpo.evaluation.bench import Bench

@@ -6,12 +6,14 @@ import gc
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from text2sql_grpo.bundled import located
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.run_folder import CONFIG, EVALUATION
 
@@ -96,6 +98,18 @@ def check_models(*names: str | None) -> None:
             check_name(name)
 
 
+def config_or_quickstart(config: Path | None) -> Path:
+    """The config that is named; else the quickstart's, with a line on stderr that names it."""
+    if config is not None:
+        return config
+    print(
+        f"No --config: this is the quickstart, {located(QUICKSTART)}. For a config of your own: "
+        "text2sql-grpo config --example quickstart > my.yaml, edit it, and add --config my.yaml",
+        file=sys.stderr,
+    )
+    return QUICKSTART
+
+
 def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     """Read a config, with settings of the command line applied."""
     from text2sql_grpo.config import load_config
@@ -103,21 +117,33 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
     return load_config(path, settings)
 
 
-def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: bool = False) -> "Config":
-    """`read_config`, with the files and reward functions that it names looked up before slow imports.
+def config_with_files(
+    path: Path, settings: Sequence[str] = (), *, is_trained: bool = False, model: str | None = None
+) -> "Config":
+    """`read_config`, with all that it names looked up before slow imports.
 
     Args:
-        is_trained: Questions for training are needed too.
+        is_trained: The config's model and questions for training are needed too.
+        model: Another model that is needed.
 
     Raises:
-        RunError: A file or a reward function does not exist.
+        RunError: A file, the model, a server or a reward function does not exist, a question is wrong, or a
+            key of `grpo` is unknown.
     """
+    from text2sql_grpo.config import check_grpo_keys
     from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.data.question_files import check_exists
+    from text2sql_grpo.data.loading import check_file
+    from text2sql_grpo.models.sources import check_readable
+    from text2sql_grpo.sql import SQLExecutor
 
     config = read_config(path, settings)
+    check_grpo_keys(config.grpo)
     config.reward_mix()
-    Databases(config.data.databases)
+    databases = Databases(config.data.databases)
+    with SQLExecutor(workers=1) as executor:
+        for url in map(databases.source, databases.names()):
+            if isinstance(url, str):
+                executor.execute(url, "SELECT 1")
     named: dict[str, str | Path | None] = {
         f"data.test.{name}": source for name, source in config.data.test.items()
     }
@@ -125,9 +151,12 @@ def config_with_files(path: Path, settings: Sequence[str] = (), *, is_trained: b
         named |= {"data.train": config.data.train, "data.dev": config.data.dev}
         if config.sft is not None:
             named |= {"sft.questions": config.sft.questions, "sft.chats": config.sft.chats}
+        model = config.model.source
+    if model is not None:
+        check_readable(model)
     for field, source in named.items():
         if source is not None:
-            check_exists(source, field)
+            check_file(source, field, None if field == "sft.chats" else databases)
     return config
 
 

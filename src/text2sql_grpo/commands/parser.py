@@ -47,18 +47,24 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
             )
             parser.add_argument(name, metavar=name.upper(), **how | optional)
         elif parameter.default is parameter.empty:
-            parser.add_argument(f"--{name}", required=True, **how)
+            parser.add_argument(*_spellings(name), dest=name, required=True, **how)
         else:
             is_flag = "action" in how
             how["help"] += "" if is_flag or parameter.default is None else " (default: %(default)s)"
             flag = name.replace("_", "-") if is_flag else name
-            parser.add_argument(f"--{flag}", default=parameter.default, **how)
+            parser.add_argument(*_spellings(flag), dest=name, default=parameter.default, **how)
     parser.set_defaults(verb=verb, parser=parser)
     if "settings" in hints:
         parser.set_defaults(settings=())
         parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--section.key VALUE ...]"
         parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1 (all: train --help); "
         parser.epilog += "--sft null leaves out a section."
+
+
+def _spellings(name: str) -> list[str]:
+    """Spellings of an option: verbs on one database call it `db`, others `databases`, and each takes both."""
+    both = ("db", "databases")
+    return [f"--{name}", *(f"--{other}" for other in both if name in both and other != name)]
 
 
 def _reading(kind: Any, default: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 from pathlib import Path
+from typing import Any
 
 from text2sql_grpo.commands.options import check_one_of, writing_to
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.run_folder import CONFIG
 
 
 def push(
@@ -11,17 +13,22 @@ def push(
     run_folder: Path | None = None,
     public: bool = False,
     include: list[str] | None = None,
+    dry_run: bool = False,
     audit: list[Path] | None = None,
     allow: list[str] | None = None,
 ) -> int:
     """Push a model or a run to the Hugging Face Hub.
 
+    The rollouts and answers of a run hold questions, the schema and rows of the database; the card of a model
+    names its databases and question files.
+
     Args:
         repo_id: name/model; without a name: your own account.
-        folder: Merged model or adapter, inside its run folder.
+        folder: Merged model or adapter, inside its run folder; or the run folder, for its merged model.
         run_folder: Run folder, pushed as a dataset.
         public: Make it public; default: private.
         include: Also push these of a run folder, such as adapter or 'checkpoint-*'.
+        dry_run: List the files that would be sent, with their sizes, and send nothing; needs no token.
         audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
         allow: Findings of the search for secrets that are none, as it names them; * stands for any text.
     """
@@ -30,12 +37,17 @@ def push(
         raise ConfigError("--audit goes into a model's card: it needs --folder")
     if run_folder is None and include:
         raise ConfigError("--include needs --run_folder")
+    from text2sql_grpo.models.sources import local_folder
+
+    folder = None if folder is None else local_folder(folder)
+    if run_folder is not None and not (run_folder / CONFIG).is_file():
+        raise DataError(f"no run folder: config.yaml is missing ({run_folder})")
     from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 
-    private, allowed = not public, allow or ()
+    options: dict[str, Any] = {"private": not public, "allow": allow or (), "dry_run": dry_run}
     with writing_to(folder or run_folder or Path()):
         if folder is not None:
-            print(push_to_hub(folder, repo_id, private=private, audits=audit or (), allow=allowed))
+            print(push_to_hub(folder, repo_id, audits=audit or (), **options))
         elif run_folder is not None:
-            print(push_run_folder(run_folder, repo_id, include=include or (), private=private, allow=allowed))
+            print(push_run_folder(run_folder, repo_id, include=include or (), **options))
     return 0

@@ -23,9 +23,12 @@ def sft(
         out: Folder to write; default: the run folder's name with -sft.
         resume: Checkpoint to resume from; auto: the newest of --out.
     """
+    from text2sql_grpo.models.sources import check_readable
+
     given = {"questions": questions, "chats": chats}
     own = [f"--sft.{name}={json.dumps(str(path))}" for name, path in given.items() if path is not None]
     run = config_with_files(config, [*settings, *own])
+    check_readable(run.model.source)
     folder = run.run.output_dir
     out = out or folder.with_name(f"{folder.name}-sft")
     with writing_to(out):

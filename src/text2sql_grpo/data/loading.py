@@ -8,7 +8,7 @@ from pathlib import Path
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.question_files import check_exists, only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
@@ -42,7 +42,7 @@ def load_examples(
         limit: Only the first n questions, of those that are kept; None for all.
         check_gold: Run each gold, also the other accepted ones, and refuse one that fails, one that is cut
             at a limit and that the database cannot compare with itself either, and one that returns no
-            rows without `gold_is_empty` (or rows with it). If the file's format has no such field,
+            rows without `gold_is_empty` (or rows with it). Of a row with neither this field nor `gold_sql`,
             `gold_is_empty` is set from the result.
         leave_out: Ids of questions to skip, broken ones too.
         leaves_out_large: Skip questions with a gold that is cut at a limit and cannot be compared, with a
@@ -53,15 +53,14 @@ def load_examples(
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
             place.
     """
-    left_out, names, where = [], databases.names(), source_name(source)
+    left_out, where = [], source_name(source)
 
     def is_wanted(example: Example) -> bool:
         if example.id in leave_out:
             left_out.append(example.id)
         return example.id not in leave_out and keep(example)
 
-    only = names[0] if len(names) == 1 else None
-    questions = read_questions(source, limit=limit, database=only, keep=is_wanted)
+    questions = read_questions(source, limit=limit, database=only_name(databases), keep=is_wanted)
     if leave_out:
         _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
     if left_out and not questions:
@@ -102,14 +101,33 @@ def _string_id(row: dict[str, object]) -> str:
     return row["id"]
 
 
+def check_file(source: str | Path, field: str, databases: Databases | None) -> None:
+    """Refuse a source that does not exist, by the name of its field; read a file of questions, not its golds.
+
+    Args:
+        databases: Databases of the questions; None for a file of something else.
+
+    Raises:
+        DataError: There is no such source, a question is wrong, or its database is unknown.
+    """
+    check_exists(source, field)
+    if databases is not None and Path(source).is_file():
+        for question in read_questions(source, database=only_name(databases)):
+            _place_named(databases.source, question)
+
+
 def database_address(question: Question, databases: Databases) -> Database:
     """File or URL of a question's database.
 
     Raises:
         DataError: There is none; names the question's place.
     """
+    return _place_named(databases.address, question)
+
+
+def _place_named(find: Callable[[str], Database], question: Question) -> Database:
     try:
-        return databases.address(question.example.database)
+        return find(question.example.database)
     except DataError as error:
         raise DataError(f"{error}, for the question at {question.place}") from error
 

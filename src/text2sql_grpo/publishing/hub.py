@@ -28,6 +28,7 @@ from text2sql_grpo.publishing.upload_checks import (
     check_adapter_folder,
     check_model_folder,
 )
+from text2sql_grpo.run_folder import METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def push_to_hub(
     token: str | None = None,
     audits: Sequence[Path] = (),
     allow: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> str:
     """Push a model or adapter, its tokenizer and its card; returns the repository's URL.
 
@@ -62,6 +64,7 @@ def push_to_hub(
         token: Hub token; None takes HF_TOKEN (or HF_KEY), else the one that `hf auth login` stored.
         audits: See `write_model_card`.
         allow: Findings that are no secrets; see `check_no_secrets`.
+        dry_run: Send nothing, and return a list of the files instead; needs neither a token nor the Hub.
 
     Raises:
         HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
@@ -71,7 +74,6 @@ def push_to_hub(
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS
     (check_adapter_folder if is_adapter else check_model_folder)(folder)
-    token = _token(token, folder)
     return _push(
         folder,
         repo_id,
@@ -79,6 +81,7 @@ def push_to_hub(
         lambda: _directly_in(folder, (*weights, *MODEL_FILES)),
         private=private,
         token=token,
+        dry_run=dry_run,
         write_card=lambda named: write_model_card(folder.parent, folder, repo_id=named, audits=audits),
         allow=allow,
         stale=weights,  # shards of an earlier push would shadow these weights
@@ -93,13 +96,14 @@ def push_run_folder(
     private: bool = True,
     token: str | None = None,
     allow: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> str:
     """Push a run as a dataset: config, metrics, episodes, answers and a card; returns its URL.
 
     Checkpoints, models, adapters and the files of trackers are sent only by `include`.
 
     Args:
-        repo_id: See `push_to_hub`, also for `private`, `token` and `allow`.
+        repo_id: See `push_to_hub`, also for `private`, `token`, `allow` and `dry_run`.
         include: Names or patterns of more folders and files in it, such as `adapter` or `checkpoint-*`.
 
     Raises:
@@ -113,7 +117,6 @@ def push_run_folder(
         is_inside = parts and ".." not in parts and not Path(pattern).is_absolute()
         if not is_inside or not any(run.glob(pattern)):
             raise DataError(f"--include must name files in the run folder, got {pattern!r} ({run})")
-    token = _token(token, run)
 
     def names() -> list[str]:
         chosen = [path for pattern in include for path in run.glob(pattern)]
@@ -125,8 +128,29 @@ def push_run_folder(
         return write_run_card(run)
 
     return _push(
-        run, repo_id, "dataset", names, private=private, token=token, write_card=write_card, allow=allow
+        run,
+        repo_id,
+        "dataset",
+        names,
+        private=private,
+        token=token,
+        dry_run=dry_run,
+        write_card=write_card,
+        allow=allow,
     )
+
+
+def _listing(folder: Path, repo_id: str, kind: str, names: Sequence[str], *, private: bool) -> str:
+    """Lines on what a push would send: each file with its size, and those that show the database."""
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    how = "private" if private else "PUBLIC"
+    lines = [f"would be sent to the {how} {kind} repository {repo_id}, {sum(sizes.values()):,} bytes:"]
+    lines += [f"{size:>16,}  {folder / name}" for name, size in sizes.items()]
+    lines.append(f"{'card':>16}  {folder / 'README.md'}")
+    shown = [name for name in names if name.startswith("comparison") or name.endswith(".jsonl")]
+    if shown := [name for name in shown if name != METRICS]:
+        lines.append(f"Questions, names of the schema and rows of the database stand in {', '.join(shown)}.")
+    return "\n".join([*lines, "Nothing was sent."])
 
 
 def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
@@ -155,7 +179,8 @@ def _push(
     names: Callable[[], list[str]],
     *,
     private: bool,
-    token: str,
+    token: str | None,
+    dry_run: bool,
     write_card: Callable[[str], Path],
     allow: Sequence[str],
     stale: Sequence[str] = (),
@@ -167,9 +192,11 @@ def _push(
         write_card: Writes the card of this repository, unless there is one written by hand.
         stale: Patterns of other files to delete in the repository.
     """
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=None if dry_run else _token(token, folder))
     searched = set(names()) - {"README.md"}  # written below
     check_no_secrets(folder, searched, allow=allow)
+    if dry_run:
+        return _listing(folder, repo_id, kind, sorted(searched), private=private)
     sent = "nothing was sent"
     try:
         user = api.whoami()["name"]

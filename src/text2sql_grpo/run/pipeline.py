@@ -89,8 +89,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
         begun.
 
     Raises:
-        RunError: Anything wrong with config, data, model or folder, raised before work is lost; or no step of
-            GRPO had a gradient.
+        RunError: Anything wrong with config, data, model or folder, raised before work is lost.
     """
     with stop_on_sigterm():
         result = _train(config, console or Console(), resume)
@@ -186,7 +185,11 @@ def _improve(
             alerts.close()
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
-    _check_learned(trainer, run.folder)
+    if reason := _why_unlearned(trainer, run.folder):
+        warning = (
+            f"warning: nothing was learned: no step had a gradient: {reason}; merging the model as it was"
+        )
+        run.console.print(Text(warning), soft_wrap=True)
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
     with run.stage("merge"):
         merged = save_and_merge(trainer, policy, run.config, run.console)
@@ -212,12 +215,8 @@ def _strict_accuracies(sets: Mapping[str, Any]) -> dict[str, Accuracy]:
     return {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
 
 
-def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
-    """Refuse to merge weights that no step has changed.
-
-    Raises:
-        RunError: No step had a gradient, those before the checkpoint of a resumed run included.
-    """
+def _why_unlearned(trainer: SQLGRPOTrainer, folder: Path) -> str | None:
+    """Reason why no step had a gradient, those before the checkpoint of a resumed run included; else None."""
     rows = [*trainer.state.log_history, *read_metrics(folder)]
     steps = [row for row in rows if "frac_reward_zero_std" in row]
     had_gradient = any(
@@ -225,13 +224,12 @@ def _check_learned(trainer: SQLGRPOTrainer, folder: Path) -> None:
         for row in steps
     )
     if ranks.any_rank(had_gradient or not steps):
-        return
+        return None
     episodes = read_jsonl(folder / ROLLOUTS, "episodes")
     rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
     size = trainer.num_generations
     reason = no_signal([rewards[first : first + size] for first in range(0, len(rewards), size)], stops)
-    reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
-    raise RunError(f"nothing was learned: no step had a gradient: {reason} (run folder: {folder})")
+    return reason or "each was not finite and skipped: lower grpo.learning_rate"
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:

@@ -1,7 +1,6 @@
 """`SQLGRPOConfig`: TRL's `GRPOConfig` with defaults that suit text-to-SQL, checked when it is read."""
 
 import dataclasses
-import difflib
 import os
 import typing
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from trl import GRPOConfig
 
+from text2sql_grpo.config import check_grpo_keys
 from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import device_type
@@ -245,10 +245,7 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
             raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
         if name in _REMOVED:
             raise ConfigError(f"grpo.{name} was removed: {_REMOVED[name]}")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see TRL's GRPOConfig"
-            raise ConfigError(f"unknown key grpo.{name}: {hint}")
+        check_grpo_keys([name], known)
         try:
             TypeAdapter(types[name]).validate_python(value, strict=isinstance(value, bool | float))
         except ValidationError as error:

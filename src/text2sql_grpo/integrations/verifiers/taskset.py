@@ -5,7 +5,7 @@ from pathlib import Path
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.integrations.verifiers.task import SQLTask, SQLTaskConfig, SQLTaskData
 
 
@@ -31,7 +31,8 @@ class SQLTaskset(vf.Taskset[SQLTask, SQLTasksetConfig]):
             DataError: The file, a question or a database is wrong.
         """
         environment, _ = self.config.task.opened
-        for example, _, has_gold_is_empty in read_questions(self.config.questions):
+        database = only_name(environment.databases)
+        for example, _, has_gold_is_empty in read_questions(self.config.questions, database=database):
             *system, user = environment.sessions.session(example).start()
             yield SQLTask(
                 SQLTaskData(
