@@ -1,6 +1,7 @@
 """`SQLSession`: the only place that decides what the model may see and do."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from text2sql_grpo.checked import Positive, checked
@@ -13,7 +14,11 @@ from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, 
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.hidden import PERSONAL, Hidden, hide
 from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
+
+MAX_HIDDEN_SHOWN = 20  # names, in the log
+_logger = logging.getLogger(__name__)
 
 
 @checked
@@ -128,6 +133,7 @@ class SQLEnvironment:
         tools: JSON schemas of the tools, for the native protocol.
 
     Args:
+        hide: Patterns of tables and columns that no prompt and no observation shows; see `hidden.hide`.
         count_tokens: Counter of the model's tokenizer, for `max_schema_tokens`; by default a quarter of the
             characters. See `count_tokens_by`.
     """
@@ -138,6 +144,7 @@ class SQLEnvironment:
         executor: SQLExecutor,
         settings: EnvironmentSettings,
         *,
+        hide: Sequence[str] = (PERSONAL,),
         count_tokens: Callable[[str], int] = estimated_tokens,
     ) -> None:
         self.databases = databases
@@ -145,6 +152,8 @@ class SQLEnvironment:
         self.settings = settings
         self.tools = TOOLS
         self._count_tokens = count_tokens
+        self._patterns = hide
+        self._hidden: dict[str, Hidden] = {}
         self._schema_texts: dict[str, str] = {}
         self._engines: dict[str, str] = {}
 
@@ -154,11 +163,33 @@ class SQLEnvironment:
         if self.settings.max_schema_tokens is not None:
             self._schema_texts.clear()
 
+    def hidden(self, database: str) -> Hidden:
+        """Hidden tables and columns of a database, and its schema without them; logged once."""
+        if database not in self._hidden:
+            address = self.databases.address(database)
+            schema = replace(read_schema(address), name=database)
+            found = hide(schema, self._patterns)
+            functions_sql = parse_address(address).engine.functions_sql
+            if found.columns and functions_sql:
+                functions = [str(name) for (name,) in self.executor.execute(address, functions_sql).rows]
+                found = hide(schema, self._patterns, functions=functions)
+            if names := found.names():
+                more = f" and {len(names) - MAX_HIDDEN_SHOWN} more" if len(names) > MAX_HIDDEN_SHOWN else ""
+                shown = ", ".join(names[:MAX_HIDDEN_SHOWN]) + more
+                _logger.warning(
+                    "hidden from the model in %s: %s (data.hide; [] hides nothing)", database, shown
+                )
+            for pattern in self._patterns if len(self.databases.names()) == 1 else ():
+                if pattern != PERSONAL and not hide(schema, [pattern]).columns:
+                    _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)
+            self._hidden[database] = found
+        return self._hidden[database]
+
     def schema_text(self, database: str) -> str:
         """Schema text of a database."""
         if database not in self._schema_texts:
             self._schema_texts[database] = schema_text(
-                replace(read_schema(self.databases.address(database)), name=database),
+                self.hidden(database).schema,
                 self.settings.schema_text,
                 max_tokens=self.settings.max_schema_tokens,
                 count_tokens=self._count_tokens,
@@ -191,5 +222,11 @@ class SQLEnvironment:
 
     def backend(self, database: str) -> ToolBackend:
         """Backend of the sessions on one database: the executor."""
+        return self.guarded(database)
+
+    def guarded(self, database: str) -> ExecutorBackend:
+        """Executor on one database that reads nothing hidden."""
         path, settings = self.databases.address(database), self.settings
-        return ExecutorBackend(self.executor, path, settings.limits, settings.observation)
+        return ExecutorBackend(
+            self.executor, path, settings.limits, settings.observation, self.hidden(database)
+        )

@@ -22,6 +22,7 @@ class Engine:
         title: Name for people.
         dialect: Name of its SQL in sqlglot.
         version_sql: Query for its version, where its SQL differs by it; empty for none.
+        functions_sql: Query for the names of functions that a database defines; empty where none can.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
         schema_reader: Module and function that read a schema.
         logs: Suffixes of files beside a database that hold changes; empty for a server.
@@ -42,6 +43,7 @@ class Engine:
         connection: str,
         schema_reader: tuple[str, str],
         version_sql: str = "",
+        functions_sql: str = "",
         logs: tuple[str, ...] = (),
         max_open: int | None = None,
         address_space: int,
@@ -52,6 +54,7 @@ class Engine:
         self.title = title
         self.dialect = dialect
         self.version_sql = version_sql
+        self.functions_sql = functions_sql
         self.module = module
         self.connection = connection
         self.schema_reader = schema_reader
@@ -101,6 +104,7 @@ ENGINES = {
             connection="HardenedDuckDB",
             schema_reader=("schema_duckdb", "read_duckdb"),
             version_sql="SELECT version()",
+            functions_sql="SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal",
             logs=(".wal",),
             address_space=4 << 30,
         ),
@@ -112,6 +116,9 @@ ENGINES = {
             connection="HardenedPostgres",
             schema_reader=("schema_postgres", "read_postgres"),
             version_sql="SELECT current_setting('server_version')",
+            functions_sql="SELECT proname FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE lanname "
+            "NOT IN ('internal', 'c') AND pronamespace::regnamespace::text NOT IN "
+            "('pg_catalog', 'information_schema')",
             max_open=4,  # a server often allows 100, for all of its clients together
             address_space=1 << 30,
             variables=("PG", "SSL_CERT_", "KRB5"),

@@ -90,11 +90,11 @@ class _Reader:
             if {column.name for column in columns[place]}.issuperset(names):  # no expression
                 keys[place].append(names)
         query = """
-            SELECT schema_name, {kind}_name, comment FROM duckdb_{kind}s()
+            SELECT schema_name, {kind}_name, comment, sql FROM duckdb_{kind}s()
             WHERE database_name = current_database() AND NOT internal AND NOT temporary ORDER BY {kind}_oid
         """
         tables = []
-        for namespace, table, comment in self._rows(query.format(kind="table")):
+        for namespace, table, comment, _ in self._rows(query.format(kind="table")):
             own = columns[namespace, table]
             sql = f"{quote_name(namespace, 'duckdb')}.{quote_name(table, 'duckdb')}"
             n_rows, examples = self._rows_of(sql, own)
@@ -114,10 +114,10 @@ class _Reader:
                 )
             )
         views = []
-        for namespace, view, comment in self._rows(query.format(kind="view")):
+        for namespace, view, comment, sql in self._rows(query.format(kind="view")):
             if self._is_readable(namespace, view):
                 own = [_cut(column) for column in columns[namespace, view]]
-                views.append(View(view, tuple(own), one_line(comment), _shown(namespace)))
+                views.append(View(view, tuple(own), one_line(comment), _shown(namespace), sql))
         return Schema(tuple(tables), tuple(views), name, dialect="duckdb")
 
     def _keys(self) -> tuple[dict[_Name, list[tuple[str, ...]]], dict[_Name, list[ForeignKey]]]:

@@ -20,7 +20,8 @@ CONNECT_TIMEOUT_S = 10
 # Relations that the role may read, by oid, without partitions.
 _RELATIONS = """
     SELECT c.oid, CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, c.relname,
-        c.relkind IN ('r', 'p'), obj_description(c.oid, 'pg_class')
+        c.relkind IN ('r', 'p'), obj_description(c.oid, 'pg_class'),
+        CASE WHEN c.relkind IN ('v', 'm') THEN pg_get_viewdef(c.oid) ELSE '' END
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
         AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
@@ -156,9 +157,9 @@ class _Reader:
                 namespace, name, *_ = relations[parent]
                 keys[number].append(ForeignKey(tuple(own), name, tuple(references), namespace))
         tables, views = [], []
-        for number, (namespace, name, is_table, comment) in relations.items():
+        for number, (namespace, name, is_table, comment, query) in relations.items():
             if not is_table:
-                views.append(View(name, tuple(columns[number]), one_line(comment), namespace))
+                views.append(View(name, tuple(columns[number]), one_line(comment), namespace, query))
                 continue
             sql = ".".join(quote_name(part, "postgresql") for part in (namespace, name) if part)
             n_rows, examples = self._rows_of(sql, columns[number], values[number])

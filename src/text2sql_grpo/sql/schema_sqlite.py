@@ -81,9 +81,11 @@ def _schema(connection: sqlite3.Connection, name: str) -> Schema:
     names = [table for table in _names(connection, "table") if table not in shadows]
     columns = {table: _columns(connection, table) for table in names}
     views = []
-    for view in _names(connection, "view"):
+    for view, sql in connection.execute(
+        "SELECT name, sql FROM sqlite_master WHERE type = 'view' ORDER BY rowid"
+    ):
         try:
-            views.append(View(view, tuple(column for column, _ in _columns(connection, view))))
+            views.append(View(view, tuple(column for column, _ in _columns(connection, view)), sql=sql))
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise

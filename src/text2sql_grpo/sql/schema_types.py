@@ -94,12 +94,17 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """One view. Its query is never run for the schema: no row count, no examples, no keys."""
+    """One view. Its query is never run for the schema: no row count, no examples, no keys.
+
+    Attributes:
+        sql: Its query, or the CREATE VIEW; empty if it is unknown.
+    """
 
     name: str
     columns: tuple[Column, ...]
     comment: str = ""
     namespace: str = ""
+    sql: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionP
 from text2sql_grpo.integrations.mcp.tool_map import MappedTool, mapped_tools
 from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.hidden import PERSONAL
 
 _SUBMIT = TOOLS[-1]
 _NOTE_CHARS = 200  # of a server's note below rows that it cut
@@ -38,14 +40,21 @@ class MCPEnvironment(SQLEnvironment):
         server: The server; connected to at once, to list its tools.
 
     Raises:
-        ConfigError: The server has no tool that the protocol can call.
+        ConfigError: The server has no tool that the protocol can call; of a session, its database holds
+            something hidden.
         RunError: The server cannot be reached.
     """
 
     def __init__(
-        self, databases: Databases, executor: SQLExecutor, settings: EnvironmentSettings, *, server: MCPConfig
+        self,
+        databases: Databases,
+        executor: SQLExecutor,
+        settings: EnvironmentSettings,
+        *,
+        server: MCPConfig,
+        hide: Sequence[str] = (PERSONAL,),
     ) -> None:
-        super().__init__(databases, executor, settings)
+        super().__init__(databases, executor, settings, hide=hide)
         self._config = server
         self._token = _token(server.token_variable)
         self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
@@ -64,6 +73,11 @@ class MCPEnvironment(SQLEnvironment):
     def backend(self, database: str) -> "MCPBackend":
         """Backend of the sessions on one database: its server."""
         original = self.databases.sqlite_file(database, "environment.mcp")
+        if hidden := self.hidden(database).names():
+            raise ConfigError(
+                f"the tools of environment.mcp would show what data.hide hides in {database}"
+                f" ({', '.join(hidden[:3])}): set data.hide to [], or remove it from the database"
+            )
         self._originals.check(original)
         return MCPBackend(self, self._server(database), original)
 
