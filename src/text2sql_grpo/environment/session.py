@@ -15,7 +15,14 @@ from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.hidden import PERSONAL, Hidden, hide
-from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
+from text2sql_grpo.sql.schema import (
+    SchemaText,
+    TableChoice,
+    estimated_tokens,
+    read_schema,
+    schema_text,
+    table_choice,
+)
 
 MAX_HIDDEN_SHOWN = 20  # names, in the log
 _logger = logging.getLogger(__name__)
@@ -32,7 +39,9 @@ class EnvironmentSettings:
             value, so that exploratory queries are needed; `m_schema` or `commented_ddl`, which show comments
             and examples.
         max_schema_tokens: Maximum tokens of the schema text, by the model's tokenizer (for an endpoint, a
-            quarter of the characters); its last line lists what was left out. None for no limit.
+            quarter of the characters). If the columns of all tables do not fit, those of the tables that
+            share words with the question are shown, and the last line names other tables and the query that
+            lists their columns (docs/databases.md). None for no limit.
         instructions: Explain the task and the protocol in a system message.
         max_turns: Assistant turns per episode; 1 leaves no exploratory query before the answer.
         max_turn_tokens: Maximum tokens of one assistant turn.
@@ -155,6 +164,7 @@ class SQLEnvironment:
         self._patterns = hide
         self._hidden: dict[str, Hidden] = {}
         self._schema_texts: dict[str, str] = {}
+        self._choices: dict[str, TableChoice | None] = {}
         self._engines: dict[str, str] = {}
 
     def count_tokens_by(self, count_tokens: Callable[[str], int]) -> None:
@@ -162,6 +172,7 @@ class SQLEnvironment:
         self._count_tokens = count_tokens
         if self.settings.max_schema_tokens is not None:
             self._schema_texts.clear()
+            self._choices.clear()
 
     def hidden(self, database: str) -> Hidden:
         """Hidden tables and columns of a database, and its schema without them; logged once."""
@@ -185,14 +196,18 @@ class SQLEnvironment:
             self._hidden[database] = found
         return self._hidden[database]
 
-    def schema_text(self, database: str) -> str:
-        """Schema text of a database."""
+    def schema_text(self, database: str, question: str = "") -> str:
+        """Schema text of a database; of one over `max_schema_tokens`, with the tables for the question."""
+        schema, settings = self.hidden(database).schema, self.settings
+        kind, max_tokens, count = settings.schema_text, settings.max_schema_tokens, self._count_tokens
+        if question and database not in self._choices:
+            self._choices[database] = table_choice(schema, kind, max_tokens=max_tokens, count_tokens=count)
+        choice = self._choices[database] if question else None
+        if choice and (text := choice.text(question)):
+            return text
         if database not in self._schema_texts:
             self._schema_texts[database] = schema_text(
-                self.hidden(database).schema,
-                self.settings.schema_text,
-                max_tokens=self.settings.max_schema_tokens,
-                count_tokens=self._count_tokens,
+                schema, kind, max_tokens=max_tokens, count_tokens=count
             )
         return self._schema_texts[database]
 
@@ -200,7 +215,7 @@ class SQLEnvironment:
         """New session for one question."""
         return SQLSession(
             example,
-            schema_text=self.schema_text(example.database),
+            schema_text=self.schema_text(example.database, example.question),
             backend=self.backend(example.database),
             settings=self.settings,
             engine=self._engine_of(example.database),

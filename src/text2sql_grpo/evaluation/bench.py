@@ -16,7 +16,7 @@ from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
-from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.episode import CURES, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
@@ -70,7 +70,9 @@ class Asked:
     def failure(self) -> str:
         """Reason why there is no result; empty if there is one."""
         if self.result is None:
-            return f"no final SQL: the episode stopped with {self.episode.stop_reason}"
+            reason = str(self.episode.stop_reason)
+            cure = f" ({CURES[reason]})" if reason in CURES else ""
+            return f"no final SQL: the episode stopped with {reason}{cure}"
         return "" if self.result.is_ok else f"the final SQL failed: {self.result.error}"
 
 

@@ -19,7 +19,8 @@ from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.personal import is_personal
 from text2sql_grpo.sql.query import Lexeme, lexemes, quotes_alike, read_query, without_comments
-from text2sql_grpo.sql.schema_types import Dialect, Schema, Table, View
+from text2sql_grpo.sql.schema_choice import LIST_COLUMNS
+from text2sql_grpo.sql.schema_types import Schema, Table, View
 
 _Relation = TypeVar("_Relation", Table, View)
 PERSONAL = "personal"  # in a list of patterns: the columns of `is_personal`
@@ -440,10 +441,3 @@ def _joined(table: exp.Table) -> Iterator[exp.Expr]:
 def _row_names(table: exp.Table) -> set[str]:
     """Names of rows that hold those of a table."""
     return {_folded(node.alias_or_name) for node in _joined(table)} - {""}
-
-
-LIST_COLUMNS: dict[Dialect, str] = {
-    "sqlite": "PRAGMA table_info(name)",
-    "duckdb": "DESCRIBE name",
-    "postgresql": "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'name'",
-}

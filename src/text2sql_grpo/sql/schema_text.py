@@ -12,6 +12,7 @@ from typing import Literal
 
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within
+from text2sql_grpo.sql.schema_choice import TableChoice
 from text2sql_grpo.sql.schema_types import Column, Dialect, Example, ForeignKey, Schema, Table, View
 
 MAX_DDL_EXAMPLE_CHARS = 40
@@ -41,6 +42,24 @@ def schema_text(
     if kind in ("compact", "ddl"):
         schema = _bare(schema)
     return text_within(schema, render, last_line=last_line, max_tokens=max_tokens, count_tokens=count_tokens)
+
+
+def table_choice(
+    schema: Schema, kind: SchemaText, *, max_tokens: int | None, count_tokens: Callable[[str], int]
+) -> TableChoice | None:
+    """Choice of tables for a question, where a schema has too many for `max_tokens`; None where all fit."""
+    render, last_line = _TEXTS[kind]
+    bare = _bare(schema)
+    if max_tokens is None or len(schema.relations) < 2 or count_tokens(render(bare)) <= max_tokens:
+        return None
+    return TableChoice(
+        schema,
+        bare,
+        render,
+        last_line=last_line.replace(_LAST_LINE, "{}"),
+        max_tokens=max_tokens,
+        count_tokens=count_tokens,
+    )
 
 
 def _bare(schema: Schema) -> Schema:
