@@ -105,6 +105,7 @@ SELECT count(*) FROM audit_log
 SELECT s.name FROM staff AS s JOIN film AS f ON f.password = s.password
 SELECT name FROM staff GROUP BY name, password
 EXPLAIN SELECT password FROM staff
+SELECT name password FROM staff
 """
 ATTACKS = {
     "sqlite": """
@@ -198,6 +199,10 @@ WITH staff2 AS MATERIALIZED (FROM staff) FROM staff2
 SELECT arg_max(password, id) FROM staff
 SELECT main.staff FROM main.staff
 SELECT t.main.staff FROM t.main.staff
+SELECT t.staff FROM staff, staff AS t
+SELECT main.staff FROM staff, (SELECT 1 AS x) AS main
+SELECT main.staff FROM staff, film AS main
+WITH main AS (SELECT 1 AS x) SELECT main.staff FROM staff, main
 SELECT password\u00a0FROM staff
 SELECT\u3000password\u2003FROM staff
 SELECT s\u00a0FROM staff s
@@ -207,6 +212,7 @@ SELECT (*) FROM staff
 SELECT count(* EXCLUDE (id)), max(password) FROM staff
 SELECT film.password FROM staff AS film
 DESCRIBE audit_log
+SELECT column_name FROM information_schema.columns WHERE table_name = 'film' AND secret_of(1) LIKE 'h%'
 SHOW TABLES
 FROM information_schema.columns
 """,
@@ -256,6 +262,7 @@ SELECT attname FROM pg_attribute
 SELECT * FROM information_schema.columns
 SELECT city::text FROM city
 SELECT s.to_json::text FROM staff s
+SELECT column_name FROM information_schema.columns WHERE table_name = 'film' AND secret_of(1) LIKE 'h%'
 SELECT staff.row_to_json::text FROM staff
 SELECT s.to_jsonb::text FROM staff s, (SELECT 1 AS to_jsonb) AS x
 SELECT xmlforest(s.password AS p)::text FROM staff s
@@ -285,6 +292,9 @@ SELECT name FROM logins
 SELECT body, name FROM note JOIN staff ON staff.id = note.staff
 SELECT name FROM city
 SELECT 'password', name FROM staff ORDER BY name
+WITH t AS (SELECT name AS staff FROM staff) SELECT t.staff FROM t
+SELECT x.staff FROM (SELECT n.staff FROM note AS n) AS x JOIN staff ON staff.id = x.staff
+SELECT note.staff, name FROM note JOIN staff ON note.staff = staff.id
 SELECT name FROM staff WHERE name NOT LIKE '%e_mail%' -- password
 """,
     "sqlite": "SELECT rowid, s.rowid, name FROM staff s",
@@ -429,11 +439,13 @@ def test_nothing_is_checked_where_nothing_is_hidden(tmp_path: Path) -> None:
 
 PERSONAL_NAMES = """
 userPassword pwd_hash api_key Passwort motDePasse contraseña E-Mail emailAddress Telefonnummer téléphone
-customer_phone SSN passport_no credit_card_number iban codice_fiscale 手机号码
+customer_phone SSN passport_no credit_card_number iban codice_fiscale 手机号码 national_id
+tax_id パスワード
 """
 OTHER_NAMES = """
 name last_name birth_date street city zip_code country email_sent token_count phone_type has_password
 mailing_list postcode account_number card_type compass cellar pinboard
+phone_id token_id
 """
 
 

@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 from text2sql_grpo.sql.schema_types import Dialect, Schema, Table, View
 
@@ -18,6 +19,7 @@ TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is 
 NAME_WEIGHT = 2.0  # of a word of a table's name; 1 for one of a column's name or of an example
 IDF_POWER = 1.5
 NEIGHBOUR_WEIGHT = 0.5  # of the best table that a foreign key links
+_PLURAL = re.compile(r"(?<=\w\w)ies$|(?<=ss|.x|ch|sh)es$|(?<=\w\w[^s])s$")
 
 
 class TableChoice:
@@ -65,15 +67,10 @@ class TableChoice:
         for word in sorted(set(_words(question))):
             for place, weight in self._weights.get(word, ()):
                 own[place] += weight
-        scores = dict(own)
-        linked: dict[int, float] = defaultdict(float)
-        for place, score in own.items():
-            for other in self._linked[place]:
-                linked[other] = max(linked[other], score)
-        for place, score in linked.items():
-            scores[place] = scores.get(place, 0.0) + NEIGHBOUR_WEIGHT * score
-        best = sorted(scores, key=lambda place: (-scores[place], place))
-        return best + [place for place in range(len(self._names)) if place not in scores]
+        scores = defaultdict(float, own)
+        for place in {other for one in own for other in self._linked[one]}:
+            scores[place] += NEIGHBOUR_WEIGHT * max(own.get(other, 0.0) for other in self._linked[place])
+        return sorted(range(len(self._names)), key=lambda place: (-scores[place], place))
 
     def text(self, question: str) -> str | None:
         """Schema text with the columns of the best tables, and the names of others; None if no table fits."""
@@ -82,32 +79,28 @@ class TableChoice:
             if self._costs[place] <= left:
                 chosen.append(place)
                 left -= self._costs[place]
-        others = [place for place in ranked if place not in set(chosen)]
-        n_names, left = 0, left + self._max_tokens * (1 - TABLE_SHARE)
-        while n_names < len(others) and left > 0:
-            left -= self._name_costs[others[n_names]]
-            n_names += 1
+        others = [place for place in ranked if place not in chosen]
+        left += self._max_tokens * (1 - TABLE_SHARE)
+        n_names = sum(cost < left for cost in accumulate(self._name_costs[place] for place in others))
         while chosen:
             text = self._part(sorted(chosen)) + "\n" + self._line(others, n_names)
             if self._count_tokens(text) <= self._max_tokens:
                 return text
-            if n_names:
-                n_names = n_names * 7 // 8
-            else:
+            if not n_names:
                 others.insert(0, chosen.pop())
+            n_names = n_names * 7 // 8
         return None
 
     def _part(self, places: list[int]) -> str:
         """Text of some tables and views."""
-        relations = [self._bare.relations[place] for place in places]
-        tables = tuple(relation for relation in relations if isinstance(relation, Table))
-        views = tuple(relation for relation in relations if not isinstance(relation, Table))
-        return self._render(replace(self._bare, tables=tables, views=views))
+        tables = tuple(self._bare.tables[place] for place in places if place < len(self._bare.tables))
+        views = tuple(self._bare.relations[place] for place in places[len(tables) :])
+        return self._render(replace(self._bare, tables=tables, views=views))  # type: ignore[arg-type]
 
     def _line(self, others: list[int], n_names: int) -> str:
+        what = f"{len(others)} other tables, whose columns {LIST_COLUMNS[self._bare.dialect]} lists"
         names = ", ".join(self._names[place] for place in others[:n_names])
         more = f" and {len(others) - n_names} more" if n_names < len(others) else ""
-        what = f"{len(others)} other tables, whose columns {LIST_COLUMNS[self._bare.dialect]} lists"
         return self._last_line.format(f"{what}: {names}{more}" if names else what)
 
 
@@ -137,12 +130,4 @@ def _words(text: str) -> list[str]:
     ['which', 'city', 'have', 'order', 'item', 'of', '2', 'class']
     """
     parts = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", text).lower())
-    return [_singular(part) for part in parts]
-
-
-def _singular(word: str) -> str:
-    if len(word) > 4 and word.endswith("ies"):
-        return word[:-3] + "y"
-    if len(word) > 4 and word.endswith(("sses", "xes", "ches", "shes")):
-        return word[:-2]
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    return [_PLURAL.sub(lambda ending: "y" if ending[0] == "ies" else "", part) for part in parts]

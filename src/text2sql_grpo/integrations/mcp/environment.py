@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionP
 from text2sql_grpo.integrations.mcp.tool_map import MappedTool, mapped_tools
 from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.sql.hidden import PERSONAL
 
 _SUBMIT = TOOLS[-1]
 _NOTE_CHARS = 200  # of a server's note below rows that it cut
@@ -38,6 +36,7 @@ class MCPEnvironment(SQLEnvironment):
 
     Args:
         server: The server; connected to at once, to list its tools.
+        options: See `SQLEnvironment`.
 
     Raises:
         ConfigError: The server has no tool that the protocol can call; of a session, its database holds
@@ -52,9 +51,9 @@ class MCPEnvironment(SQLEnvironment):
         settings: EnvironmentSettings,
         *,
         server: MCPConfig,
-        hide: Sequence[str] = (PERSONAL,),
+        **options: Any,
     ) -> None:
-        super().__init__(databases, executor, settings, hide=hide)
+        super().__init__(databases, executor, settings, **options)
         self._config = server
         self._token = _token(server.token_variable)
         self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
