@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.databases import sqlite_file
+from tests.databases import duckdb_file, sqlite_file
 from text2sql_grpo.config import MCPConfig, load_config
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.evaluation.bench import Environment
+from text2sql_grpo.sql import Limits
 
 SCRIPT = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT);
@@ -67,6 +68,17 @@ def test_golds_that_read_hidden_columns_are_refused_with_their_line(
     with Environment(shop, hide=[]) as environment:
         assert len(environment.examples(path)) == 2
         assert "email" in environment.sessions.schema_text("shop")
+
+
+def test_functions_of_the_database_are_refused_whatever_the_limits(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb", reason="needs the package duckdb")
+    macros = [f"CREATE MACRO m{n}() AS (SELECT max(email) FROM customer);" for n in range(3)]
+    url = duckdb_file(tmp_path / "shop.duckdb", SCRIPT + "".join(macros))
+    with Environment(url, limits=Limits(max_rows=1)) as environment:
+        (name,) = environment.databases.names()
+        for n in range(3):
+            assert environment.sessions.hidden(name).refusal(f"SELECT m{n}()")
+        assert not environment.sessions.hidden(name).refusal("SELECT max(name) FROM customer")
 
 
 def test_pattern_that_hides_nothing_is_logged(shop: Path, caplog: pytest.LogCaptureFixture) -> None:

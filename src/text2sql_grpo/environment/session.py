@@ -12,6 +12,7 @@ from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, parse_action
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.hidden import PERSONAL, Hidden, hide
@@ -175,15 +176,21 @@ class SQLEnvironment:
             self._choices.clear()
 
     def hidden(self, database: str) -> Hidden:
-        """Hidden tables and columns of a database, and its schema without them; logged once."""
+        """Hidden tables and columns of a database, and its schema without them; logged once.
+
+        Raises:
+            DataError: The schema, or the list of the database's own functions, cannot be read.
+        """
         if database not in self._hidden:
             address = self.databases.address(database)
             schema = replace(read_schema(address), name=database)
             found = hide(schema, self._patterns)
             functions_sql = parse_address(address).engine.functions_sql
             if found.columns and functions_sql:
-                functions = [str(name) for (name,) in self.executor.execute(address, functions_sql).rows]
-                found = hide(schema, self._patterns, functions=functions)
+                listed = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
+                if not listed.is_ok or listed.is_truncated:
+                    raise DataError(f"cannot list the functions of {database}, for data.hide: {listed.error}")
+                found = hide(schema, self._patterns, functions=[str(name) for (name,) in listed.rows])
             if names := found.names():
                 more = f" and {len(names) - MAX_HIDDEN_SHOWN} more" if len(names) > MAX_HIDDEN_SHOWN else ""
                 shown = ", ".join(names[:MAX_HIDDEN_SHOWN]) + more
