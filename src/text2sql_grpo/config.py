@@ -127,6 +127,9 @@ class DataConfig:
             files or a pattern (`shards/*.jsonl`) is read from disk as it is used, so that it may hold any
             number of questions.
         test: Held-out sets by name; each is reported by itself.
+        hide: Tables and columns that the model never sees: patterns such as `staff.password`, `*.email` or
+            `audit_log`, and `personal` for secrets, contact data and identity numbers (docs/databases.md).
+            `[]` hides nothing.
         quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
         dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
             used once; None for none.
@@ -140,6 +143,7 @@ class DataConfig:
     test: dict[str, str | Path] = field(default_factory=dict)
     dev: str | Path | None = None
     dev_databases: list[str] = field(default_factory=list)
+    hide: list[str] = field(default_factory=lambda: ["personal"])
     quarantine: Path | None = None
     train_samples: Positive | None = None
     test_samples: Positive | None = None

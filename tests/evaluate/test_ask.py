@@ -61,7 +61,7 @@ def test_failures_of_the_model_are_printed(database: Path) -> None:
     text = printed(asked(database, ["hello", "<sql>SELECT x FROM branch</sql>"], max_turns=2))
     assert "turn 1 of 2: malformed" in text and "expected one <sql>" in text
     assert "Error: no such column: x" in text
-    assert text.endswith("no final SQL: the episode stopped with max_turns\n")
+    assert text.endswith("no final SQL: the episode stopped with max_turns (raise environment.max_turns)\n")
     wrong = asked(database, ["<answer>DROP TABLE branch</answer>"])
     assert wrong.failure.startswith("the final SQL failed: not allowed")
     assert wrong.failure in " ".join(printed(wrong).split())

@@ -25,10 +25,12 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
     from text2sql_grpo.data.databases import open_address
     from text2sql_grpo.evaluation.bench import Environment
     from text2sql_grpo.reporting.shown import asked_record, show_asked
+    from text2sql_grpo.sql.hidden import PERSONAL
 
     name, address = open_address(db)
     settings = (run.environment if run else EnvironmentConfig()).settings()
-    with Environment({name: address}, test_databases=0, **vars(settings)) as environment:
+    hide = run.data.hide if run else [PERSONAL]
+    with Environment({name: address}, test_databases=0, hide=hide, **vars(settings)) as environment:
         environment.sessions.schema_text(name)  # fails before anything slow
         with importing():
             from text2sql_grpo.evaluation import sampler  # noqa: F401 (its imports, torch's among them)

@@ -75,7 +75,7 @@ def data(
             questions,
             databases,
             executor,
-            SQLEnvironment(databases, executor, settings),
+            SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else ()),
             others={str(path): read_questions(path, database=database) for path in against or ()},
             suite=grader.suite,
             suspects=found,

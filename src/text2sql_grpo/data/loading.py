@@ -32,6 +32,7 @@ def load_examples(
     leave_out: Collection[str] = (),
     leaves_out_large: bool = False,
     keep: Callable[[Example], bool] = lambda example: True,
+    refusal: Callable[[str, str], str] | None = None,
 ) -> list[Example]:
     """Load questions of a file, a dataset or rows, in order; see `read_questions`.
 
@@ -48,6 +49,8 @@ def load_examples(
         leaves_out_large: Skip questions with a gold that is cut at a limit and cannot be compared, with a
             warning, instead of refusing them.
         keep: Function that chooses among these questions; databases and golds of others are not looked at.
+        refusal: Function of a database's name and a query that says why a question must not hold the query,
+            such as `Environment.refusal`; empty if it may.
 
     Raises:
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
@@ -67,6 +70,7 @@ def load_examples(
         raise DataError(f"every question is in quarantine (at {where})")
     for question in questions:
         database_address(question, databases)
+        refuse_hidden(question, refusal)
     if not check_gold:
         return [question.example for question in questions]
     if not leaves_out_large:
@@ -130,6 +134,22 @@ def _place_named(find: Callable[[str], Database], question: Question) -> Databas
         return find(question.example.database)
     except DataError as error:
         raise DataError(f"{error}, for the question at {question.place}") from error
+
+
+def refuse_hidden(question: Question, refusal: Callable[[str, str], str] | None) -> None:
+    """Refuse a question with a query that reads a hidden table or column.
+
+    Raises:
+        DataError: It does; names the question's place and `data.hide`.
+    """
+    one = question.example
+    queries = (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql)
+    for sql in filter(None, queries if refusal else ()):
+        if refusal and (reason := refusal(one.database, sql)):
+            raise DataError(
+                f"a query of {one.id} reads what data.hide hides from the model: {reason}: leave the question"
+                f" out, or the name out of data.hide ([] hides nothing): {sql} (at {question.place})"
+            )
 
 
 def checked_golds(

@@ -5,7 +5,7 @@ import glob
 import logging
 import zlib
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple, overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.loading import checked_golds, database_address
+from text2sql_grpo.data.loading import checked_golds, database_address, refuse_hidden
 from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
@@ -60,6 +60,7 @@ def load_shards(
     limit: int | None = None,
     check_gold: bool = True,
     leave_out: Collection[str] = (),
+    refusal: Callable[[str, str], str] | None = None,
 ) -> "ExamplesOnDisk":
     """Open the questions of JSONL files, in order, at 18 bytes of memory each.
 
@@ -72,6 +73,7 @@ def load_shards(
         limit: Only the first n questions, of those not left out; None for all.
         check_gold: Run each gold; see `load_examples`.
         leave_out: Ids of questions to skip.
+        refusal: See `load_examples`.
 
     Raises:
         DataError: A file, a line, a database or a gold is wrong; names the place.
@@ -79,6 +81,8 @@ def load_shards(
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
+    for question in examples.questions() if refusal else ():
+        refuse_hidden(question, refusal)
     if check_gold:
         for _ in checked_golds(examples.questions(), databases, executor):
             pass

@@ -8,6 +8,12 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 Message = dict[str, str]
 StopReason = Literal["submitted", "max_turns", "budget", "context", "error"]
+CURES = {
+    "context": "prompt and episode exceed the model's context: set environment.max_schema_tokens, so that "
+    "only tables for the question are shown, or lower environment.max_episode_tokens",
+    "budget": "raise environment.max_episode_tokens or max_turn_tokens",
+    "max_turns": "raise environment.max_turns",
+}
 ActionKind = Literal["run_sql", "submit_sql", "call_tool", "malformed"]
 
 

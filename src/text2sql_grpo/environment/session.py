@@ -1,6 +1,7 @@
 """`SQLSession`: the only place that decides what the model may see and do."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from text2sql_grpo.checked import Positive, checked
@@ -11,9 +12,21 @@ from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, parse_action
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.schema import SchemaText, estimated_tokens, read_schema, schema_text
+from text2sql_grpo.sql.hidden import PERSONAL, Hidden, hide
+from text2sql_grpo.sql.schema import (
+    SchemaText,
+    TableChoice,
+    estimated_tokens,
+    read_schema,
+    schema_text,
+    table_choice,
+)
+
+MAX_HIDDEN_SHOWN = 20  # names, in the log
+_logger = logging.getLogger(__name__)
 
 
 @checked
@@ -27,7 +40,9 @@ class EnvironmentSettings:
             value, so that exploratory queries are needed; `m_schema` or `commented_ddl`, which show comments
             and examples.
         max_schema_tokens: Maximum tokens of the schema text, by the model's tokenizer (for an endpoint, a
-            quarter of the characters); its last line lists what was left out. None for no limit.
+            quarter of the characters). If the columns of all tables do not fit, those of the tables that
+            share words with the question are shown, and the last line names other tables and the query that
+            lists their columns (docs/databases.md). None for no limit.
         instructions: Explain the task and the protocol in a system message.
         max_turns: Assistant turns per episode; 1 leaves no exploratory query before the answer.
         max_turn_tokens: Maximum tokens of one assistant turn.
@@ -128,6 +143,7 @@ class SQLEnvironment:
         tools: JSON schemas of the tools, for the native protocol.
 
     Args:
+        hide: Patterns of tables and columns that no prompt and no observation shows; see `hidden.hide`.
         count_tokens: Counter of the model's tokenizer, for `max_schema_tokens`; by default a quarter of the
             characters. See `count_tokens_by`.
     """
@@ -138,6 +154,7 @@ class SQLEnvironment:
         executor: SQLExecutor,
         settings: EnvironmentSettings,
         *,
+        hide: Sequence[str] = (PERSONAL,),
         count_tokens: Callable[[str], int] = estimated_tokens,
     ) -> None:
         self.databases = databases
@@ -145,7 +162,10 @@ class SQLEnvironment:
         self.settings = settings
         self.tools = TOOLS
         self._count_tokens = count_tokens
+        self._patterns = hide
+        self._hidden: dict[str, Hidden] = {}
         self._schema_texts: dict[str, str] = {}
+        self._choices: dict[str, TableChoice | None] = {}
         self._engines: dict[str, str] = {}
 
     def count_tokens_by(self, count_tokens: Callable[[str], int]) -> None:
@@ -153,15 +173,48 @@ class SQLEnvironment:
         self._count_tokens = count_tokens
         if self.settings.max_schema_tokens is not None:
             self._schema_texts.clear()
+            self._choices.clear()
 
-    def schema_text(self, database: str) -> str:
-        """Schema text of a database."""
+    def hidden(self, database: str) -> Hidden:
+        """Hidden tables and columns of a database, and its schema without them; logged once.
+
+        Raises:
+            DataError: The schema, or the list of the database's own functions, cannot be read.
+        """
+        if database not in self._hidden:
+            address = self.databases.address(database)
+            schema = replace(read_schema(address), name=database)
+            found = hide(schema, self._patterns)
+            functions_sql = parse_address(address).engine.functions_sql
+            if found.columns and functions_sql:
+                listed = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
+                if not listed.is_ok or listed.is_truncated:
+                    raise DataError(f"cannot list the functions of {database}, for data.hide: {listed.error}")
+                found = hide(schema, self._patterns, functions=[str(name) for (name,) in listed.rows])
+            if names := found.names():
+                more = f" and {len(names) - MAX_HIDDEN_SHOWN} more" if len(names) > MAX_HIDDEN_SHOWN else ""
+                shown = ", ".join(names[:MAX_HIDDEN_SHOWN]) + more
+                _logger.warning(
+                    "hidden from the model in %s: %s (data.hide; [] hides nothing)", database, shown
+                )
+            for pattern in self._patterns if len(self.databases.names()) == 1 else ():
+                if pattern != PERSONAL and not hide(schema, [pattern]).columns:
+                    _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)
+            self._hidden[database] = found
+        return self._hidden[database]
+
+    def schema_text(self, database: str, question: str = "") -> str:
+        """Schema text of a database; of one over `max_schema_tokens`, with the tables for the question."""
+        schema, settings = self.hidden(database).schema, self.settings
+        kind, max_tokens, count = settings.schema_text, settings.max_schema_tokens, self._count_tokens
+        if question and database not in self._choices:
+            self._choices[database] = table_choice(schema, kind, max_tokens=max_tokens, count_tokens=count)
+        choice = self._choices[database] if question else None
+        if choice and (text := choice.text(question)):
+            return text
         if database not in self._schema_texts:
             self._schema_texts[database] = schema_text(
-                replace(read_schema(self.databases.address(database)), name=database),
-                self.settings.schema_text,
-                max_tokens=self.settings.max_schema_tokens,
-                count_tokens=self._count_tokens,
+                schema, kind, max_tokens=max_tokens, count_tokens=count
             )
         return self._schema_texts[database]
 
@@ -169,7 +222,7 @@ class SQLEnvironment:
         """New session for one question."""
         return SQLSession(
             example,
-            schema_text=self.schema_text(example.database),
+            schema_text=self.schema_text(example.database, example.question),
             backend=self.backend(example.database),
             settings=self.settings,
             engine=self._engine_of(example.database),
@@ -191,5 +244,11 @@ class SQLEnvironment:
 
     def backend(self, database: str) -> ToolBackend:
         """Backend of the sessions on one database: the executor."""
+        return self.guarded(database)
+
+    def guarded(self, database: str) -> ExecutorBackend:
+        """Executor on one database that reads nothing hidden."""
         path, settings = self.databases.address(database), self.settings
-        return ExecutorBackend(self.executor, path, settings.limits, settings.observation)
+        return ExecutorBackend(
+            self.executor, path, settings.limits, settings.observation, self.hidden(database)
+        )

@@ -7,6 +7,7 @@ from text2sql_grpo.environment.observation import ObservationLimits, observation
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
 from text2sql_grpo.sql.address import Database
+from text2sql_grpo.sql.hidden import Hidden
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,26 @@ class ToolBackend(Protocol):
 
 @dataclass(frozen=True)
 class ExecutorBackend:
-    """Backend that runs `run_sql` on one database, in the executor's worker processes."""
+    """Backend that runs `run_sql` on one database, in the executor's worker processes.
+
+    Attributes:
+        hidden: Tables and columns that no query may read; None for none.
+    """
 
     executor: SQLExecutor
     database: Database
     limits: Limits
     observation: ObservationLimits
+    hidden: Hidden | None = None
     tools: ClassVar[list[dict[str, Any]]] = TOOLS
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        outcome = self.executor.execute(self.database, arguments["sql"], limits=self.limits)
+        outcome = self.run(arguments["sql"])
         return ToolResult(observation_text(outcome, self.observation), outcome)
+
+    def run(self, sql: str) -> ExecutionOutcome:
+        """Run a query, unless it reads something hidden."""
+        if self.hidden and (refusal := self.hidden.refusal(sql)):
+            return ExecutionOutcome("denied", error=refusal)
+        outcome = self.executor.execute(self.database, sql, limits=self.limits)
+        return self.hidden.shown(sql, outcome) if self.hidden else outcome

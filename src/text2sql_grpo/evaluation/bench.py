@@ -16,7 +16,7 @@ from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import load_shards, shard_files
-from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.episode import CURES, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
@@ -70,7 +70,9 @@ class Asked:
     def failure(self) -> str:
         """Reason why there is no result; empty if there is one."""
         if self.result is None:
-            return f"no final SQL: the episode stopped with {self.episode.stop_reason}"
+            reason = str(self.episode.stop_reason)
+            cure = f" ({CURES[reason]})" if reason in CURES else ""
+            return f"no final SQL: the episode stopped with {reason}{cure}"
         return "" if self.result.is_ok else f"the final SQL failed: {self.result.error}"
 
 
@@ -83,6 +85,7 @@ class Environment:
         databases: A file, a folder, a URL, or a mapping of names to these; see `Databases`.
         test_databases: Maximum number of test databases of each gold query, see `GradingConfig`; 0 for none.
         server_url: PostgreSQL server for these, see `GradingConfig`.
+        hide: Tables and columns that the model never sees; see `DataConfig`.
         fields: Fields of `EnvironmentConfig`: `max_turns=4`, `protocol="native"`.
 
     Attributes:
@@ -103,6 +106,7 @@ class Environment:
         test_databases: int = 4,
         server_url: str | None = None,
         nulls: Literal["observed", "declared"] = "observed",
+        hide: Sequence[str] = ("personal",),
         **fields: Any,
     ) -> None:
         config = EnvironmentConfig(**fields)
@@ -112,7 +116,7 @@ class Environment:
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
         self._is_open = True
         self.executor = SQLExecutor(config.limits)
-        self.sessions = _sessions(self.databases, self.executor, config)
+        self.sessions = _sessions(self.databases, self.executor, config, hide)
         self.grader = open_grader(
             self.executor,
             test_databases=grading.test_databases,
@@ -129,6 +133,7 @@ class Environment:
             test_databases=grading.test_databases,
             server_url=grading.server_url,
             nulls=grading.nulls,
+            hide=config.data.hide,
             **{name: getattr(section, name) for name in section.__dataclass_fields__},
         )
 
@@ -147,7 +152,11 @@ class Environment:
         is_rows = isinstance(source, list | tuple) and not all(isinstance(one, Example) for one in source)
         if isinstance(source, Sequence) and source and not is_rows and isinstance(source[0], Example):
             return source
-        return load_examples(source, self.databases, self.executor, **options)
+        return load_examples(source, self.databases, self.executor, refusal=self.refusal, **options)
+
+    def refusal(self, database: str, sql: str) -> str:
+        """Why a gold query cannot be used, as it reads something hidden; empty if it does not."""
+        return self.sessions.hidden(database).refusal(sql)
 
     def answer(
         self,
@@ -271,8 +280,7 @@ class Environment:
         (episode,) = episodes
         if episode.final_sql is None:
             return Asked(episode, None)
-        address = self.databases.address(example.database)
-        return Asked(episode, self.executor.execute(address, episode.final_sql))
+        return Asked(episode, self.sessions.guarded(example.database).run(episode.final_sql))
 
     def _roll_out(
         self,
@@ -369,12 +377,14 @@ def opened_model(model: Any) -> "Model":
         raise ModelError(f"the loaded model has no tokenizer: {error} ({name})") from error
 
 
-def _sessions(databases: Databases, executor: SQLExecutor, config: EnvironmentConfig) -> SQLEnvironment:
+def _sessions(
+    databases: Databases, executor: SQLExecutor, config: EnvironmentConfig, hide: Sequence[str]
+) -> SQLEnvironment:
     if config.mcp is None:
-        return SQLEnvironment(databases, executor, config.settings())
+        return SQLEnvironment(databases, executor, config.settings(), hide=hide)
     from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 
-    return MCPEnvironment(databases, executor, config.settings(), server=config.mcp)
+    return MCPEnvironment(databases, executor, config.settings(), server=config.mcp, hide=hide)
 
 
 @dataclass(frozen=True)
@@ -450,7 +460,12 @@ class Bench:
         if held_out:
             raise DataError(f"data.dev_databases needs questions in one file, got several: {path}")
         return load_shards(
-            files, environment.databases, environment.executor, limit=limit, leave_out=left_out
+            files,
+            environment.databases,
+            environment.executor,
+            limit=limit,
+            leave_out=left_out,
+            refusal=environment.refusal,
         )
 
     def held_out(self, sets: Sequence[str] | None = None) -> dict[str, list[Example]]:

@@ -23,6 +23,8 @@ class Engine:
         dialect: Name of its SQL in sqlglot.
         version_sql: Query for its version, where its SQL differs by it; empty for none.
         tables_sql: Query that lists names of tables.
+        columns_sql: Query that lists a table's columns, for the model; it runs where columns are hidden too.
+        functions_sql: Query for the names of functions that a database defines; empty where none can.
         sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
             rows each time.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
@@ -45,6 +47,8 @@ class Engine:
     dialect: str
     version_sql = ""
     tables_sql = "SELECT table_name FROM information_schema.tables LIMIT 3"
+    columns_sql: str
+    functions_sql = ""
     sample_sql: str
     module: str
     connection: str
@@ -80,6 +84,7 @@ class _SQLite(Engine):
     kind = dialect = "sqlite"
     title = "SQLite"
     tables_sql = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
+    columns_sql = "PRAGMA table_info(name)"
     sample_sql = "SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}"
     module = "sqlite"
     connection = "HardenedDatabase"
@@ -92,6 +97,8 @@ class _SQLite(Engine):
 class _DuckDB(Engine):
     kind = dialect = "duckdb"
     title = "DuckDB"
+    columns_sql = "DESCRIBE name"
+    functions_sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal"
     sample_sql = "SELECT {columns} FROM {table} USING SAMPLE reservoir({n} ROWS) REPEATABLE (0)"
     version_sql = "SELECT version()"
     module = "duckdb_database"
@@ -104,6 +111,12 @@ class _DuckDB(Engine):
 class _PostgreSQL(Engine):
     kind = "postgresql"
     title = "PostgreSQL"
+    columns_sql = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'name'"
+    functions_sql = """
+        SELECT proname FROM pg_proc p JOIN pg_language l ON l.oid = prolang
+        WHERE lanname NOT IN ('internal', 'c')
+            AND pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
+    """
     sample_sql = "SELECT {columns} FROM {table} TABLESAMPLE BERNOULLI ({percent}) REPEATABLE (0)"
     dialect = "postgres"
     version_sql = "SELECT current_setting('server_version')"

@@ -198,6 +198,20 @@ def lexemes(text: str, dialect: str = "sqlite") -> Iterator[Lexeme]:
             yield Lexeme(kind, value)  # type: ignore[arg-type]
 
 
+def quotes_alike(text: str, dialect: str) -> bool:
+    """True if sqlglot and `lexemes` find the same texts in quotes, so that neither takes code for a text.
+
+    >>> quotes_alike("SELECT 'a' || $$b$$", "postgres")
+    True
+    """
+    try:
+        tokens = Dialect.get_or_raise(dialect).tokenize(text)
+    except SqlglotError:
+        return False
+    read = [token.text for token in tokens if token.token_type.name.endswith("STRING")]
+    return read == [lexeme.value for lexeme in lexemes(text, dialect) if lexeme.kind == "text"]
+
+
 def without_comments(text: str, dialect: str = "sqlite") -> str:
     """Replace each comment by a blank, as the engines do; a quote that is not closed ends the reading.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.schema_budget import estimated_tokens
+from text2sql_grpo.sql.schema_choice import TableChoice
 from text2sql_grpo.sql.schema_text import (
     SchemaText,
     commented_ddl_text,
@@ -17,6 +18,7 @@ from text2sql_grpo.sql.schema_text import (
     m_schema_text,
     relation_sql,
     schema_text,
+    table_choice,
 )
 from text2sql_grpo.sql.schema_types import READ_TIMEOUT_S, Column, ForeignKey, Schema, Table, View
 
@@ -26,6 +28,7 @@ __all__ = [
     "Schema",
     "SchemaText",
     "Table",
+    "TableChoice",
     "View",
     "commented_ddl_text",
     "compact_text",
@@ -36,6 +39,7 @@ __all__ = [
     "read_schema",
     "relation_sql",
     "schema_text",
+    "table_choice",
 ]
 
 

@@ -31,7 +31,7 @@ def schema_of(
         name: Name of the database.
         dialect: Rules for quoting names.
         ask: Function that runs a query, until the deadline.
-        relations: Namespace, name, True for a table and False for a view, comment.
+        relations: Namespace, name, True for a table and False for a view, comment, query of a view.
         columns: SQL of an example, then the fields of `Column` in their order, without the examples.
         keys: Columns of each unique key, the primary key first; left out if one is not a column.
         foreign_keys: One a row.
@@ -61,10 +61,10 @@ def schema_of(
     for relation, key in foreign_keys:
         foreign_of[relation].append(key)
     tables, views = [], []
-    for relation, namespace, own_name, is_table, comment in relations:
+    for relation, namespace, own_name, is_table, comment, query in relations:
         own = columns_of[relation]
         if not is_table:
-            views.append(View(own_name, tuple(own), one_line(comment), namespace))
+            views.append(View(own_name, tuple(own), one_line(comment), namespace, query or ""))
             continue
         n_rows, examples = _rows_of(ask, dotted_name(namespace, own_name, dialect), values_of[relation], own)
         names = {column.name for column in own}

@@ -31,7 +31,7 @@ _LABEL = re.compile(r"'((?:[^']|'')*)'")
 
 _RELATIONS = """
     SELECT {kind}_oid, CASE WHEN schema_name <> 'main' THEN schema_name ELSE '' END, {kind}_name,
-        '{kind}' = 'table', comment
+        '{kind}' = 'table', comment, sql
     FROM duckdb_{kind}s() WHERE database_name = current_database() AND NOT internal AND NOT temporary
     ORDER BY {kind}_oid
 """

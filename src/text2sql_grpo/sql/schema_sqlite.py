@@ -115,7 +115,7 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
             continue
         comment, comments = _comments(statement) if kind == "table" else ("", {})
         described = descriptions.get(relation.lower(), {}) if kind == "table" else {}
-        relations.append((relation, "", relation, kind == "table", comment))
+        relations.append((relation, "", relation, kind == "table", comment, statement))
         for value, column, type_name, is_required, place, is_generated in own:
             facts = (column, type_name, not (is_required or place), bool(place))
             note = comments.get(column.lower()) or described.get(column.lower(), "")

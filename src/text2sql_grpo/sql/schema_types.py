@@ -95,12 +95,13 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """One view. Its query is never run for the schema: no row count, no examples, no keys."""
+    """One view. Its query, `sql`, is never run for the schema: no row count, no examples, no keys."""
 
     name: str
     columns: tuple[Column, ...]
     comment: str = ""
     namespace: str = ""
+    sql: str = ""
     foreign_keys: ClassVar[tuple[ForeignKey, ...]] = ()
 
 

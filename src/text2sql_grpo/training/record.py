@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from text2sql_grpo.environment.episode import CURES
 from text2sql_grpo.reliability.ranks import gather, is_main
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.training.parts import Batch, Record
@@ -129,9 +130,8 @@ def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[s
     values = Counter(reward for reward in rewards if reward is not None)
     stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
     if not values:
-        remedy = "raise environment.max_episode_tokens or max_turn_tokens"
-        if "budget" not in stop_reasons:
-            remedy = "see the error of each episode in rollouts.jsonl"
+        remedies = [CURES[reason] for reason in ("budget", "context") if reason in stop_reasons]
+        remedy = "; ".join(remedies) or "see the error of each episode in rollouts.jsonl"
         return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedy}"
     shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
     return (

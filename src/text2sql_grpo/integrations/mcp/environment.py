@@ -36,16 +36,24 @@ class MCPEnvironment(SQLEnvironment):
 
     Args:
         server: The server; connected to at once, to list its tools.
+        options: See `SQLEnvironment`.
 
     Raises:
-        ConfigError: The server has no tool that the protocol can call.
+        ConfigError: The server has no tool that the protocol can call; of a session, its database holds
+            something hidden.
         RunError: The server cannot be reached.
     """
 
     def __init__(
-        self, databases: Databases, executor: SQLExecutor, settings: EnvironmentSettings, *, server: MCPConfig
+        self,
+        databases: Databases,
+        executor: SQLExecutor,
+        settings: EnvironmentSettings,
+        *,
+        server: MCPConfig,
+        **options: Any,
     ) -> None:
-        super().__init__(databases, executor, settings)
+        super().__init__(databases, executor, settings, **options)
         self._config = server
         self._token = _token(server.token_variable)
         self._pool = ConnectionPool(connections=server.connections, timeout_s=server.timeout_s)
@@ -64,6 +72,11 @@ class MCPEnvironment(SQLEnvironment):
     def backend(self, database: str) -> "MCPBackend":
         """Backend of the sessions on one database: its server."""
         original = self.databases.sqlite_file(database, "environment.mcp")
+        if hidden := self.hidden(database).names():
+            raise ConfigError(
+                f"the tools of environment.mcp would show what data.hide hides in {database}"
+                f" ({', '.join(hidden[:3])}): set data.hide to [], or remove it from the database"
+            )
         self._originals.check(original)
         return MCPBackend(self, self._server(database), original)
 

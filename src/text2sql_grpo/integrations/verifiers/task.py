@@ -24,13 +24,13 @@ from text2sql_grpo.rewards import Answer, Judge, RewardMix
 def read_settings(settings: str) -> Config:
     """Parse settings into a whole config, with all its checks; model and questions are placeholders.
 
-    They are JSON: the folder `databases`, and the sections `environment`, `rewards` and `grading`.
+    They are JSON: the folder `databases`, the list `hide`, the sections `environment`, `rewards`, `grading`.
 
     Raises:
         ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
     """
     sections = json.loads(settings)
-    data = {"databases": sections.pop("databases"), "train": "-"}
+    data = {"databases": sections.pop("databases"), "hide": sections.pop("hide"), "train": "-"}
     return parse_config({"model": {"path": "-"}, "data": data} | sections, source="taskset.task")
 
 
@@ -47,12 +47,14 @@ class SQLTaskConfig(vf.TaskConfig):
 
     Attributes:
         databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
+        hide: Tables and columns that the model never sees; see `DataConfig`.
         environment: Section `environment`; with `mcp`, all tasks share a server.
         reward_mix: Section `rewards`.
         grading: Section `grading`.
     """
 
     databases: str | Path | dict[str, str] = Path("data/databases")
+    hide: list[str] = Field(default_factory=lambda: ["personal"])
     environment: EnvironmentConfig = EnvironmentConfig()
     reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict"})
     grading: GradingConfig = GradingConfig()
@@ -71,7 +73,7 @@ class SQLTaskConfig(vf.TaskConfig):
         return open_environment(self._settings())
 
     def _settings(self) -> str:
-        sections = self.model_dump(mode="json", include={"databases", "environment", "grading"})
+        sections = self.model_dump(mode="json", include={"databases", "hide", "environment", "grading"})
         return json.dumps(sections | {"rewards": self.reward_mix}, sort_keys=True)
 
 
