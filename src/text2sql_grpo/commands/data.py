@@ -23,6 +23,7 @@ def make(
     databases: str = "data/databases",
     out: Path = Path("data/questions"),
     words: Path | None = None,
+    hide: list[str] | None = None,
     seed: int = 0,
     json: bool = False,
 ) -> int:
@@ -36,6 +37,7 @@ def make(
             where the working folder has none.
         out: Folder to write. Files that were edited stay as they are.
         words: YAML with names in plain words, as `data words` writes it, or a folder of them.
+        hide: Tables and columns not to be asked about, as `data.hide`; default: personal data.
         seed: Random seed.
         json: Print JSON instead of a report.
     """
@@ -45,12 +47,15 @@ def make(
     from rich.console import Console
     from rich.progress import Progress
 
-    from text2sql_grpo.synthesis.generator import QUESTION_SETS, make_questions
+    from text2sql_grpo.synthesis.generator import PERSONAL, QUESTION_SETS, make_questions
 
     where = databases if "://" in databases else located(Path(databases))
     with writing_to(out), Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Questions", total=sum(one.count for one in QUESTION_SETS))
-        made = make_questions(where, out, seed=seed, words=words, on_question=lambda: bar.advance(task))
+        patterns = PERSONAL if hide is None else hide
+        made = make_questions(
+            where, out, seed=seed, words=words, hide=patterns, on_question=lambda: bar.advance(task)
+        )
     if json:
         record = {"files": made.files, "tables": [asdict(one) for one in made.tables], "lacks": made.lacks}
         print(json_text.dumps(record, ensure_ascii=False))
@@ -101,6 +106,7 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
     """
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.sql import SQLExecutor
+    from text2sql_grpo.synthesis.generator import PERSONAL
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import read_words, with_words, write_words
 
@@ -110,7 +116,7 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
             file = out if len(found.names()) == 1 else out.with_suffix("") / f"{name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             known = read_words(file) if file.exists() else {}
-            opened = with_words(Profile(executor, found.address(name)), name, known, place=file)
+            opened = with_words(Profile(executor, found.address(name), PERSONAL), name, known, place=file)
             added = write_words(opened, file)
             print(f"{file}: {added} words added; edit them, then: data make --databases .. --words {file}")
     return 0

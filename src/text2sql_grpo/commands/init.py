@@ -39,7 +39,7 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
         write_config,
     )
     from text2sql_grpo.sql import SQLExecutor
-    from text2sql_grpo.synthesis.generator import make_questions
+    from text2sql_grpo.synthesis.generator import PERSONAL, make_questions
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import read_words, with_words, write_words
 
@@ -56,11 +56,14 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with SQLExecutor() as executor:
-            profile = Profile(executor, found.address(name))
+            profile = Profile(executor, found.address(name), PERSONAL)
             table = Table("table", "rows", "columns", "keys", box=None, pad_edge=False)
             for row in described(profile):
                 table.add_row(*map(Text, row))
             console.print(table)
+            if profile.hidden:
+                text = f"hidden from the model as personal data: {', '.join(profile.hidden)} (data.hide)"
+                console.print(text, soft_wrap=True, markup=False)
             words = folder / "words.yaml"
             known = read_words(words) if words.exists() else {}
             added = write_words(with_words(profile, name, known, place=words), words)

@@ -90,7 +90,7 @@ def _matches(column: str, pattern: str) -> str:
 
 
 def _read_as(column: str, forms: list[str]) -> tuple[str, str]:
-    """What becomes of a column of texts that can be read in some forms, and its SQL."""
+    """Change of a column of texts that can be read in some forms, for the log, and its SQL."""
     numbers = [form for form in forms if form in _NUMBERS]
     days = [form for form in forms if form.startswith("%")]
     if len(numbers) == 1:

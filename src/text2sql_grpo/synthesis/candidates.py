@@ -48,7 +48,7 @@ class Drafter:
     Args:
         database: Source of names and values.
         template: Pattern of the questions.
-        sources: What may be asked about; of these, those that have all the template's slots are.
+        sources: Sources to draw from; those without all the slots of the template are left out.
         side: Side of the (database, template, columns) combinations and (column, literal) pairs to draw:
             held out for `test_values`, the others, or any.
     """

@@ -22,6 +22,7 @@ from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
 from text2sql_grpo.synthesis.words import Database, Source, read_words, with_words
 
 MANIFEST = "made.json"
+PERSONAL = ("personal",)  # the default of `data.hide`
 MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
@@ -107,7 +108,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made.
+    """Result of `make_questions`.
 
     Attributes:
         files: Number of questions by question set, 0 for one that was asked for and came out empty.
@@ -137,6 +138,7 @@ def make_questions(
     seed: int = 0,
     question_sets: Sequence[QuestionSet] = QUESTION_SETS,
     words: Path | None = None,
+    hide: Sequence[str] = PERSONAL,
     on_question: Callable[[], object] = int,
 ) -> Made:
     """Write one JSONL file per question set for some databases.
@@ -153,6 +155,7 @@ def make_questions(
         question_sets: The files to write; no two share a question or a gold.
         words: Words of the one database (see `with_words`), or a folder with a file for each, `shop.yaml` or
             `shop.json`. None: the databases' own folder. A database without words counts as `train`.
+        hide: Tables and columns that are not asked about, as `data.hide`.
         on_question: Called after each question.
 
     Raises:
@@ -169,12 +172,10 @@ def make_questions(
     given = {name: _words_file(found, name, folder, words) for name in found.names()}
     _refuse_edited(out, [f"{one.name}.jsonl" for one in question_sets])
     with SQLExecutor() as executor:
-        opened = [
-            with_words(
-                Profile(executor, found.address(name)), name, read_words(file) if file else {}, place=file
-            )
-            for name, file in given.items()
-        ]
+        opened = []
+        for name, file in given.items():
+            profile, known = Profile(executor, found.address(name), hide), read_words(file) if file else {}
+            opened.append(with_words(profile, name, known, place=file))
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed, every=every)

@@ -10,6 +10,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
 from text2sql_grpo.sql.schema import Column, ForeignKey, Table, quote_name, read_schema
@@ -80,16 +81,28 @@ class TableProfile:
 class Profile:
     """Tables of one database by name, and its queries.
 
-    Raises:
-        DataError: The database cannot be read.
+    Attributes:
+        schema: Its schema, without what is hidden.
+        hidden: Names of the tables and columns that are hidden.
     """
 
-    def __init__(self, executor: SQLExecutor, database: Database) -> None:
+    def __init__(self, executor: SQLExecutor, database: Database, hidden: Sequence[str] = ()) -> None:
+        """Read the database.
+
+        Args:
+            executor: Runs the queries.
+            database: A file or a URL.
+            hidden: Tables and columns to leave out, as `data.hide`.
+
+        Raises:
+            DataError: The database cannot be read.
+        """
         self.database = database
         self._executor = executor
         self._engine = parse_address(database).engine
         self._known: dict[str, str | None] = {}
-        self.schema = read_schema(database)
+        found = hide(read_schema(database), hidden)
+        self.schema, self.hidden = found.schema, found.names()
         self.tables = {table.name: self._table(table) for table in self.schema.tables}
         for name, keys in self._mined_keys().items():
             profile = self.tables[name]

@@ -112,7 +112,7 @@ class Database:
     Attributes:
         profile: Its tables, and the way to query it.
         tables: Its tables by name, with their nouns.
-        sources: What a question may be asked about.
+        sources: Tables and joins that a question may be asked about.
     """
 
     name: str
