@@ -1,0 +1,77 @@
+"""Values of CSV files as people write them."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
+from text2sql_grpo.sql import SQLExecutor
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+def column(tmp_path: Path, values: list[str]) -> list[Any]:
+    """Values of a column of a CSV file, as queries see them."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    lines = ["id;x", *(f"{place};{value}" for place, value in enumerate(values))]
+    (folder / "t.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    databases = Databases(folder)
+    with SQLExecutor() as executor:
+        outcome = executor.execute(databases.address("rows"), "SELECT x FROM t ORDER BY id")
+    assert outcome.is_ok, outcome.error
+    return [row[0] for row in outcome.rows]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (["$1,115.50", "$3.00", ""], [1115.5, 3.0, None]),
+        (["1.234,56", "0,50", "12.345.678,00"], [1234.56, 0.5, 12345678.0]),
+        (["1 234,50 kr", "7,25 kr"], [1234.5, 7.25]),
+        (["1'234.50", "9.75"], [1234.5, 9.75]),
+        (["(12.50)", "$4.00", "-3.25"], [-12.5, 4.0, -3.25]),
+        (["EUR 12,50", "EUR 1.000,00"], [12.5, 1000.0]),
+        (["12,5 %", "3 %"], [12.5, 3.0]),
+        (["12 Jan 2024", "1 Feb 2024"], ["2024-01-12", "2024-02-01"]),
+        (["January 12, 2024", "February 1, 2024"], ["2024-01-12", "2024-02-01"]),
+        (["31.12.2023", "01.02.2024"], ["2023-12-31", "2024-02-01"]),
+        (["01067", "10115"], ["01067", "10115"]),
+        (["A-1", "B-2"], ["A-1", "B-2"]),
+        (["$1", "n/a"], ["$1", "n/a"]),
+        (["1,234", "5,678"], ["1,234", "5,678"]),  # thousands, or thousandths
+        (["12:30", "13:45"], ["12:30:00", "13:45:00"]),
+        (["5 apples", "6 pears"], ["5 apples", "6 pears"]),
+    ],
+)
+def test_values_are_read_as_they_are_meant(tmp_path: Path, values: list[str], wanted: list[Any]) -> None:
+    assert column(tmp_path, values) == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (["$1,115.50", "$3.00"], "column x holds amounts like 1,234.5: read as numbers"),
+        (["1,234", "5,678"], "can be read in two ways: kept as text"),
+        (["03/04/2024", "05/06/2024"], "can be read with the day or the month first"),
+        (["1.234", "2.345"], "read as decimals, not as thousands"),
+        (["12 Jan 2024"], "read as dates"),
+    ],
+)
+def test_what_is_changed_or_unclear_is_logged(
+    tmp_path: Path, values: list[str], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        column(tmp_path, values)
+    assert text in caplog.text
+
+
+def test_plain_files_are_read_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert column(tmp_path, ["1.5", "2.25"]) == [1.5, 2.25]
+    assert not caplog.text
