@@ -41,7 +41,7 @@ def _clinic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.executemany(
             "INSERT INTO visit (ward, patient, fee, born) VALUES (?, ?, ?, ?)",
             [
-                (("Lisbon", "Porto", "Braga")[i % 3], name, 50 + i * 7 % 60, f"19{41 + i}-03-17")
+                (("Lisbon", "Porto", "Braga")[i % 3], name, 50 + i * 7 % 60, f"19{41 + i}-03-17 13:47:{i:02}")
                 for i, name in enumerate(PATIENTS)
             ],
         )
@@ -138,7 +138,7 @@ def test_only_literals_of_golds_are_real_values_unless_asked_for() -> None:
         sent.append(json.dumps(request))
         return honest(request)
 
-    stored = {*PATIENTS, "Braga", *(f"19{41 + i}-03-17" for i in range(40))}
+    stored = {*PATIENTS, "Braga", "13:47", *(f"19{41 + i}-03-17" for i in range(40))}
     with served(answer) as url:
         assert word(url, "--yes") == 0
         text = "\n".join(sent)
@@ -147,6 +147,24 @@ def test_only_literals_of_golds_are_real_values_unless_asked_for() -> None:
         sent.clear()
         assert word(url, "--yes", "--real-rows", "--out", "real.jsonl") == 0
     assert PATIENTS[0] in "\n".join(sent)
+
+
+def test_golds_on_csv_files_are_worded_too(tmp_path: Path) -> None:
+    sent: list[str] = []
+
+    def answer(request: dict[str, Any]) -> Answer:
+        sent.append(prompt(request))
+        return honest(request)
+
+    folder = tmp_path / "clinic"
+    folder.mkdir()
+    text = "ward,patient,fee\n" + "".join(f"Lisbon,{name},{i % 60}\n" for i, name in enumerate(PATIENTS))
+    (folder / "visit.csv").write_text(text, encoding="utf-8")
+    write_golds(*list(GOLDS.values())[:2])
+    with served(answer) as url:
+        assert word(url, "--yes", "--databases", str(folder)) == 0
+    assert len(lines("taught.jsonl")) == 2
+    assert "Rows of visit: " in sent[0] and "Olabode" not in "".join(sent)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.schema import Schema, estimated_tokens, read_schema, schema_text
 from text2sql_grpo.synthesis.wording import (
     MAX_SQL,
+    MAX_TOKENS,
+    REASONS,
     STYLES,
     Messages,
     answer_prompt,
@@ -33,26 +35,8 @@ from text2sql_grpo.synthesis.wording import (
 )
 
 TEMPERATURE = 0.7
-MAX_TOKENS = 4_096  # of a reply, thinking included
 MAX_SCHEMA_TOKENS = 6_000
 USUAL_TOKENS = 80  # of a reply, for estimates
-
-REASONS = {
-    "gold_failed": "the gold fails, or its result is too large to compare",
-    "failed": "the endpoint failed or timed out: run again to ask again",
-    "refused": "the endpoint refused the request",
-    "cut": f"a reply was cut at {MAX_TOKENS} tokens",
-    "empty": "the reply holds no question",
-    "too_long": "the reply is too long for a question",
-    "markup": "the reply holds markup, JSON or control characters",
-    "sql": "the reply holds SQL",
-    "several": "the reply holds several lines or questions",
-    "duplicated": "another gold of the database got the same question",
-    "no_sql": "the answer holds no query, or several",
-    "query_failed": "the answer's query fails",
-    "other_result": "the answer has another result than the gold",
-    "test_database": "the answer has another result than the gold on a test database",
-}
 
 
 @dataclass(frozen=True)
@@ -129,7 +113,7 @@ class Teacher:
         cut_lines(self.log)
         self._lines = list(read_jsonl(self.log, "the teacher's log")) if self.log.exists() else []
         asked = [line for line in self._lines if "text" in line]
-        self._replies: dict[str, Any] = {_key(one["model"], one["messages"]): one for one in asked}
+        self._replies: dict[str, dict[str, Any]] = {_key(one["model"], one["messages"]): one for one in asked}
         self._verdicts = {json.dumps(line) for line in self._lines if "verdict" in line}
         written = {line.get("written") for line in self._lines}
         if out.exists() and hashlib.sha256(out.read_bytes()).hexdigest() not in written:
@@ -238,9 +222,8 @@ class Teacher:
             EndpointFailure: The endpoint failed.
         """
         model = self._endpoint.model
-        key, known = _key(model, messages), self._replies
-        if key in known:
-            return dict(known[key])
+        if known := self._replies.get(key := _key(model, messages)):
+            return known
         started = time.monotonic()
         line: dict[str, Any] = {"id": id, "model": model, "messages": messages}
         try:

@@ -25,6 +25,24 @@ MAX_TABLES = 8
 MAX_CELL = 60  # characters
 MAX_QUESTION = 600  # characters
 MAX_SQL = 10_000  # characters
+MAX_TOKENS = 4_096  # of a reply, thinking included
+
+REASONS = {
+    "gold_failed": "the gold fails, or its result is too large to compare",
+    "failed": "the endpoint failed or timed out: run again to ask again",
+    "refused": "the endpoint refused the request",
+    "cut": f"a reply was cut at {MAX_TOKENS} tokens",
+    "empty": "the reply holds no question",
+    "too_long": "the reply is too long for a question",
+    "markup": "the reply holds markup, JSON or control characters",
+    "sql": "the reply holds SQL",
+    "several": "the reply holds several lines or questions",
+    "duplicated": "another gold of the database got the same question",
+    "no_sql": "the answer holds no query, or several",
+    "query_failed": "the answer's query fails",
+    "other_result": "the answer has another result than the gold",
+    "test_database": "the answer has another result than the gold on a test database",
+}
 
 Messages = list[dict[str, str]]
 
@@ -130,5 +148,6 @@ def _made_up(text: str, rng: Random) -> str:
         )
 
     if _DATE.match(text):
-        return f"20{rng.randint(10, 29)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)}{text[10:MAX_CELL]}"
+        day = f"20{rng.randint(10, 29)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)}"
+        return day + re.sub(r"[^\W_]", "0", text[10:MAX_CELL])
     return re.sub(r"[^\W_]", other, text[:MAX_CELL])
