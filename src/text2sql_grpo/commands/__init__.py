@@ -30,7 +30,7 @@ VERBS = (
     *("init", "train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask"),
     *("mcp", "role"),
 )
-GROUPS = {"data": ("make", "words", "overlap"), "audit": ("data", "reward")}
+GROUPS = {"data": ("make", "words", "teach", "overlap"), "audit": ("data", "reward")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,8 +110,12 @@ def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     from text2sql_grpo.config import Config
 
-    options = inspect.signature(_verb(words[0])).parameters if words and words[0] in VERBS else {}
-    sections = {field.name for field in fields(Config)} - {*options}
+    sections = {field.name for field in fields(Config)}
+    if words and words[0] in VERBS:
+        sections -= {*inspect.signature(_verb(words[0])).parameters}
+    elif words[1:] and words[1] in GROUPS.get(words[0], ()):
+        group = import_module(f"{__name__}.{words[0]}")
+        sections -= {*inspect.signature(getattr(group, words[1])).parameters}
     own, settings, rest = list[str](), list[str](), deque(words)
     while rest:
         word = rest.popleft()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.commands.options import Count, Seconds, read_config, writing_to
+from text2sql_grpo.commands.options import Count, Seconds, counting, read_config, writing_to
 from text2sql_grpo.errors import ConfigError
 
 GOLD_TIMEOUT_S = 30.0  # a slow gold is reported as slow, not as broken
@@ -122,7 +122,6 @@ def reward(
         json: Print JSON instead of a report.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.text import Text
 
     from text2sql_grpo.audit.rewards import RewardAudit
@@ -143,14 +142,13 @@ def reward(
     examples = Random(seed).sample(examples, min(golds, len(examples)))
     with (
         SQLExecutor(run.environment.limits) as executor,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        counting("Golds", len(examples)) as on_gold,
     ):
         test_databases, url = run.grading.test_databases, run.grading.server_url
         grader = open_grader(executor, test_databases=test_databases, server_url=url)
         audit = RewardAudit(rewards, grader, executor)
         answers = audit.probes()
-        task = bar.add_task("Golds", total=len(examples))
-        answers += audit.mutations(examples, databases, seed=seed, on_gold=lambda: bar.advance(task))
+        answers += audit.mutations(examples, databases, seed=seed, on_gold=on_gold)
     found = rates(answers)
     seconds = round(time.monotonic() - started, 1)
     if json:

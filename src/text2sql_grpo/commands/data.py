@@ -1,4 +1,4 @@
-"""Make questions, write words to edit, compare question files."""
+"""Make questions, write words to edit, let a teacher word questions, compare question files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.bundled import located
-from text2sql_grpo.commands.options import writing_to
+from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
+from text2sql_grpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,17 +46,14 @@ def make(
     from dataclasses import asdict
 
     from rich.console import Console
-    from rich.progress import Progress
 
     from text2sql_grpo.synthesis.generator import PERSONAL, QUESTION_SETS, make_questions
 
     where = databases if "://" in databases else located(Path(databases))
-    with writing_to(out), Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Questions", total=sum(one.count for one in QUESTION_SETS))
+    total = sum(one.count for one in QUESTION_SETS)
+    with writing_to(out), counting("Questions", total) as on_question:
         patterns = PERSONAL if hide is None else hide
-        made = make_questions(
-            where, out, seed=seed, words=words, hide=patterns, on_question=lambda: bar.advance(task)
-        )
+        made = make_questions(where, out, seed=seed, words=words, hide=patterns, on_question=on_question)
     if json:
         record = {"files": made.files, "tables": [asdict(one) for one in made.tables], "lacks": made.lacks}
         print(json_text.dumps(record, ensure_ascii=False))
@@ -120,6 +118,84 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
             added = write_words(opened, file)
             print(f"{file}: {added} words added; edit them, then: data make --databases .. --words {file}")
     return 0
+
+
+def teach(
+    *,
+    databases: str,
+    questions: Path,
+    teacher: str,
+    model: str,
+    out: Path = Path("taught.jsonl"),
+    key_variable: str = "OPENAI_API_KEY",
+    yes: bool = False,
+    real_rows: bool = False,
+    seed: int = 0,
+    price_per_million: list[float] | None = None,
+    parallel: Count = 8,
+    retries: Retries = 5,
+    timeout_s: Seconds = 120.0,
+) -> int:
+    """Let a teacher model word questions for golds; another sample must answer each as its gold does.
+
+    Prints first what would leave this machine, and exits with 2 without --yes. Exits with 1 if no question
+    was kept. Every request is logged in OUT_log.jsonl; run again, it asks only what was not answered.
+
+    Args:
+        databases: As data.databases.
+        questions: Golds: rows of a question file; in JSONL the question may be empty.
+        teacher: URL of an OpenAI-compatible endpoint.
+        model: Name of the model there.
+        out: JSONL of questions to write.
+        key_variable: Environment variable of the endpoint's key.
+        yes: Send it.
+        real_rows: Show the teacher rows of the database instead of made-up ones.
+        seed: Random seed; also the style of the first question.
+        price_per_million: Price of a million tokens read, and of a million written.
+        parallel: Concurrent golds.
+        retries: Retries of one request.
+        timeout_s: Seconds for one request.
+    """
+
+    from text2sql_grpo.data.databases import Databases
+    from text2sql_grpo.evaluation.endpoint import Endpoint
+    from text2sql_grpo.evaluation.teacher import Teacher, read_golds
+    from text2sql_grpo.rewards import open_grader
+    from text2sql_grpo.sql import SQLExecutor
+
+    prices = price_per_million or [0.0, 0.0]
+    if len(prices) != 2:
+        raise ConfigError(f"--price_per_million needs two prices, got {len(prices)}")
+    if not teacher.startswith(("http://", "https://")):
+        raise ConfigError(f"--teacher must be a URL, http://.. or https://.., got {teacher!r}")
+    found = Databases(databases)
+    examples = read_golds(questions, found)
+    with writing_to(out), SQLExecutor() as executor:
+        endpoint = Endpoint(teacher, model, key_variable, parallel, retries, timeout_s)
+        grader = open_grader(executor, test_databases=4)
+        asked = Teacher(
+            examples, found, executor, grader, endpoint, out, seed=seed, real_rows=real_rows, prices=prices
+        )
+        read, written = asked.estimate()
+        cost = f", about {asked.cost(read, written):.4f} at these prices" if any(prices) else ""
+        n = len(examples)
+        print(f"to send to {teacher}, model {model}, in at most {2 * n} requests for {n} golds:")
+        rows = "real rows of the database" if real_rows else "rows with made-up values"
+        print(f"- the schema, each gold, and {rows}; the literals of a gold are real values")
+        print("- then each question that the model wrote, with the schema")
+        print(f"about {read:,} tokens to read and {written:,} to write{cost}; an example:\n")
+        print("\n\n".join(message["content"] for message in asked.prompt(0)), end="\n\n")
+        if not yes:
+            print("nothing was sent; --yes sends it")
+            return 2
+        try:
+            with counting("Golds", n) as on_gold:
+                asked.run(on_gold)
+        finally:
+            print("\n".join(asked.report()))
+    kept = any(one.reason == "kept" for one in asked.wordings.values())
+    print(f"questions: {out if kept else 'none'}; prompts, answers and verdicts: {asked.log}")
+    return 0 if kept else 1
 
 
 def overlap(*, questions: Path = Path("data/questions"), databases: str | None = None) -> int:

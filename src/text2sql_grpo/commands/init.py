@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import writing_to
+from text2sql_grpo.commands.options import counting, writing_to
 
 
 def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
@@ -20,7 +20,6 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
         seed: Random seed of the questions.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
 
@@ -68,15 +67,14 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
             known = read_words(words) if words.exists() else {}
             added = write_words(with_words(profile, name, known, place=words), words)
         console.print(f"{words}: {added} words added", soft_wrap=True, markup=False)
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("Questions", total=sum(one.count for one in SETS))
+        with counting("Questions", sum(one.count for one in SETS)) as on_question:
             made = make_questions(
                 database if "://" in database else Path(database),
                 folder / "questions",
                 seed=seed,
                 question_sets=SETS,
                 words=words,
-                on_question=lambda: bar.advance(task),
+                on_question=on_question,
             )
         show_made(made, console)
         size, config = size_for(hardware()), folder / "config.yaml"

@@ -184,6 +184,18 @@ def quiet_console(*, highlight: bool = True) -> "Console":
 
 
 @contextmanager
+def counting(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Bar on stderr, if that is a terminal; calling the function moves it on by one."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
 def importing() -> Iterator[None]:
     """Import libraries without searches for garbage, which takes a fifth less time: imports leave none."""
     gc.disable()

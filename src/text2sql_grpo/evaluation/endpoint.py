@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
@@ -18,6 +19,7 @@ from text2sql_grpo.errors import RunError, needs_extra
 
 _PATIENCE = 4  # failures of an endpoint in a row; at least `Endpoint.parallel`
 _UNSUPPORTED = re.compile(r"unsupported|not supported|unrecognized|unknown|not permitted", re.IGNORECASE)
+_Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
@@ -42,11 +44,11 @@ class Endpoint:
     timeout_s: float = 600.0
 
 
-class _EndpointFailure(Exception):
+class EndpointFailure(Exception):
     """The endpoint failed or returned an invalid answer: no episode was recorded."""
 
 
-class _RequestRefused(_EndpointFailure):
+class RequestRefused(EndpointFailure):
     """The endpoint refused this request, such as a chat longer than its context; others may succeed."""
 
 
@@ -73,37 +75,55 @@ def served_episodes(
         RunError: The endpoint refused the key or the model, refused the first requests, or failed several
             times in a row.
     """
-    client = _Client(endpoint, temperature)
-    repetitions, seeds = Counter[str](), []
+    client = Client(endpoint, temperature)
+    repetitions, tasks = Counter[str](), []
     for example in examples:
-        seeds.append(seed + repetitions[example.id])
+        tasks.append(partial(_episode, example, environment, client, seed + repetitions[example.id]))
         repetitions[example.id] += 1
     failures: list[str] = []
-    in_a_row, has_answered = 0, False
-    pool = ThreadPoolExecutor(endpoint.parallel, thread_name_prefix="episode")
     try:
-        places = {
-            pool.submit(_episode, example, environment, client, seeds[place]): place
-            for place, example in enumerate(examples)
-        }
+        in_parallel(tasks, endpoint, on_end, lambda place, failure: failures.append(str(failure)))
+    finally:
+        client.close()
+    return failures
+
+
+def in_parallel(
+    tasks: Sequence[Callable[[], _Result]],
+    endpoint: Endpoint,
+    on_end: Callable[[int, _Result], None],
+    on_failure: Callable[[int, EndpointFailure], None],
+) -> None:
+    """Run tasks that ask an endpoint, several at once; both functions are called in this thread.
+
+    Args:
+        on_end: Called with the index of a task and its result.
+        on_failure: Called with the index of a task and the failure of the endpoint.
+
+    Raises:
+        RunError: The endpoint refused the first requests, or failed several times in a row.
+    """
+    in_a_row, has_answered = 0, False
+    pool = ThreadPoolExecutor(endpoint.parallel, thread_name_prefix="endpoint")
+    try:
+        places = {pool.submit(task): place for place, task in enumerate(tasks)}
         for future in as_completed(places):
+            place = places.pop(future)
             try:
-                on_end(places.pop(future), future.result())
+                on_end(place, future.result())
                 in_a_row, has_answered = 0, True
-            except _EndpointFailure as failure:
-                failures.append(str(failure))
-                in_a_row += not (has_answered and isinstance(failure, _RequestRefused))
+            except EndpointFailure as failure:
+                on_failure(place, failure)
+                in_a_row += not (has_answered and isinstance(failure, RequestRefused))
                 if in_a_row >= max(_PATIENCE, endpoint.parallel):
                     raise RunError(
                         f"the endpoint failed {in_a_row} times in a row: {failure} ({endpoint.base_url})"
                     ) from failure
     finally:
         pool.shutdown(cancel_futures=True)
-        client.close()
-    return failures
 
 
-class _Client:
+class Client:
     """Client of an endpoint, which leaves out the options of a request that the server does not support."""
 
     def __init__(self, endpoint: Endpoint, temperature: float) -> None:
@@ -124,7 +144,7 @@ class _Client:
         """One completion of a chat.
 
         Raises:
-            _EndpointFailure: The endpoint failed for good.
+            EndpointFailure: The endpoint failed for good.
             RunError: The endpoint refused the key, the model or the address.
         """
         openai = self._openai
@@ -141,11 +161,11 @@ class _Client:
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if self._drops_option(options, str(error)):
                     continue
-                raise _RequestRefused(f"{type(error).__name__}: {error}") from error
+                raise RequestRefused(f"{type(error).__name__}: {error}") from error
             except (openai.OpenAIError, json.JSONDecodeError) as error:
-                raise _EndpointFailure(f"{type(error).__name__}: {error}") from error
+                raise EndpointFailure(f"{type(error).__name__}: {error}") from error
             if not getattr(completion, "choices", None):  # openai returns invalid JSON as text
-                raise _EndpointFailure(f"an answer without choices: {str(completion)[:200]}")
+                raise EndpointFailure(f"an answer without choices: {str(completion)[:200]}")
             return completion
 
     def _drops_option(self, sent: dict[str, Any], error: str) -> bool:
@@ -168,12 +188,12 @@ class _Client:
         self._client.close()
 
 
-def _episode(example: Example, environment: SQLEnvironment, client: _Client, seed: int) -> Episode:
+def _episode(example: Example, environment: SQLEnvironment, client: Client, seed: int) -> Episode:
     """Roll out one question.
 
     Raises:
-        _EndpointFailure: The endpoint or an MCP server failed; there is no episode.
-        RunError: See `_Client.complete`.
+        EndpointFailure: The endpoint or an MCP server failed; there is no episode.
+        RunError: See `Client.complete`.
     """
     session, settings = environment.session(example), environment.settings
     episode = session.episode
@@ -193,7 +213,7 @@ def _episode(example: Example, environment: SQLEnvironment, client: _Client, see
             return episode
         reply = session.step(_text(choice.message))
         if episode.stop_reason == "error":
-            raise _EndpointFailure(f"the MCP server died (question {example.id})")
+            raise EndpointFailure(f"the MCP server died (question {example.id})")
         if reply is None:
             return episode
         messages.append(choice.message.model_dump(exclude_none=True))
