@@ -21,7 +21,7 @@ from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.schema import Schema, estimated_tokens, read_schema, schema_text
-from text2sql_grpo.synthesis.wording import (
+from text2sql_grpo.synthesis.teacher_prompts import (
     MAX_SQL,
     MAX_TOKENS,
     REASONS,
