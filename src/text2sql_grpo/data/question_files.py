@@ -24,6 +24,7 @@ from text2sql_grpo.data.question_rows import (
 )
 from text2sql_grpo.errors import DataError
 
+_LEFT_OUT = ("wrong", "skip")  # verdicts of a review
 _OTHER_FILES = (".tsv", ".parquet", ".xlsx", ".arrow", ".feather")
 
 
@@ -52,7 +53,8 @@ def read_questions(
     `.jsonl` (any suffix but the next two), one object a line with the fields of `Example`, or the names of
     columns that `row_question` maps to them; `.csv` with these as its header, where an empty cell is an
     absent field and `other_golds` a JSON list; `.json`, a
-    list of objects, and sql-eval's CSV (with a column `db_name`), which are mapped as rows are.
+    list of objects, and sql-eval's CSV (with a column `db_name`), which are mapped as rows are. Of questions
+    that `review` wrote as JSONL, the right and the corrected ones are read.
 
     Args:
         limit: Only the first n questions, of those that `keep` chooses; None for all.
@@ -108,7 +110,11 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
 def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield read_line(line, f"{path}:{number}", number, database=database)
+            place = f"{path}:{number}"
+            row = _json_row(line, place)
+            is_reviewed = isinstance(row, dict) and "verified_at" in row
+            if not is_reviewed or row.get("verdict") not in _LEFT_OUT:
+                yield _json_question(row, place, number, database)
 
 
 def read_line(line: str, place: str, number: int | str, *, database: str | None = None) -> Question:
@@ -121,10 +127,17 @@ def read_line(line: str, place: str, number: int | str, *, database: str | None 
     Raises:
         DataError: It is no question; names the place.
     """
+    return _json_question(_json_row(line, place), place, number, database)
+
+
+def _json_row(line: str, place: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
+
+
+def _json_question(row: Any, place: str, number: int | str, database: str | None) -> Question:
     named = with_field_names(row, number, database)
     return Question(
         example_of(named, place), place, has_gold_is_empty="gold_sql" in row or "gold_is_empty" in row

@@ -31,6 +31,9 @@ _COLUMNS = {name: (name,) for name in TYPES} | {
     "difficulty": ("difficulty", "hardness"),
     "other_golds": ("other_golds", "alternatives"),
 }
+# Fields of a reviewed question beyond those of `Example`.
+_REVIEW = ("name", "verified_by", "verified_at", "use_as_onboarding_question", "phrasings", "verdict", "was")
+EDITED = "-edited"  # behind the id of a question that a review corrected
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _HUB_ID = re.compile(r"hub:(?P<path>[^:]+)(:(?P<name>[^:\[]+))??(:(?P<split>[^:\[]+(\[.*\])?))?")
@@ -156,11 +159,15 @@ def row_question(
 def with_field_names(row: Any, number: int | str, database: str | None) -> Any:
     """Row with its columns named as the fields of `Example`, an id of its number and a default database.
 
-    Other columns stay as they are, so that a misspelt field can be refused.
+    Other columns stay as they are, so that a misspelt field can be refused; those of a review are dropped.
     """
     if not isinstance(row, dict):
         return row
     row = dict(row)
+    if "verified_at" in row:
+        if row.get("verdict") == "edit" and isinstance(row.get("id"), str):
+            row["id"] += EDITED  # the id alone is the question as it was, which is in quarantine
+        row = {name: value for name, value in row.items() if name not in _REVIEW}
     for name, columns in (_COLUMNS | {"id": ("id", "question_id")}).items():
         column = next((column for column in columns if column in row), None)
         if column is not None:
