@@ -173,6 +173,7 @@ def test_requests_of_other_sites_are_refused(folder: Path, executor: SQLExecutor
             (403, "POST", "verdict", verdict, {"Origin": ""}),
             (400, "POST", "verdict", verdict, {"Content_Type": "text/plain"}),
             (400, "POST", "verdict", b"[1", {}),
+            (400, "POST", "verdict", b'{"id": "q0", "verdict": "edit", "question": "\\ud800"}', {}),
             (400, "POST", "state", verdict, {}),
             (413, "POST", "verdict", None, {"Content_Length": "99999999"}),
             (422, "POST", "verdict", {"id": "q0", "verdict": "good"}, {}),
@@ -344,15 +345,9 @@ def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
-    words = [
-        "review",
-        str(folder),
-        "--db",
-        str(folder / "shop.sqlite"),
-        "--no-browser",
-        "--test_databases",
-        "0",
-    ]
+    data = {"databases": str(folder / "shop.sqlite"), "train": str(folder / "questions" / "train.jsonl")}
+    (folder / "config.yaml").write_text(json.dumps({"model": {"path": "none"}, "data": data}))
+    words = ["review", str(folder), "--no-browser", "--test_databases", "0"]
     command = [sys.executable, "-m", "text2sql_grpo", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

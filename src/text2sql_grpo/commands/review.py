@@ -75,7 +75,7 @@ def review(
         names = databases.names()
         only = names[0] if len(names) == 1 else None
         chosen = drawn(read_questions(file or _questions(folder), database=only), count, seed=seed)
-        name = (by if by is not None else getpass.getuser()).replace(",", " ").strip()
+        name = (_login() if by is None else by).replace(",", " ").strip()
         if not name:
             raise ConfigError("--by must be a name")
         made = Review(folder, chosen, databases, executor, grader.suite, by=name)
@@ -91,6 +91,13 @@ def review(
         if known:
             print(f"verdicts: {folder / verdicts.VERIFIED}")
     return 0
+
+
+def _login() -> str:
+    """Login name; empty if the system has none, as in some containers."""
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return ""
 
 
 def _questions(folder: Path) -> Path:

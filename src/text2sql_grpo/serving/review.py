@@ -152,17 +152,14 @@ class Review:
         if verdict in ("right", "edit"):
             question, sql = self._edited(asked, example.database, example.gold_sql)
             verdict = "right" if (question, sql) == (example.question, example.gold_sql) else "edit"
-        record = verdict_of(
-            example,
-            verdict,
-            question,
-            sql,
-            by=self.by,
-            at=int(self._now()),
-            phrasings=[text for text in map(str.strip, phrasings) if text],
-            as_example=as_example and verdict in ("right", "edit"),
-        )
-        save_verdict(self.folder, record)
+        fields = {
+            "verdict": verdict,
+            "verified_by": self.by,
+            "verified_at": int(self._now()),
+            "use_as_onboarding_question": as_example and verdict in ("right", "edit"),
+            "phrasings": [text for text in map(str.strip, phrasings) if text],
+        }
+        save_verdict(self.folder, verdict_of(example, question, sql, fields))
         return self.state()
 
     def _edited(self, asked: Record, database: str, before: str) -> tuple[str, str]:

@@ -6,10 +6,9 @@ so that no page of another site can read questions or save verdicts.
 
 import hmac
 import json
-import logging
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -36,7 +35,6 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_logger = logging.getLogger(__name__)
 
 
 class ReviewServer(ThreadingHTTPServer):
@@ -64,8 +62,8 @@ class ReviewServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log errors of a request, but not of a page that was closed while it waited."""
-        if not isinstance(sys.exception(), OSError):
+        """Print errors of a request, but not of a page that was closed while it waited."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
@@ -99,6 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             asked = json.loads(self.rfile.read(int(length)))
+            json.dumps(
+                asked, ensure_ascii=False
+            ).encode()  # no half of a surrogate pair, which no question file may hold
         except (ValueError, RecursionError):
             asked = None
         is_json = self.headers.get_content_type() == "application/json"
@@ -120,18 +121,13 @@ class _Handler(BaseHTTPRequestHandler):
             return path
         return None
 
-    def _answer(self, make: Any) -> None:
+    def _answer(self, make: Callable[[], Mapping[str, Any]]) -> None:
         try:
-            record: Mapping[str, Any] = make()
+            self._send(HTTPStatus.OK, _json(make()), "application/json")
         except InvalidVerdictError as error:
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except RunError as error:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        except Exception:
-            _logger.exception("internal error of the page of a review")
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: see the terminal")
-        else:
-            self._send(HTTPStatus.OK, _json(record), "application/json")
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         self._send(status, _json({"error": message}), "application/json")

@@ -1,7 +1,7 @@
 """File of reviewed questions, in the form of Snowflake's verified queries, and its summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,42 +25,14 @@ _OF_ITS_SQL = ("look_sql", "guess_sql", "check_sql", "other_golds", "gold_is_emp
 Record = dict[str, Any]
 
 
-def verdict_of(
-    example: Example,
-    verdict: str,
-    question: str,
-    sql: str,
-    *,
-    by: str,
-    at: int,
-    phrasings: Sequence[str] = (),
-    as_example: bool = False,
-) -> Record:
-    """Line of the file: a verdict on a question, with its text and SQL after the edit.
-
-    Args:
-        example: The question as it was made.
-        by: Name of the person.
-        at: Seconds since 1970.
-        phrasings: The same question in other words.
-        as_example: The question is to be shown to users.
-    """
+def verdict_of(example: Example, question: str, sql: str, fields: Record) -> Record:
+    """Line of the file: a question after its review, with the example's fields that still hold."""
     kept = {name: value for name, value in asdict(example).items() if value not in (None, False, ())}
     was = {"question": kept.pop("question"), "sql": kept.pop("gold_sql")}
-    if sql != example.gold_sql:
+    if sql != was["sql"]:
         kept = {name: value for name, value in kept.items() if name not in _OF_ITS_SQL}
-    record = {
-        "id": kept.pop("id"),
-        "question": question,
-        "sql": sql,
-        "verdict": verdict,
-        "verified_by": by,
-        "verified_at": at,
-        "use_as_onboarding_question": as_example,
-        "phrasings": list(phrasings),
-        **kept,
-    }
-    return record | ({"was": was} if verdict == "edit" else {})
+    record = {"id": kept.pop("id"), "question": question, "sql": sql, **fields, **kept}
+    return record | ({"was": was} if fields["verdict"] == "edit" else {})
 
 
 def read_verdicts(folder: Path) -> dict[str, Record]:
