@@ -1,6 +1,7 @@
 import getpass
 import json as json_text
 import sys
+import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,7 @@ def review(
         raise DataError(f"no such folder: {folder}")
     if not summary and (evaluation or json):
         raise ConfigError("--evaluation and --json go with --summary")
+    source = file or (None if summary else _questions(folder))
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.rewards import open_grader
@@ -69,12 +71,12 @@ def review(
             found = verdicts.summary(known, evaluation, databases=opened, grader=grader)
             print(json_text.dumps(found) if json else _report(found))
             return 0
-        if where is None:
+        if where is None or source is None:
             raise ConfigError(f"{folder} has no config.yaml that names its database: give --db")
         databases = Databases(where)
         names = databases.names()
         only = names[0] if len(names) == 1 else None
-        chosen = drawn(read_questions(file or _questions(folder), database=only), count, seed=seed)
+        chosen = drawn(read_questions(source, database=only), count, seed=seed)
         name = (_login() if by is None else by).replace(",", " ").strip()
         if not name:
             raise ConfigError("--by must be a name")
@@ -83,7 +85,8 @@ def review(
             print(f"{len(chosen)} questions for {name}: {server.url}", flush=True)
             print("Each key is saved. Ctrl-C ends it.", file=sys.stderr)
             if browser:
-                webbrowser.open(server.url)
+                # A browser of the terminal ends only when it is left.
+                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
             with suppress(KeyboardInterrupt):
                 server.serve_forever()
         known = verdicts.read_verdicts(folder)

@@ -9,8 +9,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import sqlglot
 import sqlparse
+from sqlglot import exp
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.question_rows import Question
@@ -32,7 +32,8 @@ from text2sql_grpo.serving.verdicts import (
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
-from text2sql_grpo.sql.schema import read_schema
+from text2sql_grpo.sql.query import read_query
+from text2sql_grpo.sql.schema import Schema, read_schema
 
 ROWS_SHOWN, CELL_CHARS = 20, 200
 MAX_NEAR = 24  # near wrong queries that are tried on the test databases
@@ -205,8 +206,7 @@ def near_miss(
     for text, kind in mutants(gold, schema).items():
         by_kind.setdefault(kind, []).append(text)
     texts = [text for text in chain.from_iterable(zip_longest(*by_kind.values())) if text][:MAX_NEAR]
-    if dialect != "sqlite":
-        texts = [sqlglot.transpile(text, read="sqlite", write=dialect)[0] for text in texts]
+    texts = [_native(text, schema, dialect) for text in texts]
     refuted: dict[str, tuple[ExecutionOutcome, ExecutionOutcome]] = {}
     for place in test_databases:
         right = GoldResult(executor, place, sql, limits=NEAR_LIMITS)
@@ -225,6 +225,18 @@ def near_miss(
     text = min(same or asked, key=len)
     right_rows, rows = map(_table, refuted[text])
     return {"sql": formatted(text), "is_same_here": bool(same), "right": right_rows, "result": rows}
+
+
+def _native(sql: str, schema: Schema, dialect: str) -> str:
+    """Mutant in the engine's SQL, with names as the schema writes them, which a mutant has in lower case."""
+    names = [name for table in schema.tables for name in (table.name, *(one.name for one in table.columns))]
+    written, tree = {name.lower(): name for name in names}, read_query(sql).tree
+    if tree is None:
+        return sql
+    for one in tree.find_all(exp.Identifier):
+        one.set("this", written.get(one.name.lower(), one.name))
+        one.set("quoted", one.quoted or (dialect == "postgres" and one.name != one.name.lower()))
+    return tree.sql(dialect)
 
 
 def _differs(right: GoldResult, outcome: ExecutionOutcome, sql: str) -> bool:
