@@ -29,7 +29,7 @@ from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.evaluation.statistics import prediction_powered
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.rewards import open_grader
-from text2sql_grpo.serving.review import Review, drawn
+from text2sql_grpo.serving.question_review import Review, drawn
 from text2sql_grpo.serving.review_server import ReviewServer
 from text2sql_grpo.serving.verdicts import read_verdicts, save_verdict, summary
 from text2sql_grpo.sql import SQLExecutor

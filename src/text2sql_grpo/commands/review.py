@@ -54,7 +54,7 @@ def review(
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.serving import verdicts
-    from text2sql_grpo.serving.review import Review, drawn
+    from text2sql_grpo.serving.question_review import Review, drawn
     from text2sql_grpo.serving.review_server import ReviewServer
     from text2sql_grpo.sql import SQLExecutor
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.serving.review import InvalidVerdictError, Review
+from text2sql_grpo.serving.question_review import InvalidVerdictError, Review
 
 MAX_BODY_BYTES = 1_000_000
 IDLE_TIMEOUT_S = 30
