@@ -26,7 +26,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pand
 HEAVY |= {"pydantic", "sqlglot", "asyncio"}  # a tenth of a second each
 VERBS = (["train"], ["evaluate"], ["merge"], ["push"], ["data", "make"], ["data", "overlap"], ["data"])
 VERBS += (["compare"], ["ask"], ["audit", "data"], ["audit", "reward"], ["audit"], ["collect"], ["sft"])
-VERBS += (["data", "teach"], ["doctor"], ["mcp"], ["config"], ["role"], [])
+VERBS += (["data", "teach"], ["doctor"], ["mcp"], ["config"], ["review"], ["role"], [])
 HELP = f"""
 import sys
 from text2sql_grpo.commands import main

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -24,6 +25,7 @@ from text2sql_grpo.errors import DataError
 
 _TABLES = (".csv", ".tsv")
 _SEPARATORS = ",;\t|"
+_LEFT_OUT = ("wrong", "skip")  # verdicts of a review
 _OTHER_FILES = (".parquet", ".xlsx", ".arrow", ".feather")
 
 
@@ -56,7 +58,8 @@ def read_questions(
     A source is a list of dicts, a `datasets.Dataset`, a Hub id such as `hub:xlangai/spider:train`, a list of
     examples, or a file in UTF-8. Columns of each are mapped by `row_question`. The file's suffix decides:
     `.json` holds a list of objects; `.csv` and `.tsv` a header, where commas, semicolons, tabs or bars
-    separate and an empty cell is an absent field; any other file one object a line.
+    separate and an empty cell is an absent field; any other file one object a line. Of questions that
+    `review` wrote, the right and the corrected ones are read.
 
     Args:
         limit: Only the first n questions, of those that `keep` chooses; None for all.
@@ -114,7 +117,10 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
 def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield read_line(line, path, number, database=database)
+            row = _json_row(line, f"{path}:{number}")
+            is_reviewed = isinstance(row, dict) and "verified_at" in row
+            if not is_reviewed or row.get("verdict") not in _LEFT_OUT:
+                yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
 
 
 def read_line(line: str, path: Path, number: int, *, database: str | None = None) -> Question:
@@ -128,11 +134,14 @@ def read_line(line: str, path: Path, number: int, *, database: str | None = None
         DataError: It is no question; names the place.
     """
     place = f"{path}:{number}"
+    return row_question(_json_row(line, place), number, place, origin=path.stem, database=database)
+
+
+def _json_row(line: str, place: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
-    return row_question(row, number, place, origin=path.stem, database=database)
 
 
 def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]:

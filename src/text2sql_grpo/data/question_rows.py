@@ -40,6 +40,7 @@ _LAST_COLUMNS = {
     "gold_sql": ("answer", "answer_sql", "expected", "expected_sql", "reference", "target", "output"),
 }
 _HINTS = ("evidence", "instructions")
+EDITED = "-edited"  # behind the id of a question that a review corrected
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _HUB_ID = re.compile(r"hub:(?P<path>[^:]+)(:(?P<name>[^:\[]+))??(:(?P<split>[^:\[]+(\[.*\])?))?")
@@ -159,6 +160,8 @@ def row_question(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
+    if row.get("verdict") == "edit" and "verified_at" in row and isinstance(row.get("id"), str):
+        row = {**row, "id": row["id"] + EDITED}  # the id alone is the question as it was, in quarantine
     cells: dict[str, dict[str, Any]] = {}  # by the name of their column, then as it is spelt
     for column, value in row.items():
         if (value := _plain(value)) is not None:

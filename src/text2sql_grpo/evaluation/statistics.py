@@ -140,6 +140,46 @@ def interval_of_shares(shares: Sequence[float], samples: int) -> tuple[float, fl
     return Accuracy(round(share * independent), independent).interval
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Mean by prediction-powered inference.
+
+    Attributes:
+        mean: In [0, 1].
+        interval: 95% interval, in [0, 1].
+        rectifier: Mean of label minus automatic verdict, in [-1, 1].
+    """
+
+    mean: float
+    interval: Interval
+    rectifier: float
+
+
+def prediction_powered(
+    labels: Sequence[float], automatic: Sequence[float], others: Sequence[float]
+) -> Joined:
+    """Mean of `others`, corrected by how far automatic verdicts are from labels, with its interval.
+
+    Angelopoulos et al. 2023 (arXiv:2301.09633, sec. 2.1). Of n labels that all agree with their automatic
+    verdicts the variance would be 0: it is at least that of 2 that differ of n + 4 (Agresti and Coull 1998).
+
+    Args:
+        labels: Labels of a few questions by people, at least 2, in [0, 1].
+        automatic: Automatic verdicts on the same questions.
+        others: Automatic verdicts on other questions of the same kind, at least 2.
+
+    >>> joined = prediction_powered([1, 1, 0, 1], [1, 1, 1, 1], [1, 0] * 50)
+    >>> joined.mean, joined.rectifier
+    (0.25, -0.25)
+    """
+    gaps = [label - verdict for label, verdict in zip(labels, automatic, strict=True)]
+    floor = 2 / (len(gaps) + 4)
+    variance = max(pvariance(gaps), floor * (1 - floor)) / len(gaps) + pvariance(others) / len(others)
+    mean, half = fmean(others) + fmean(gaps), NormalDist().inv_cdf(0.975) * sqrt(variance)
+    low, middle, high = (min(max(bound, 0.0), 1.0) for bound in (mean - half, mean, mean + half))
+    return Joined(middle, (low, high), fmean(gaps))
+
+
 def sign_flip_p(differences: Iterable[int]) -> float:
     """Two-sided p-value of a sum of differences, one of each database, by flipping their signs.
 
