@@ -30,7 +30,7 @@ VERBS = (
     *("train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask"),
     *("mcp", "role"),
 )
-GROUPS = {"data": ("make", "words", "overlap"), "audit": ("data", "reward")}
+GROUPS = {"data": ("make", "words", "log", "overlap"), "audit": ("data", "reward")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -214,6 +214,20 @@ def without_comments(text: str, dialect: str = "sqlite") -> str:
     return "".join([*kept, text[last:]])
 
 
+def split_statements(text: str, dialect: str = "sqlite") -> tuple[list[str], str]:
+    """Statements that a semicolon ends, and the text behind the last of them.
+
+    >>> split_statements("SELECT ';'; SELECT 2 -- ;")
+    (["SELECT ';'"], ' SELECT 2 -- ;')
+    """
+    found, last = [], 0
+    for kind, start, end in _spans(text, dialect):
+        if kind == "mark" and text[start] == ";":
+            found.append(text[last:start])
+            last = end
+    return found, text[last:]
+
+
 _WORD = r"(?P<word>[^\W\d][\w$]*)"
 _NUMBER = r"(?P<number>(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?)[\w$]*"
 _LINE = {"sqlite": r"--[^\n]*", "duckdb": r"--[^\n\r]*", "postgres": r"--[^\n\r]*"}
