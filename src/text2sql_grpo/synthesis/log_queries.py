@@ -118,7 +118,7 @@ def log_queries(
             report.reasons[str(error)] += shape.n
             continue
         found[key] = LoggedQuery(sql, tree, shape.calls)
-        report.reasons["a duplicate but for literals"] += shape.n - 1
+        report.reasons.update({"a duplicate but for literals": shape.n - 1} if shape.n > 1 else {})
     return sorted(found.values(), key=lambda one: -one.calls), report
 
 

@@ -18,7 +18,18 @@ from text2sql_grpo.synthesis.words import Column, Database, Source
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MIDNIGHT = re.compile(r"[ T]00:00(:00(\.0+)?)?$")
-_CLAUSES = {"expressions", "from_", "joins", "where", "group", "having", "order", "limit", "distinct", "kind"}
+# What the rules read of a node; with anything else it has no words.
+_ARGUMENTS: dict[type[exp.Expr], str] = {
+    exp.Select: "expressions from_ joins where group having order limit distinct kind",
+    exp.Table: "this db alias",
+    exp.TableAlias: "this",
+    exp.Join: "this on using kind",
+    exp.Group: "expressions",
+    exp.Distinct: "expressions",
+    exp.Ordered: "this desc nulls_first",
+    exp.AggFunc: "this big_int",
+    exp.Predicate: "this expression expressions low high negate",
+}
 _AMOUNTS: dict[type[exp.Expr], str] = {
     exp.GT: "above",
     exp.LT: "below",
@@ -80,16 +91,20 @@ class _Named:
 
 class _Worded:
     def __init__(self, tree: exp.Query, database: Database, dialect: str) -> None:
-        given = {name for name, value in tree.args.items() if value} if isinstance(tree, exp.Select) else {""}
-        _check(given <= _CLAUSES and not list(tree.find_all(exp.Query))[1:])
+        _check(isinstance(tree, exp.Select) and len(list(tree.find_all(exp.Query))) == 1)
+        for node in tree.walk():
+            known = next((known for kind, known in _ARGUMENTS.items() if isinstance(node, kind)), None)
+            _check(
+                known is None or {name for name, value in node.args.items() if value} <= set(known.split())
+            )
         self._tree, self._dialect = tree, dialect
         self._profile = database.profile
         self._tables = tables_of(tree, database.tables)
+        self._aliases = {one.alias.lower(): one.this for one in tree.selects if one.alias}
         self._source = self._joined(database)
         self._roles = {table.name: role for role, table in self._source.tables.items()}
         self._row = self._source.tables[""].noun
         self._rows = plural(self._row)
-        self._aliases = {one.alias.lower(): one.this for one in tree.selects if one.alias}
 
     def question(self) -> str:
         """The question.
@@ -105,10 +120,11 @@ class _Worded:
         if all(one.find(exp.AggFunc) for one in selects):
             _check(not self._tree.args.get("order") and not self._tree.args.get("limit"))
             said = [self._aggregate(one) for one in selects]
-            if said == [f"number of {self._rows}"]:
+            if said == [own := f"number of {self._rows}"]:
                 return f"How many {self._rows} are there{where}?"
             verb = "is" if len(said) == 1 else "are"
-            rows = f" of all {self._rows}" if set(said) - {f"number of {self._rows}"} else ""
+            _check(own not in said[:-1])
+            rows = "" if said[-1] == own else f" of all {self._rows}"
             return f"What {verb} {_listed(said, article='the ')}{rows}{where}?"
         if self._tree.args.get("distinct"):
             said = [self._phrase(one) for one in selects]
@@ -145,6 +161,7 @@ class _Worded:
     def _grouped(self, keys: list[exp.Expr], selects: list[exp.Expr], where: str) -> str:
         having, limit = self._tree.args.get("having"), self._tree.args.get("limit")
         keys = [self._unaliased(key) for key in keys]
+        _check(not self._tree.args.get("distinct"))
         shown = [one for one in selects if not one.find(exp.AggFunc)]
         counts = selects[len(shown) :]
         _check(bool(shown and counts) and all(one.find(exp.AggFunc) for one in counts))
@@ -219,7 +236,7 @@ class _Worded:
         if not is_added:
             word = _most(named.column, is_most=isinstance(node, exp.Max))
         if named.words.startswith("total") and word == "total":
-            return f"sum of the {named.words}"
+            return f"sum of the {plural(named.words)}"
         return f"{word} {named.words}"
 
     def _order(self) -> str:
@@ -262,7 +279,7 @@ class _Worded:
             right = test.args.get("expression")
         if part := _part(left):
             named = self._column(part[1])
-            _check(kind is exp.EQ and not is_not and isinstance(right.unnest(), exp.Literal))
+            _check(kind is exp.EQ and not is_not and named.column.kind == "date")
             _check(bool(re.fullmatch(r"\d{4}", right.unnest().name)))
             return f"{named.words} is ", f"in {right.unnest().name}"
         named = self._column(left)
@@ -272,14 +289,13 @@ class _Worded:
         if kind is exp.Is:
             _check(isinstance(right, exp.Null))
             return subject, "not missing" if is_not else "missing"
-        _check(not (is_not or kind is exp.NEQ) or not column.has_nulls)
+        is_negated = is_not or kind is exp.NEQ or test.args.get("negate")
+        _check(not (is_negated and column.has_nulls))
         if kind is exp.In:
             values = [self._value(column, one) for one in test.expressions]
-            _check(1 <= len(values) <= 5 and not test.args.get("query"))
-            return (
-                subject,
-                f"{'neither ' if is_not else ''}{_listed(values, joint='nor' if is_not else 'or')}",
-            )
+            _check(1 <= len(values) <= 5)
+            listed = _listed(values, joint="nor" if is_not else "or")
+            return subject, f"neither {listed}" if is_not else listed
         if kind is exp.Between:
             low, high = (self._value(column, test.args[end], is_end=end == "high") for end in ("low", "high"))
             return subject, f"from {low} to {high}"
@@ -289,7 +305,8 @@ class _Worded:
                 raise _NoWords
             before, text, after = found.groups()
             _check(bool(before or after) and text == plain_text(text))
-            how = "contains" if before and after else "ends with" if before else "starts with"
+            how = "contain{}" if before and after else "end{} with" if before else "start{} with"
+            how = f"does not {how.format('')}" if is_negated else how.format("s")
             return f"{named.words} {how} ", f'"{text}"'
         if isinstance(right, exp.Column):
             other = self._column(right)
@@ -324,7 +341,10 @@ class _Worded:
         """Words of a column, or of a part of a date."""
         node = self._unaliased(node)
         if part := _part(node):
-            return f"{part[0]} of the {self._column(part[1]).words}"
+            named = self._column(part[1])
+            _check(named.column.kind == "date")
+            owner = f"{self._row}'s " if named.is_own else ""
+            return f"{part[0]} of the {owner}{named.words}"
         return self._column(node).words
 
     def _column(self, node: exp.Expr) -> _Named:
@@ -380,8 +400,13 @@ class _Worded:
         names = set(self._tables.values())
         _check(len(names) == len(list(self._tree.find_all(exp.Table))))
         joins = self._tree.args.get("joins") or []
-        _check(all(join.args.get("on") and join.kind in ("", "INNER") and not join.side for join in joins))
-        wanted = {_pair(test, self._tables) for join in joins for test in _all(join.args["on"])}
+        _check(all(join.kind in ("", "INNER") for join in joins))
+        tests = [test for join in joins if join.args.get("on") for test in _all(join.args["on"])]
+        wanted = {_pair(test, self._tables) for test in tests}
+        for shared in (name for join in joins for name in join.args.get("using") or []):
+            _check(len(names) == 2)
+            wanted.add(frozenset((name, shared.name.lower()) for name in names))
+        _check(len(wanted) == len(names) - 1)
         for source in database.sources:
             tables = {table.name: table for table in source.tables.values()}
             tree = read_query(f"SELECT 1 FROM {source.sql}").tree
@@ -392,7 +417,9 @@ class _Worded:
             if wanted != {_pair(test, own) for test in tests}:
                 continue
             # Rows without a partner are left out: the question must name what they lack.
-            parts = [self._tree.args[part] for part in ("where", "group") if self._tree.args.get(part)]
+            group = self._tree.args.get("group")
+            parts = [self._unaliased(key) for key in (group.expressions if group else [])]
+            parts += [self._tree.args["where"]] if self._tree.args.get("where") else []
             named = {self._table(one)[0] for part in parts for one in part.find_all(exp.Column)}
             for test in tests:
                 (child, key), (parent, _) = (
