@@ -12,19 +12,21 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.files import parse_yaml
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.query import MAX_PARSED_CHARS, split_statements
+from text2sql_grpo.sql.query import MAX_CHARS, MAX_PARSED_CHARS, split_statements
+from text2sql_grpo.sql.schema_postgres import CONNECT_TIMEOUT_S
 
 LIVE = "pg_stat_statements"
 MAX_LINE = 1_000_000  # bytes; a longer line is read in pieces
+SHORT = 2_000  # characters of a text that is read again at each semicolon
 N_LOOKED_AT = 200  # lines of a file by which PostgreSQL's log is told from SQL
 
 _LIVE_SQL = f"""SELECT query, calls FROM {LIVE}
 WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY calls DESC LIMIT 9999"""
+_TOO_LONG = f"longer than {MAX_PARSED_CHARS:,} characters, or without an end"
 _META = re.compile(r"\s*(\\[a-z!?].*|\.[a-z]+\b.*|#.*|_HiStOrY_V2_)$", re.I | re.S)
 _END = re.compile(r"\\(g|gx|gset|gexec|G)\b.*$|^\s*(go|/)\s*$", re.I)
 _START = re.compile(r"^(SELECT|WITH)\b", re.I | re.M)
@@ -52,13 +54,12 @@ class Statement:
     reason: str = ""
 
 
-def read_log(source: str, executor: SQLExecutor, database: Database) -> Iterator[Statement]:
+def read_log(source: str, database: Database) -> Iterator[Statement]:
     """Statements of a log, lazily.
 
     Args:
         source: `pg_stat_statements` of the database's server; the folder of a dbt project; or a file: `.csv`,
             `.json` or `.jsonl` with the columns `query` and `calls`, PostgreSQL's log, or SQL.
-        executor: Runs the query of `pg_stat_statements`.
         database: The database that the statements are for.
 
     Raises:
@@ -67,13 +68,7 @@ def read_log(source: str, executor: SQLExecutor, database: Database) -> Iterator
     path = Path(source).expanduser()
     dialect = parse_address(database).dialect
     if source == LIVE and not path.exists():
-        outcome = executor.execute(database, _LIVE_SQL)
-        if not outcome.is_ok:
-            raise DataError(
-                f"cannot read {LIVE}: {outcome.error} (of {database}); it needs PostgreSQL, CREATE EXTENSION "
-                f"{LIVE}, and GRANT pg_read_all_stats to the role"
-            )
-        return _exported((dict(zip(outcome.columns, row, strict=True)) for row in outcome.rows), source)
+        return _exported(_live(str(database)), source)
     if path.is_dir():
         return _dbt_project(path)
     suffix = path.suffix.lower()
@@ -92,6 +87,23 @@ def read_log(source: str, executor: SQLExecutor, database: Database) -> Iterator
     found = [entry for line in head if (entry := _ENTRY.search(line))]
     is_server = any(entry[1] == "LOG" and _LOGGED.match(entry[2]) for entry in found)
     return (_server_log if is_server else _sql_text)(chain(head, lines), dialect)
+
+
+def _live(url: str) -> list[dict[str, Any]]:
+    """Statements that a server counted, in one read-only transaction: the executor reads no catalog."""
+    needs = f"it needs PostgreSQL, CREATE EXTENSION {LIVE}, and GRANT pg_read_all_stats to the role"
+    if parse_address(url).kind != "postgresql":
+        raise DataError(f"cannot read {LIVE} of {url}: {needs}")
+    with needs_extra("postgresql", "a PostgreSQL database"):
+        import psycopg
+        from psycopg.rows import dict_row
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S, row_factory=dict_row) as connection:
+            connection.read_only = True
+            connection.execute("SET LOCAL statement_timeout = '30s'")
+            return connection.execute(_LIVE_SQL).fetchall()
+    except psycopg.Error as error:
+        raise DataError(f"cannot read {LIVE}: {error} (of {url}); {needs}") from error
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -120,22 +132,31 @@ def _sql_text(lines: Iterable[str], dialect: str) -> Iterator[Statement]:
     Text that no semicolon ends is cut where a later line begins a query.
     """
     text = ""
-    is_history = False
+    is_history = is_skipped = False
     for line in lines:
         is_history = is_history or line.startswith("_HiStOrY_V2_")
         if is_history:  # libedit writes a blank as \040
             line = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line)
+        if is_skipped and not _START.match(line):
+            is_skipped = not line.rstrip().endswith(";")
+            continue
         if _META.match(line):
             continue
-        text += _END.sub(";", line.replace("\1", "\n"))  # psql writes a line break as ^A
-        if ";" in text[-len(line) - 1 :]:
+        is_skipped = False
+        line = _END.sub(";", line.replace("\1", "\n"))  # psql writes a line break as ^A
+        text += line
+        if len(line) > MAX_CHARS:
+            text, is_skipped = "", not line.rstrip().endswith(";")
+            yield Statement("", reason=_TOO_LONG)
+        if ";" in line and (line.rstrip().endswith(";") or len(text) < SHORT):
             found, text = split_statements(text, dialect)
             yield from map(Statement, found)
         if len(text) > MAX_PARSED_CHARS:
-            yield Statement("", reason="half a statement, or too long")
             start = _START.search(text, 1)
-            text = text[start.start() :] if start else ""
-    yield Statement(text)
+            text, is_skipped = text[start.start() :] if start else "", not start
+            yield Statement("", reason=_TOO_LONG)
+    found, text = split_statements(text, dialect)
+    yield from map(Statement, [*found, text])
 
 
 def _server_log(lines: Iterable[str], dialect: str) -> Iterator[Statement]:
@@ -185,7 +206,8 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 def _exported(rows: Iterable[Any], place: object) -> Iterator[Statement]:
     for row in rows:
-        named = {str(name).strip().lower(): cell for name, cell in dict(row or {}).items()}
+        cells = row if isinstance(row, dict) else {}
+        named = {str(name).strip().lower(): cell for name, cell in cells.items()}
         if "query" not in named:
             shown = ", ".join(named) or "none"
             raise DataError(f"a log of {LIVE} needs a column `query`, got the columns {shown} (at {place})")

@@ -65,7 +65,7 @@ def questions_of_logs(
     files: dict[Path, list[dict[str, Any]]] = {out: [], to_word: []}
     calls, asked = dict[str, int](), set[str]()
     with SQLExecutor() as executor:
-        statements = chain.from_iterable([read_log(source, executor, address) for source in logs])
+        statements = chain.from_iterable([read_log(source, address) for source in logs])
         profile = Profile(executor, address)
         database = with_words(profile, name, read_words(words) if words else {}, place=words)
         queries, report = log_queries(statements, profile, executor, seed=seed)

@@ -402,10 +402,12 @@ class _Worded:
         joins = self._tree.args.get("joins") or []
         _check(all(join.kind in ("", "INNER") for join in joins))
         tests = [test for join in joins if join.args.get("on") for test in _all(join.args["on"])]
-        wanted = {_pair(test, self._tables) for test in tests}
+        wanted = {self._pair(test) for test in tests}
         for shared in (name for join in joins for name in join.args.get("using") or []):
             _check(len(names) == 2)
-            wanted.add(frozenset((name, shared.name.lower()) for name in names))
+            wanted.add(
+                frozenset((name, self._table(exp.column(shared.name), {"": name})[1]) for name in names)
+            )
         _check(len(wanted) == len(names) - 1)
         for source in database.sources:
             tables = {table.name: table for table in source.tables.values()}
@@ -414,7 +416,7 @@ class _Worded:
                 continue
             tests = [join.args["on"] for join in tree.args.get("joins") or []]
             own = {name.lower(): name for name in names}
-            if wanted != {_pair(test, own) for test in tests}:
+            if wanted != {self._pair(test, own) for test in tests}:
                 continue
             # Rows without a partner are left out: the question must name what they lack.
             group = self._tree.args.get("group")
@@ -429,6 +431,11 @@ class _Worded:
                 _check(parent in named or (values is not None and not values.has_nulls))
             return source
         raise _NoWords
+
+    def _pair(self, test: exp.Expr, tables: Mapping[str, str] | None = None) -> frozenset[tuple[str, str]]:
+        """Columns that a join compares."""
+        _check(isinstance(test, exp.EQ))
+        return frozenset(self._table(side, tables) for side in (test.this, test.expression))
 
 
 def _child_first(
@@ -446,14 +453,6 @@ def _all(test: exp.Expr) -> list[exp.Expr]:
     """Tests that AND joins."""
     test = test.unnest()
     return [one.unnest() for one in test.flatten()] if isinstance(test, exp.And) else [test]
-
-
-def _pair(test: exp.Expr, tables: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Columns that a join compares."""
-    sides = [test.args.get("this"), test.args.get("expression")] if isinstance(test, exp.EQ) else []
-    columns = [side for side in sides if isinstance(side, exp.Column) and side.table]
-    _check(len(columns) == 2)
-    return frozenset((tables.get(side.table.lower(), ""), side.name.lower()) for side in columns)
 
 
 def _plural_of(named: _Named) -> str:
