@@ -147,13 +147,13 @@ def log(
     for reason, count in made.reasons.most_common():
         table.add_row(reason, str(count))
     console = Console()
-    console.print(f"read {made.n_read} statements, kept {made.n_worded + made.n_to_word} different queries")
+    console.print(f"read {made.n_read} statements, kept {made.n_kept} different queries")
     if made.reasons:
         console.print(table)
     for count, file in ((made.n_worded, out), (made.n_to_word, made.to_word)):
         what = "questions" if file == out else "queries that need a question from you"
         console.print(f"wrote {count} {what} to {file}", soft_wrap=True, markup=False)
-    return 0 if made.n_worded + made.n_to_word else 1
+    return 0 if made.n_kept else 1
 
 
 def overlap(*, questions: Path = Path("data/questions"), databases: str | None = None) -> int:

@@ -51,19 +51,6 @@ class LoggedQuery:
 
 
 @dataclass
-class LogReport:
-    """What became of the statements.
-
-    Attributes:
-        reasons: Number of statements left out, by reason.
-        n_read: Number of statements read.
-    """
-
-    reasons: Counter[str] = field(default_factory=Counter)
-    n_read: int = 0
-
-
-@dataclass
 class _Shape:
     """Statements that differ in literals alone; the first few of them."""
 
@@ -78,7 +65,7 @@ class _LeftOut(Exception):
 
 def log_queries(
     statements: Iterable[Statement], profile: Profile, executor: SQLExecutor, *, seed: int = 0
-) -> tuple[list[LoggedQuery], LogReport]:
+) -> tuple[list[LoggedQuery], Counter[str]]:
     """Queries of a log that can serve as golds, the most frequent first.
 
     Kept are read-only queries of the database's tables, once for each tree without literals, that return 1 to
@@ -89,15 +76,17 @@ def log_queries(
         profile: The database, whose stored values fill parameters that the log has no values of.
         executor: Runs the queries.
         seed: Random seed of these values.
+
+    Returns:
+        The queries, and the number of all other statements by the reason why they are left out.
     """
-    report, shapes = LogReport(), dict[str, _Shape]()
+    reasons, shapes = Counter[str](), dict[str, _Shape]()
     for statement in statements:
         if not (statement.sql.strip() or statement.reason):
             continue
-        report.n_read += 1
         key = " ".join(_LITERAL.sub("?", statement.sql).split())
         if statement.reason or (key not in shapes and len(shapes) >= MAX_SHAPES):
-            report.reasons[statement.reason or f"one of more than {MAX_SHAPES:,} shapes"] += 1
+            reasons[statement.reason or f"one of more than {MAX_SHAPES:,} shapes"] += 1
             continue
         shape = shapes.setdefault(key, _Shape())
         shape.n, shape.calls = shape.n + 1, shape.calls + statement.calls
@@ -111,15 +100,15 @@ def log_queries(
             if key in found:
                 known = found[key]
                 found[key] = LoggedQuery(known.sql, known.tree, known.calls + shape.calls)
-                report.reasons["a duplicate but for literals"] += shape.n
+                reasons["a duplicate but for literals"] += shape.n
                 continue
             sql, tree = reader.gold(shape.statements)
         except _LeftOut as error:
-            report.reasons[str(error)] += shape.n
+            reasons[str(error)] += shape.n
             continue
         found[key] = LoggedQuery(sql, tree, shape.calls)
-        report.reasons.update({"a duplicate but for literals": shape.n - 1} if shape.n > 1 else {})
-    return sorted(found.values(), key=lambda one: -one.calls), report
+        reasons.update({"a duplicate but for literals": shape.n - 1} if shape.n > 1 else {})
+    return sorted(found.values(), key=lambda one: -one.calls), reasons
 
 
 class _Reader:

@@ -13,7 +13,7 @@ from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import jsonl_text, read_json, sha256, write_json, write_text
 from text2sql_grpo.sql import SQLExecutor
-from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.synthesis.log_files import read_log
 from text2sql_grpo.synthesis.log_queries import log_queries
 from text2sql_grpo.synthesis.profile import Profile
@@ -29,15 +29,22 @@ class MadeOfLogs:
         n_worded: Number of queries with a question.
         n_to_word: Number of the other queries.
         to_word: Their file.
-        n_read: Number of statements in the logs.
-        reasons: Number of those left out, by reason.
+        reasons: Number of statements left out, by reason.
     """
 
     n_worded: int
     n_to_word: int
     to_word: Path
-    n_read: int
     reasons: Counter[str]
+
+    @property
+    def n_kept(self) -> int:
+        return self.n_worded + self.n_to_word
+
+    @property
+    def n_read(self) -> int:
+        """Number of statements in the logs."""
+        return self.n_kept + self.reasons.total()
 
 
 def questions_of_logs(
@@ -61,16 +68,15 @@ def questions_of_logs(
     to_word, manifest = (out.with_name(f"{out.stem}_{name}") for name in ("to_word.jsonl", "made.json"))
     _refuse_edited(manifest, (out, to_word))
     name, address = open_address(databases)
-    dialect = parse_address(address).dialect
     files: dict[Path, list[dict[str, Any]]] = {out: [], to_word: []}
     calls, asked = dict[str, int](), set[str]()
     with SQLExecutor() as executor:
         statements = chain.from_iterable([read_log(source, address) for source in logs])
         profile = Profile(executor, address)
         database = with_words(profile, name, read_words(words) if words else {}, place=words)
-        queries, report = log_queries(statements, profile, executor, seed=seed)
+        queries, reasons = log_queries(statements, profile, executor, seed=seed)
     for number, query in enumerate(queries):
-        question = question_of(query.tree, database, dialect) or ""
+        question = question_of(query.tree, database) or ""
         question = "" if question in asked else question
         asked.add(question)
         row = {
@@ -88,7 +94,7 @@ def questions_of_logs(
         for path, rows in files.items():
             write_text(path, jsonl_text(rows))
         write_json(manifest, {"files": {path.name: sha256(path) for path in files}, "calls": calls})
-    return MadeOfLogs(len(files[out]), len(files[to_word]), to_word, report.n_read, report.reasons)
+    return MadeOfLogs(len(files[out]), len(files[to_word]), to_word, reasons)
 
 
 def _refuse_edited(manifest: Path, files: Sequence[Path]) -> None:

@@ -12,7 +12,6 @@ from text2sql_grpo.synthesis import words
 from text2sql_grpo.synthesis.conditions import day_words, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of
 from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural, vocabulary
-from text2sql_grpo.synthesis.profile import TableProfile
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column, Database, Source
 
@@ -63,7 +62,7 @@ class _NoWords(Exception):
     """No rule words a part of the query."""
 
 
-def question_of(tree: exp.Query, database: Database, dialect: str) -> str | None:
+def question_of(tree: exp.Query, database: Database) -> str | None:
     """Question that a query answers; None if no rule words all of it.
 
     Worded are queries of one table, or of up to three joined by foreign keys, each row counted once, with
@@ -72,32 +71,33 @@ def question_of(tree: exp.Query, database: Database, dialect: str) -> str | None
     Args:
         tree: The query.
         database: Its database with words.
-        dialect: Name of its SQL in sqlglot.
     """
     try:
-        return _Worded(tree, database, dialect).question()
+        return _Worded(tree, database).question()
     except _NoWords:
         return None
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A column in words, with its owner: "customer's city"."""
+    """A column, and the words before it: "customer's "; empty for the table whose rows are asked about."""
 
     column: Column
-    words: str
-    is_own: bool
+    owner: str
+
+    @property
+    def words(self) -> str:
+        return self.owner + self.column.noun
 
 
 class _Worded:
-    def __init__(self, tree: exp.Query, database: Database, dialect: str) -> None:
+    def __init__(self, tree: exp.Query, database: Database) -> None:
         _check(isinstance(tree, exp.Select) and len(list(tree.find_all(exp.Query))) == 1)
         for node in tree.walk():
             known = next((known for kind, known in _ARGUMENTS.items() if isinstance(node, kind)), None)
-            _check(
-                known is None or {name for name, value in node.args.items() if value} <= set(known.split())
-            )
-        self._tree, self._dialect = tree, dialect
+            given = {name for name, value in node.args.items() if value}
+            _check(known is None or given <= set(known.split()))
+        self._tree = tree
         self._profile = database.profile
         self._tables = tables_of(tree, database.tables)
         self._aliases = {one.alias.lower(): one.this for one in tree.selects if one.alias}
@@ -129,7 +129,6 @@ class _Worded:
         if self._tree.args.get("distinct"):
             said = [self._phrase(one) for one in selects]
             what = said[0] if len(said) == 1 else f"combination of {_listed(said)}"
-            _check(not self._tree.args.get("limit"))
             return f"List each different {what} of the {self._rows}{where}{self._order()}."
         if len(selects) == 1 and isinstance(selects[0], exp.Star):
             _check(len(self._roles) == 1)
@@ -139,27 +138,21 @@ class _Worded:
         return self._ranked(what, where) or f"Show {what} of each {self._row}{where}{self._order()}."
 
     def _ranked(self, what: str, where: str) -> str:
-        """Question for the first rows by one column; empty without a limit."""
-        limit, order = self._tree.args.get("limit"), self._tree.args.get("order")
-        if not limit:
+        """Question for the rows with the most or least of one column; empty for any other query."""
+        order, count = self._tree.args.get("order"), self._count()
+        if not count or not order:
             return ""
-        count = _number(limit.expression)
-        if not order or not count.isdigit():
-            raise _NoWords
-        one = order.expressions[0]
-        named = self._column(self._unaliased(one.this))
+        named = self._column(self._unaliased(order.expressions[0].this))
         _check(not named.column.has_nulls)
         if len(order.expressions) > 1 or named.column.kind == "text":
-            first = "" if count == "1" else f" {count}"
-            return f"Show {what} of each {self._row}{where}{self._order()}, and only the first{first}."
-        most = _most(named.column, is_most=bool(one.args.get("desc")))
-        those = "one" if count == "1" else count
-        behind = "" if count == "1" else f", {most} first"
+            return ""
+        most = _most(named.column, is_most=bool(order.expressions[0].args.get("desc")))
+        those, behind = ("one", "") if count == "1" else (count, f", {most} first")
         among = f"Among the {self._rows}{where}" if where else f"Of all {self._rows}"
         return f"{among}, show {what} of the {those} with the {most} {without_unit(named.words)}{behind}."
 
     def _grouped(self, keys: list[exp.Expr], selects: list[exp.Expr], where: str) -> str:
-        having, limit = self._tree.args.get("having"), self._tree.args.get("limit")
+        having = self._tree.args.get("having")
         keys = [self._unaliased(key) for key in keys]
         _check(not self._tree.args.get("distinct"))
         shown = [one for one in selects if not one.find(exp.AggFunc)]
@@ -179,12 +172,7 @@ class _Worded:
             text = f"Show each {each} with {_listed(counted, article='the ')}{rows}{where}"
         if having:
             text += f", only where the {self._compared(having.this)}"
-        text += self._order()
-        if limit:
-            count = _number(limit.expression)
-            _check(bool(self._tree.args.get("order")) and count.isdigit())
-            text += ", and only the first" + ("" if count == "1" else f" {count}")
-        return text + "."
+        return f"{text}{self._order()}."
 
     def _owner(self, keys: list[exp.Expr], shown: list[exp.Expr]) -> str:
         """Noun of the rows of a joined table that the groups are; empty if they are something else."""
@@ -216,7 +204,7 @@ class _Worded:
             if isinstance(node.this, exp.Distinct):
                 _check(len(node.this.expressions) == 1)
                 named = self._column(node.this.expressions[0])
-                return f"number of different {_plural_of(named)}"
+                return f"number of different {named.owner}{plural(named.column.noun)}"
             table, name = self._table(node.this)
             found = self._profile_of(table)
             column = next(one for one in found.columns if one.name == name)
@@ -227,12 +215,11 @@ class _Worded:
         if isinstance(node.this, exp.Mul):
             _check(word in ("average", "total"))
             sides = [self._column(side) for side in (node.this.this, node.this.expression)]
-            _check(all(one.is_own and one.column.kind == "number" for one in sides))
+            _check(all(not one.owner and one.column.kind == "number" for one in sides))
             return f"{word} of {' times '.join(one.words for one in sides)}"
         named = self._column(node.this)
         is_added = isinstance(node, exp.Avg | exp.Sum)
-        _check(named.is_own and named.column.kind == ("number" if is_added else named.column.kind))
-        _check(named.column.kind != "text")
+        _check(not named.owner and named.column.kind in (("number",) if is_added else ("number", "date")))
         if not is_added:
             word = _most(named.column, is_most=isinstance(node, exp.Max))
         if named.words.startswith("total") and word == "total":
@@ -249,7 +236,16 @@ class _Worded:
             said.append("the " + (self._aggregate(node) if node.find(exp.AggFunc) else self._phrase(node)))
             if one.args.get("desc"):
                 said[-1] += " in descending order"
-        return f", sorted by {', then by '.join(said)}"
+        count = self._count()
+        first = count and f", and only the first{'' if count == '1' else f' {count}'}"
+        return f", sorted by {', then by '.join(said)}{first}"
+
+    def _count(self) -> str:
+        """Number of the rows of a query with an order that are wanted; empty for all."""
+        limit = self._tree.args.get("limit")
+        count = _number(limit.expression) if limit else ""
+        _check(not limit or (bool(self._tree.args.get("order")) and count.isdigit()))
+        return count
 
     def _where(self) -> str:
         where = self._tree.args.get("where")
@@ -292,7 +288,7 @@ class _Worded:
         is_negated = is_not or kind is exp.NEQ or test.args.get("negate")
         _check(not (is_negated and column.has_nulls))
         if kind is exp.In:
-            values = [self._value(column, one) for one in test.expressions]
+            values = [self._value(column, one, is_end=True) for one in test.expressions]
             _check(1 <= len(values) <= 5)
             listed = _listed(values, joint="nor" if is_not else "or")
             return subject, f"neither {listed}" if is_not else listed
@@ -310,26 +306,23 @@ class _Worded:
             return f"{named.words} {how} ", f'"{text}"'
         if isinstance(right, exp.Column):
             other = self._column(right)
-            _check(kind in _AMOUNTS and column.kind == other.column.kind == "number" and named.is_own)
+            _check(kind in _AMOUNTS and column.kind == other.column.kind == "number" and not named.owner)
             return subject, f"{_AMOUNTS[kind]} the {other.words}"
         if kind in (exp.EQ, exp.NEQ):
-            return subject, ("not " if kind is exp.NEQ else "") + self._value(column, right)
+            return subject, ("not " if kind is exp.NEQ else "") + self._value(column, right, is_end=True)
         _check(kind in _AMOUNTS and column.kind != "text")
-        words = _DAYS if column.kind == "date" or "year" in column.noun.split() else _AMOUNTS
-        if column.kind == "number" and words is _DAYS:
-            words = _DAYS if kind in (exp.GT, exp.LT) else _AMOUNTS
+        is_year = "year" in column.noun.split() and kind in (exp.GT, exp.LT)
+        words = _DAYS if column.kind == "date" or is_year else _AMOUNTS
         return subject, f"{words[kind]} {self._value(column, right, is_end=kind in (exp.GT, exp.LTE))}"
 
     def _value(self, column: Column, node: exp.Expr, *, is_end: bool = False) -> str:
-        """A literal in words; `is_end` for one that would mean another moment than the day that it names."""
+        """A literal in words; with `is_end`, a day stands for all of it, so that moments are refused."""
         node = node.unnest()
         node = node.this if isinstance(node, exp.Cast) else node
         if column.kind == "date":
-            _check(isinstance(node, exp.Literal) and bool(_DAY.match(node.name)))
             is_day = all(len(str(value)) == 10 for value in column.values)
-            _check(is_day or not is_end)
-            text = _MIDNIGHT.sub("", node.name)
-            _check(len(text) == 10 and (is_day or node.parent is None or not isinstance(node.parent, exp.EQ)))
+            text = node.name if is_day else _MIDNIGHT.sub("", node.name)
+            _check(isinstance(node, exp.Literal) and bool(_DAY.fullmatch(text)) and (is_day or not is_end))
             return day_words(text)
         if column.kind == "number":
             return _number(node)
@@ -343,8 +336,8 @@ class _Worded:
         if part := _part(node):
             named = self._column(part[1])
             _check(named.column.kind == "date")
-            owner = f"{self._row}'s " if named.is_own else ""
-            return f"{part[0]} of the {owner}{named.words}"
+            owner = named.owner or f"{self._row}'s "
+            return f"{part[0]} of the {owner}{named.column.noun}"
         return self._column(node).words
 
     def _column(self, node: exp.Expr) -> _Named:
@@ -354,7 +347,7 @@ class _Worded:
         known = next((one for one in own.columns if one.name == name), None)
         if known is None or (known.is_key and "label" not in known.roles):
             known = self._key(own, name)
-        return _Named(known, f"{self._source.owners[role]}{known.noun}", not role)
+        return _Named(known, self._source.owners[role])
 
     def _key(self, table: words.Table, name: str) -> Column:
         """A key as a column: "ID", or "customer ID" for that of another table."""
@@ -383,12 +376,9 @@ class _Worded:
 
     def _unaliased(self, node: exp.Expr) -> exp.Expr:
         """Expression that the name of an output column, or its number, stands for."""
-        if (
-            isinstance(node, exp.Literal)
-            and node.name.isdigit()
-            and int(node.name) <= len(self._tree.selects)
-        ):
-            return self._tree.selects[int(node.name) - 1].unalias()
+        selects = self._tree.selects
+        if isinstance(node, exp.Literal) and node.name.isdigit() and int(node.name) <= len(selects):
+            return selects[int(node.name) - 1].unalias()
         is_alias = isinstance(node, exp.Column) and not node.table
         return self._aliases.get(node.name.lower(), node) if is_alias else node
 
@@ -410,25 +400,22 @@ class _Worded:
             )
         _check(len(wanted) == len(names) - 1)
         for source in database.sources:
-            tables = {table.name: table for table in source.tables.values()}
             tree = read_query(f"SELECT 1 FROM {source.sql}").tree
-            if source.link or tables.keys() != names or tree is None:
+            if source.link or {table.name for table in source.tables.values()} != names or tree is None:
                 continue
-            tests = [join.args["on"] for join in tree.args.get("joins") or []]
             own = {name.lower(): name for name in names}
-            if wanted != {self._pair(test, own) for test in tests}:
+            if wanted != {self._pair(join.args["on"], own) for join in tree.args.get("joins") or []}:
                 continue
             # Rows without a partner are left out: the question must name what they lack.
             group = self._tree.args.get("group")
             parts = [self._unaliased(key) for key in (group.expressions if group else [])]
             parts += [self._tree.args["where"]] if self._tree.args.get("where") else []
             named = {self._table(one)[0] for part in parts for one in part.find_all(exp.Column)}
-            for test in tests:
-                (child, key), (parent, _) = (
-                    self._table(side, own) for side in _child_first(test, self._profile.tables, own)
-                )
-                values = self._profile.tables[child].columns.get(key)
-                _check(parent in named or (values is not None and not values.has_nulls))
+            for pair in wanted:
+                for side in pair:
+                    values = self._profile.tables[side[0]].columns.get(side[1])
+                    has_nulls = values is None or values.has_nulls
+                    _check(not has_nulls or named >= {table for table, _ in pair} - {side[0]})
             return source
         raise _NoWords
 
@@ -438,26 +425,10 @@ class _Worded:
         return frozenset(self._table(side, tables) for side in (test.this, test.expression))
 
 
-def _child_first(
-    test: exp.Expr, profiles: Mapping[str, TableProfile], own: Mapping[str, str]
-) -> list[exp.Expr]:
-    """Sides of a join's condition, the foreign key first."""
-    sides = [test.this, test.expression]
-    table = profiles[own[sides[0].table.lower()]].table
-    keys = {(key.columns[0].lower(), key.table) for key in table.foreign_keys}
-    is_child = (sides[0].name.lower(), own[sides[1].table.lower()]) in keys
-    return sides if is_child else sides[::-1]
-
-
 def _all(test: exp.Expr) -> list[exp.Expr]:
     """Tests that AND joins."""
     test = test.unnest()
     return [one.unnest() for one in test.flatten()] if isinstance(test, exp.And) else [test]
-
-
-def _plural_of(named: _Named) -> str:
-    owner = named.words.removesuffix(named.column.noun)
-    return owner + plural(named.column.noun)
 
 
 def _most(column: Column, *, is_most: bool) -> str:
