@@ -76,6 +76,7 @@ def statements(source: str, database: Path | str = "shop.sqlite") -> list[Statem
     return [each for each in read_log(source, database) if each.sql.strip() or each.reason]
 
 
+HIDDEN = "hidden from this role (GRANT pg_read_all_stats)"
 QUESTIONS = {
     "SELECT COUNT(*) FROM orders WHERE status = 'paid'": 'How many orders are there whose status is "paid"?',
     "SELECT name, age FROM customers WHERE city = 'Faro' AND age >= 30 ORDER BY age DESC": (
@@ -107,6 +108,8 @@ QUESTIONS = {
     ),
     "SELECT name FROM customers WHERE name NOT LIKE '%Person%' OR city = 'Faro'": "",
     "SELECT name FROM customers WHERE age <> 25": "",  # whether a missing age counts
+    "SELECT DISTINCT age FROM customers": "",  # whether a missing age is one
+    "SELECT age, COUNT(*) FROM customers GROUP BY age": "",
     "SELECT name FROM customers WHERE age > (SELECT AVG(age) FROM customers)": "",
     "SELECT a.name FROM customers AS a JOIN customers AS b ON a.city = b.city WHERE b.name = 'Person B'": "",
     "SELECT c.name, COUNT(o.id) FROM customers AS c LEFT JOIN orders AS o ON o.customer_id = c.id "
@@ -132,6 +135,8 @@ REASONS = {
     "PRAGMA user_version": "command",
     "SELECT SELECT FROM orders": "parsed",
     "SELECT name FROM customers WHERE": "parsed",
+    f"SELECT {'(' * 400}1{')' * 400} FROM orders": "parsed",
+    f"SELECT {'1 + ' * 900}1 FROM orders": "written again",
     "SELECT 1": "no table",
     "SELECT x FROM elsewhere": "lacks",
     "SELECT nothing FROM orders": "fails",
@@ -162,6 +167,11 @@ def test_a_limit_that_cuts_nothing_is_removed(shop: Path, tmp_path: Path) -> Non
     assert found == {
         "SELECT name FROM customers WHERE id = 5": "Show the name of each customer whose ID is 5."
     }
+
+
+def test_a_limit_beyond_the_rows_is_removed(shop: Path, tmp_path: Path) -> None:
+    _, found = made_of(shop, tmp_path, "SELECT id FROM orders WHERE customer_id = 7 ORDER BY id LIMIT 21;\n")
+    assert set(found.values()) == {"Show the ID of each order whose customer ID is 7, sorted by the ID."}
 
 
 def test_statements_that_differ_in_literals_are_one_with_their_calls(shop: Path, tmp_path: Path) -> None:
@@ -226,7 +236,7 @@ def test_dumps_are_skipped_fast(shop: Path, tmp_path: Path) -> None:
     assert list(found) == ["SELECT COUNT(*) FROM orders"] and made.n_read == 3
 
 
-def test_postgresqls_log_gives_statements_with_their_values(tmp_path: Path) -> None:
+def test_postgresqls_log_gives_statements_with_their_values(shop: Path, tmp_path: Path) -> None:
     log = (
         "2026-01-02 10:00:00.000 UTC [7] LOG:  database system is ready to accept connections\n"
         "2026-01-02 10:00:01.000 UTC [9] me@shop LOG:  statement: SELECT a\n\tFROM t; SELECT 2;\n"
@@ -243,6 +253,10 @@ def test_postgresqls_log_gives_statements_with_their_values(tmp_path: Path) -> N
         ("SELECT 2", ()),
         ("SELECT b FROM t WHERE c = $1", ("O'Hara", None)),
     ]
+    log = "[9] LOG:  execute S_1: SELECT COUNT(*) FROM orders WHERE status = $2 AND customer_id < $1\n"
+    log += "[9] DETAIL:  Parameters: $1 = '9', $2 = 'sent'\n"
+    _, golds = made_of(shop, tmp_path, log)
+    assert list(golds) == ["SELECT COUNT(*) FROM orders WHERE status = 'sent' AND customer_id < 9"]
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "jsonl"])
@@ -261,9 +275,7 @@ def test_exports_of_pg_stat_statements_give_calls(shop: Path, tmp_path: Path, fo
     else:
         path.write_text(json.dumps(rows) if form == "json" else "\n".join(map(json.dumps, rows)))
     made, found = made_of(shop, tmp_path, str(path))
-    assert next(iter(found)).startswith("SELECT name") and made.reasons == {
-        "the text is hidden from this role": 1
-    }
+    assert next(iter(found)).startswith("SELECT name") and made.reasons == {HIDDEN: 1}
     assert list(json.loads((tmp_path / "made" / "log_made.json").read_text())["calls"].values()) == [90, 7]
 
 

@@ -148,7 +148,7 @@ class _Reader:
                 namespace = self._namespaces[each.name.lower()]
                 each.set("catalog", None)
                 each.set("db", exp.to_identifier(namespace) if namespace else None)
-        return tree, _without_literals(tree).sql(self._dialect)
+        return tree, self._written(_without_literals(tree))
 
     def gold(self, statements: list[Statement]) -> tuple[str, exp.Query]:
         """SQL and tree of the first statement, and values, with rows to show.
@@ -166,7 +166,7 @@ class _Reader:
                 self._fill(tree, statement.values, rng)
                 failure = self._failure(tree)
                 if not failure:
-                    return self._written(tree), tree
+                    return self._as_typed(statement, tree), tree
                 reason = reason or failure
                 if failure.startswith("takes"):
                     raise _LeftOut(failure)
@@ -187,7 +187,10 @@ class _Reader:
             return f"more than {MAX_ROWS} rows"
         limited = [one for one in tree.find_all(exp.Query) if one.args.get("limit")]
         for query in limited:
-            if query.args.get("order") is None:
+            wanted = query.args["limit"].expression
+            is_counted = query is tree and wanted and wanted.is_int and not tree.args.get("offset")
+            is_whole = is_counted and len(outcome.rows) < int(wanted.name)
+            if query.args.get("order") is None or is_whole:
                 query.set("limit", None)
         if not limited:
             return ""
@@ -208,7 +211,13 @@ class _Reader:
         ranks = [row[-len(keys) :] for row in self._run(copy).rows]
         return not ranks or (len(ranks) > len(outcome.rows) and ranks[-1] == ranks[-2])
 
-    def _written(self, tree: exp.Query) -> str:
+    def _as_typed(self, statement: Statement, tree: exp.Query) -> str:
+        """SQL of a tree: the statement itself if it is that tree and returns the same."""
+        text, written = without_comments(statement.sql, self._dialect).strip(), self._written(tree)
+        is_same = read_query(text, self._dialect).tree == tree
+        return text if is_same and self._execute(text).rows == self._execute(written).rows else written
+
+    def _written(self, tree: exp.Expr) -> str:
         sql = write_query(tree, self._dialect)
         if sql is None:
             raise _LeftOut("too long to be written again")
@@ -234,8 +243,8 @@ class _Reader:
             number = int(name[1:]) if re.fullmatch(r"[pq]\d+", name) else 0
             if name not in drawn and 0 < number <= len(values):
                 drawn[name] = _literal(values[number - 1], is_number=not column or _is_number(column))
-            elif name not in drawn and isinstance(place.parent, exp.Limit):
-                drawn[name] = exp.Literal.number(N_ASKED)
+            elif name not in drawn and isinstance(place.parent, exp.Limit | exp.Round):
+                drawn[name] = exp.Literal.number(N_ASKED if isinstance(place.parent, exp.Limit) else 2)
             elif name not in drawn and column:
                 drawn[name] = _literal(_drawn(place, column, rng), is_number=_is_number(column))
             if name not in drawn:

@@ -23,7 +23,7 @@ from text2sql_grpo.synthesis.words import read_words, with_words
 
 @dataclass(frozen=True)
 class MadeOfLogs:
-    """What was made.
+    """Counts of the queries and of the statements left out.
 
     Attributes:
         n_worded: Number of queries with a question.

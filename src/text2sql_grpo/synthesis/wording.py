@@ -1,7 +1,7 @@
 """Questions for queries of a log, by rules, where the words leave one reading."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -129,6 +129,7 @@ class _Worded:
         if self._tree.args.get("distinct"):
             said = [self._phrase(one) for one in selects]
             what = said[0] if len(said) == 1 else f"combination of {_listed(said)}"
+            self._check_groups(selects)
             return f"List each different {what} of the {self._rows}{where}{self._order()}."
         if len(selects) == 1 and isinstance(selects[0], exp.Star):
             _check(len(self._roles) == 1)
@@ -155,6 +156,7 @@ class _Worded:
         having = self._tree.args.get("having")
         keys = [self._unaliased(key) for key in keys]
         _check(not self._tree.args.get("distinct"))
+        self._check_groups(keys)
         shown = [one for one in selects if not one.find(exp.AggFunc)]
         counts = selects[len(shown) :]
         _check(bool(shown and counts) and all(one.find(exp.AggFunc) for one in counts))
@@ -186,6 +188,13 @@ class _Worded:
             return ""
         _check(bool(self._roles[name]))  # else a group is one row
         return self._source.owners[self._roles[name]].removesuffix("'s ") or self._source.tables[""].noun
+
+    def _check_groups(self, keys: Iterable[exp.Expr]) -> None:
+        """Raise `_NoWords` if one group is that of missing values, which "each" may mean or not."""
+        where = self._tree.args.get("where")
+        tested = {one.sql() for one in where.find_all(exp.Column)} if where else set()
+        for one in (one for key in keys for one in key.find_all(exp.Column)):
+            _check(one.sql() in tested or not self._column(one).column.has_nulls)
 
     def _compared(self, test: exp.Expr) -> str:
         _check(type(test) in _AMOUNTS)
