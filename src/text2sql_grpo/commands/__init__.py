@@ -30,7 +30,7 @@ VERBS = (
     *("init", "train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask"),
     *("mcp", "review", "role"),
 )
-GROUPS = {"data": ("make", "words", "teach", "overlap"), "audit": ("data", "reward")}
+GROUPS = {"data": ("make", "log", "words", "teach", "overlap"), "audit": ("data", "reward")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

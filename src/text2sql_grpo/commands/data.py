@@ -198,6 +198,49 @@ def teach(
     return 0 if kept else 1
 
 
+def log(
+    *,
+    databases: str,
+    log: list[str],
+    out: Path = Path("log.jsonl"),
+    words: Path | None = None,
+    seed: int = 0,
+) -> int:
+    """Make questions of the queries that people ran: golds from logs.
+
+    Read-only queries that return 1 to 50 rows on the database are kept, each once. Those that rules can word
+    go to `out` with a question, the others to `.._to_word.jsonl` for you to word; `.._made.json` holds how
+    often each ran. Exits with 1 if none is kept.
+
+    Args:
+        databases: A database: a file, a folder of rows or a URL.
+        log: Logs: .sql files, histories of psql, DuckDB or SQLite, PostgreSQL's log, .csv or .json of
+            pg_stat_statements with the columns query and calls, `pg_stat_statements` itself for the server of
+            a PostgreSQL database, or folders of dbt projects.
+        out: JSONL file to write. Files that were edited stay as they are.
+        words: YAML with names in plain words, as `data words` writes it.
+        seed: Random seed of values for parameters.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from text2sql_grpo.synthesis.log_questions import questions_of_logs
+
+    with writing_to(out):
+        made = questions_of_logs(databases, log, out, words=words, seed=seed)
+    table = Table("left out", "statements", box=None, pad_edge=False)
+    for reason, count in made.reasons.most_common():
+        table.add_row(reason, str(count))
+    console = Console()
+    console.print(f"read {made.n_read} statements, kept {made.n_kept} different queries")
+    if made.reasons:
+        console.print(table)
+    for count, file in ((made.n_worded, out), (made.n_to_word, made.to_word)):
+        what = "questions" if file == out else "queries that need a question from you"
+        console.print(f"wrote {count} {what} to {file}", soft_wrap=True, markup=False)
+    return 0 if made.n_kept else 1
+
+
 def overlap(*, questions: Path = Path("data/questions"), databases: str | None = None) -> int:
     """Print what each file shares with the training files.
 

@@ -229,6 +229,20 @@ def without_comments(text: str, dialect: str = "sqlite") -> str:
     return "".join([*kept, text[last:]])
 
 
+def split_statements(text: str, dialect: str = "sqlite") -> tuple[list[str], str]:
+    """Statements that a semicolon ends, and the text behind the last of them.
+
+    >>> split_statements("SELECT ';'; SELECT 2 -- ;")
+    (["SELECT ';'"], ' SELECT 2 -- ;')
+    """
+    found, last = [], 0
+    for kind, start, end in _spans(text, dialect):
+        if kind == "mark" and text[start] == ";":
+            found.append(text[last:start])
+            last = end
+    return found, text[last:]
+
+
 _TEXT = r"'[^']*+(?:''[^']*+)*+'"
 _NAME = r'"[^"]*+(?:""[^"]*+)*+"'
 _WORDS_AND_NUMBERS = (
