@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -339,16 +340,23 @@ def test_interrupts_full_disks_and_bugs_end_as_they_should(
             main(fails(bug))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_that_names_no_file_is_placed_where_the_verb_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
+def test_a_full_disk_names_the_file_and_leaves_none_half_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import resource
+
     write_shop(tmp_path / "databases")
-    (tmp_path / "full").mkdir()
-    for name in ("demonstrations", "train", "dev", "test_values", "test_templates", "test_databases"):
-        (tmp_path / "full" / f"{name}.jsonl").symlink_to("/dev/full")
-    assert main(["data", "make", "--databases", "databases", "--out", "full"]) == 1
-    assert "error: disk full while writing full" in capsys.readouterr().err
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
+    try:
+        code = main(["data", "make", "--databases", "databases", "--out", "full"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert code == 1 and "error: cannot write full/" in capsys.readouterr().err
+    assert not list((tmp_path / "full").glob("*.jsonl"))
 
 
 def write_shop(folder: Path) -> None:

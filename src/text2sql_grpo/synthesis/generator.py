@@ -198,7 +198,7 @@ def _refuse_edited(out: Path, names: Sequence[str]) -> None:
     """Raise a DataError if a file is there that was not made here, or was edited since."""
     manifest = out / MANIFEST
     made = read_json(manifest) if manifest.exists() else {}
-    lost = [name for name in names if (out / name).exists() and made.get(name) != sha256(out / name)]
+    lost = [name for name in names if (out / name).is_file() and made.get(name) != sha256(out / name)]
     if lost:
         raise DataError(
             f"{', '.join(lost)} in {out} were edited since, or not made here: nothing is written. "
