@@ -218,6 +218,7 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "missing.yaml" in refused("train", "--config", "missing.yaml", capsys=capsys)
     Path("a.yaml").write_text("run: {sed: 1}\n")
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
+    (tmp_path / "runs").mkdir()
     assert "no such folder" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
@@ -375,7 +376,9 @@ def test_questions_are_made_and_compared(tmp_path: Path, capsys: pytest.CaptureF
     write_shop(tmp_path / "databases")
     assert main(["data", "make", "--databases", "databases", "--out", "made", "--seed", "3"]) == 0
     count = sum(len(path.read_text("utf-8").splitlines()) for path in (tmp_path / "made").glob("*.jsonl"))
-    assert capsys.readouterr().out == f"wrote {count} questions for databases to made\n"
+    out = capsys.readouterr().out
+    assert out.endswith(f"wrote {count} questions for databases to made\n")
+    assert re.search(rf"sale +60 +{count}", out)
     lines = (tmp_path / "made" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.loads(line)["database"] for line in lines} == {"shop"}
 

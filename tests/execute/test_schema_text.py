@@ -116,6 +116,7 @@ def test_texts_of_a_duckdb_file(tmp_path: Path, repo_root: Path) -> None:
 def test_texts_of_a_postgresql_database(postgres_server: PostgresServer, repo_root: Path) -> None:
     psycopg = pytest.importorskip("psycopg", reason="needs the package psycopg")
     with closing(psycopg.connect(postgres_server.admin_url(), autocommit=True)) as connection:
+        connection.execute("DROP DATABASE IF EXISTS clinic WITH (FORCE)")  # of a test that ended
         connection.execute("CREATE DATABASE clinic")
     url = postgres_server.admin_url("clinic")
     with closing(psycopg.connect(url, autocommit=True)) as connection:

@@ -260,7 +260,7 @@ def test_files_that_cannot_be_read(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "fuzzed.gguf").write_bytes(whole[:100] + b"\xff" * 400 + whole[500:])
     write_gguf(tmp_path / "other.gguf", tmp_path / "model", architecture="unheard-of")
     for name in ("cut", "empty", "text", "fuzzed", "other", "absent"):
-        message = "no such model" if name == "absent" else "cannot read"
+        message = "no such file" if name == "absent" else "cannot read"
         with pytest.raises(ModelError, match=message) as failure:
             load_policy(str(tmp_path / f"{name}.gguf"))
         assert f"{name}.gguf" in str(failure.value) and "\n" not in str(failure.value)

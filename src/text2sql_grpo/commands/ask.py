@@ -25,7 +25,7 @@ def ask(question: str, *, model: str, db: str, config: Path | None = None, json:
     from text2sql_grpo.data.databases import open_address
     from text2sql_grpo.evaluation.bench import Environment
     from text2sql_grpo.reporting.shown import asked_record, show_asked
-    from text2sql_grpo.sql.hidden import PERSONAL
+    from text2sql_grpo.sql.personal import PERSONAL
 
     name, address = open_address(db)
     settings = (run.environment if run else EnvironmentConfig()).settings()

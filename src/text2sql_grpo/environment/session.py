@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from text2sql_grpo.checked import Positive, checked
 from text2sql_grpo.data.databases import Databases
@@ -15,7 +16,7 @@ from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.hidden import PERSONAL, Hidden, hide
+from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import (
     SchemaText,
     TableChoice,
@@ -24,6 +25,9 @@ from text2sql_grpo.sql.schema import (
     schema_text,
     table_choice,
 )
+
+if TYPE_CHECKING:
+    from text2sql_grpo.sql.hidden import Hidden
 
 MAX_HIDDEN_SHOWN = 20  # names, in the log
 _logger = logging.getLogger(__name__)
@@ -175,12 +179,14 @@ class SQLEnvironment:
             self._schema_texts.clear()
             self._choices.clear()
 
-    def hidden(self, database: str) -> Hidden:
+    def hidden(self, database: str) -> "Hidden":
         """Hidden tables and columns of a database, and its schema without them; logged once.
 
         Raises:
             DataError: The schema, or the list of the database's own functions, cannot be read.
         """
+        from text2sql_grpo.sql.hidden import hide  # with sqlglot, which the config need not load
+
         if database not in self._hidden:
             address = self.databases.address(database)
             schema = replace(read_schema(address), name=database)

@@ -1,13 +1,15 @@
 """Backends of a session's tools: each runs the model's calls and returns texts for the model."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
 from text2sql_grpo.sql.address import Database
-from text2sql_grpo.sql.hidden import Hidden
+
+if TYPE_CHECKING:
+    from text2sql_grpo.sql.hidden import Hidden
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ExecutorBackend:
     database: Database
     limits: Limits
     observation: ObservationLimits
-    hidden: Hidden | None = None
+    hidden: "Hidden | None" = None
     tools: ClassVar[list[dict[str, Any]]] = TOOLS
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:

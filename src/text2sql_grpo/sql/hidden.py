@@ -17,12 +17,11 @@ from sqlglot import exp
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.outcome import ExecutionOutcome
-from text2sql_grpo.sql.personal import is_personal
+from text2sql_grpo.sql.personal import PERSONAL, is_personal
 from text2sql_grpo.sql.query import Lexeme, lexemes, quotes_alike, read_query, without_comments
 from text2sql_grpo.sql.schema_types import Schema, Table, View
 
 _Relation = TypeVar("_Relation", Table, View)
-PERSONAL = "personal"  # in a list of patterns: the columns of `is_personal`
 
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names
 _ROW_IDS = frozenset(("rowid", "oid", "_rowid_"))  # SQLite's other names of an integer primary key

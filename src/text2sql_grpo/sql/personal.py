@@ -8,6 +8,8 @@ import unicodedata
 
 from text2sql_grpo.sql.schema_types import Column
 
+PERSONAL = "personal"  # in `data.hide`, for the columns of `is_personal`
+
 # In English, German, French, Spanish, Portuguese, Italian, Dutch, the Nordic languages, Polish, Czech,
 # Turkish, Russian, Chinese and Japanese, without accents. Words, or the ends of words written as one.
 _WORDS = """
