@@ -270,6 +270,18 @@ def test_an_answer_that_was_checked_less_than_asked_for_is_counted_with_its_reas
         assert grader.accepted == ({verdict.gap: 1} if verdict.strict else {})
 
 
+def test_a_table_without_rows_ends_no_search(suite: TestSuite, tmp_path: Path) -> None:
+    path = tmp_path / "linked.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+        connection.execute("CREATE TABLE b (id INTEGER PRIMARY KEY, name TEXT)")
+        connection.execute("CREATE TABLE c (b REFERENCES b, a REFERENCES a, size INTEGER)")
+        connection.executemany("INSERT INTO b VALUES (?, ?)", [(i, f"b{i}") for i in range(20)])
+    for number in range(20):
+        found = suite.databases(path, f"SELECT count(*) FROM b WHERE name <> 'b{number}'")
+        assert found.databases and not found.gap
+
+
 def test_an_error_of_the_search_is_counted_and_ends_nothing(
     shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

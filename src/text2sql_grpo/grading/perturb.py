@@ -285,7 +285,7 @@ class _Content:
         if reference.parent not in (*self.rows, table.name):  # a cycle: orphans are deleted later
             return rows
         parents = self._parents(table, reference, rows)
-        if not parents:
+        if not parents or not rows:
             return []
         if any(set(key) <= set(reference.columns) for key in table.keys):
             parents = self._rng.sample(parents, len(parents))[: len(rows)]
