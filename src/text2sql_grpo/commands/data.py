@@ -156,7 +156,6 @@ def teach(
         retries: Retries of one request.
         timeout_s: Seconds for one request.
     """
-
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.evaluation.endpoint import Endpoint
     from text2sql_grpo.evaluation.teacher import Teacher, read_golds

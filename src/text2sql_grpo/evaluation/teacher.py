@@ -20,6 +20,8 @@ from text2sql_grpo.files import append_jsonl, cut_lines, jsonl_text, read_jsonl,
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.hidden import hide
+from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import Schema, estimated_tokens, read_schema, schema_text
 from text2sql_grpo.synthesis.teacher_prompts import (
     MAX_SQL,
@@ -137,7 +139,7 @@ class Teacher:
     def _read_schema(self, database: str) -> tuple[str, Schema, str]:
         """Engine, schema and its text without stored values."""
         address = self._databases.address(database)
-        schema = read_schema(address)
+        schema = hide(read_schema(address), [PERSONAL]).schema
         text = schema_text(schema, "ddl", max_tokens=MAX_SCHEMA_TOKENS)
         return parse_address(address).engine.title, schema, text
 
