@@ -260,11 +260,11 @@ def test_a_model_that_cannot_be_read_is_a_problem_after_one_request_to_the_hub(
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: pytest.fail("another attempt"))
-    code, found = findings(config, capsys, "--model.path", "nobody/no-model")
+    code, found = findings(config, capsys, "--model.path", "nobody/absent-model")
 
-    assert code == 1 and asked == ["nobody/no-model"]
+    assert code == 1 and asked == ["nobody/absent-model"]
     text = found["model"]["text"]
-    assert found["model"]["status"] == "problem" and "nobody/no-model cannot be read" in text
+    assert found["model"]["status"] == "problem" and "nobody/absent-model cannot be read" in text
     assert "no network" in text and "set model.path" in text
     assert "memory" not in found
 
