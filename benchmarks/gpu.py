@@ -102,19 +102,19 @@ SIZES = {
         episodes=8,
     ),
     "quick": Size(
-        rollout={"prompts": 8, "bf16": True},
+        rollout={"prompts": 1, "generations": 4, "bf16": True},
         update={"bf16": True, "prompts": 2},
-        step={"bf16": True},
-        repeats=2,
+        step={"bf16": True, "prompts": 1, "databases": 1, "generations": 4, "turns": 2},
+        repeats=1,
         steps=2,
         memory=("full", "full, bf16 autocast", "LoRA"),
         episodes=32,
     ),
     "full": Size(
-        rollout={"prompts": 16, "bf16": True},
+        rollout={"prompts": 4, "bf16": True},
         update={"bf16": True, "prompts": 4},
-        step={"bf16": True, "prompts": 8},
-        repeats=5,
+        step={"bf16": True},
+        repeats=2,
         steps=4,
         memory=("",),  # all
         episodes=32,
@@ -582,13 +582,20 @@ def failed(found: Result) -> bool:
 
 
 def measure(
-    models: Sequence[str], size: str, *, only: Sequence[str], seconds: float, limits: float
+    models: Sequence[str],
+    size: str,
+    *,
+    only: Sequence[str],
+    seconds: float,
+    limits: float,
+    out: Path | None = None,
 ) -> dict[str, Result]:
     """Run the parts one after another, with progress.
 
     Args:
         seconds: For all of them.
         limits: Factor of the limits of the parts.
+        out: File that holds the parts so far, after each.
     """
     started = time.monotonic()
     results: dict[str, Result] = {}
@@ -603,6 +610,8 @@ def measure(
             found = run_limited([*command, "--result", str(result)], result, limit_s=limit_s)
             found["part_s"] = round(time.monotonic() - begun, 1)
             results[title] = found
+            if out:
+                out.write_text(json.dumps({"parts": results}) + "\n", encoding="utf-8")
             print(f"         {found['part_s']} s: {summary(found)}", flush=True)
     return results
 
@@ -644,6 +653,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             only=options.only,
             seconds=FULL_S if size == "full" else QUICK_S,
             limits=3 if size == "full" else 1,
+            out=options.out,
         )
     record = {
         "benchmark": "gpu",

@@ -9,7 +9,9 @@ import pytest
 import torch
 from trl import GRPOConfig
 
+from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run.pipeline import run_arguments
 from text2sql_grpo.training.arguments import (
     REFUSED,
     SQLGRPOConfig,
@@ -144,7 +146,7 @@ def test_the_device_is_the_one_asked_for_or_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("DEVICE_TYPE", "cpu")
     assert device_type() == "cpu"
     assert made(tmp_path).use_cpu is True
-    assert made(tmp_path, use_cpu=False).use_cpu is False  # as a launch for GPUs sets it
+    assert made(tmp_path, use_cpu=False, bf16=False).use_cpu is False  # as a launch for GPUs sets it
     monkeypatch.setenv("DEVICE_TYPE", "toaster")
     with pytest.raises(ConfigError, match=r"DEVICE_TYPE must be auto, .*, got 'toaster'"):
         device_type()
@@ -214,3 +216,8 @@ def test_a_refused_field_is_named_with_the_reason(tmp_path: Path, name: str) -> 
 def test_a_field_of_another_section_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"grpo.{name} is set by"):
         training_arguments({name: 1}, output_dir=str(tmp_path))
+
+
+def test_a_config_may_set_what_a_run_presets(repo_root: Path) -> None:
+    config = load_config(repo_root / "config" / "quickstart.yaml", ["--grpo.disable_tqdm", "false"])
+    assert run_arguments(config).disable_tqdm is False

@@ -240,7 +240,8 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     """
     from text2sql_grpo.reporting.trackers import PROJECT, reported_by_transformers, trackers
 
-    fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, **config.grpo}
+    fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name}
+    fields |= {"disable_tqdm": True, **config.grpo}
     fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
     if config.evaluation.every is not None:
         fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)
@@ -248,7 +249,6 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
         fields,
         output_dir=str(config.run.output_dir.absolute()),
         seed=config.run.seed,
-        disable_tqdm=True,
     )
 
 

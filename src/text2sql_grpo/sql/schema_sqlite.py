@@ -39,9 +39,9 @@ _COLUMNS = f"""
 # The primary key, then each unique index; the name of an expression is NULL.
 _KEY_PARTS = """
     SELECT place, name FROM (
-        SELECT NULL AS place, pk AS part, name FROM pragma_table_xinfo(?1) WHERE pk
+        SELECT NULL AS place, pk AS part, name FROM pragma_table_xinfo(?) WHERE pk
         UNION ALL
-        SELECT -l.seq, i.seqno, i.name FROM pragma_index_list(?1) l JOIN pragma_index_info(l.name) i
+        SELECT -l.seq, i.seqno, i.name FROM pragma_index_list(?) l JOIN pragma_index_info(l.name) i
         WHERE l."unique"
     ) ORDER BY place, part
 """
@@ -122,7 +122,7 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
             columns.append((relation, value, *facts, note, bool(is_generated), (), "", False))
         if kind == "table":
             tables[relation] = [column for _, column, *_ in own]
-            parts = ask(_KEY_PARTS, relation)
+            parts = ask(_KEY_PARTS, relation, relation)
             primary[relation] = [column for place, column in parts if place is None]
             keys += [(relation, [column for _, column in key]) for _, key in groupby(parts, itemgetter(0))]
     foreign_keys = [

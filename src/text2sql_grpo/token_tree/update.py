@@ -80,7 +80,9 @@ class TokenTreeUpdate:
         """Fall back to TRL's update if there is a reason."""
         if reason is not None:
             self.is_on, self.way = False, f"TRL's: {reason}"
-            logger.warning("shared_prefix is off, so the update is slower: %s", reason)
+            logger.warning(
+                "shared_prefix is off, so the update takes more memory, and more time on a CPU: %s", reason
+            )
 
     def check(
         self, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int, *, role: str
