@@ -45,8 +45,8 @@ def run_blocks(blocks: list[str], model: str) -> dict[str, Any]:
 
 
 def arguments(**fields: Any) -> t2s.SQLGRPOConfig:
-    batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1, "report_to": "none"}
-    return t2s.SQLGRPOConfig("run", **batch | fields)
+    batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1}
+    return t2s.SQLGRPOConfig("run", **batch | {"bf16": False, "report_to": "none"} | fields)
 
 
 @pytest.mark.usefixtures("without_pictures")
