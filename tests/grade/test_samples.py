@@ -12,12 +12,17 @@ from sqlglot import parse_one
 
 from tests.databases import make_shop
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading import expression_time
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
+from text2sql_grpo.grading.expression_time import BUDGET_S
 from text2sql_grpo.grading.gold_query import read_gold
 from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
 from text2sql_grpo.grading.perturb import draw_rows
+from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.ties import with_ties_decided
+from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
+from text2sql_grpo.sql.schema import read_schema
 
 
 def test_keys_references_and_columns_are_read(tmp_path: Path) -> None:
@@ -294,3 +299,50 @@ def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
         assert result.is_ok
         differs = differs_from(connection, sql, result)
         assert is_stable(base, connection, sql, again, differs) is expected
+
+
+def hostile(path: Path) -> Path:
+    """A database in which one instruction of a generated column, a CHECK or a view takes long."""
+    slow = "instr(hex(zeroblob({0})), substr(hex(zeroblob({0})), {0}) || '1')"
+    columns = ", ".join(f"c{n} TEXT AS ({slow.format(7_000 + n)} || name) VIRTUAL" for n in range(40))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"""
+            PRAGMA ignore_check_constraints = ON;
+            CREATE TABLE huge (id INTEGER PRIMARY KEY, name TEXT,
+                n INTEGER CHECK (n < 1 OR {slow.format(400_000)} < 5));
+            CREATE TABLE many (id INTEGER PRIMARY KEY, name TEXT, {columns});
+            CREATE VIEW seen AS SELECT id, {slow.format(400_000)} AS k FROM huge;
+            INSERT INTO huge WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s LIMIT 30)
+                SELECT i, 'n' || i, i FROM s;
+            INSERT INTO many (id, name) SELECT id, name FROM huge;
+        """)
+    return path
+
+
+def test_slow_expressions_of_a_schema_do_not_run_for_the_schema_text(tmp_path: Path) -> None:
+    _, table = read_schema(hostile(tmp_path / "h.sqlite")).tables
+    assert [column.examples for column in table.columns][2:] == [()] * 40
+    assert table.columns[1].examples
+
+
+def test_rows_and_golds_beyond_the_length_of_a_small_database_are_refused(tmp_path: Path) -> None:
+    base = read_sample(hostile(tmp_path / "h.sqlite"))
+    with closing(materialise(base, {"huge": [(1, "a", 0), (2, "b", 7), (3, "c" * 50_000, 0)]})) as connection:
+        assert connection.execute("SELECT id, length(name) FROM huge").fetchall() == [(1, 1), (3, 4_000)]
+        assert run_gold(connection, "SELECT k FROM seen").error == "string or blob too big"
+    assert base.time.left_s > BUDGET_S - 1
+
+
+def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expression_time, "BUDGET_S", 0.1)
+    database = hostile(tmp_path / "h.sqlite")
+    gold = "SELECT name FROM many WHERE " + " AND ".join(f"c{n} <> 'x'" for n in range(40))
+    with SQLExecutor() as executor:
+        suite = TestSuite(executor, tmp_path / "cache")
+        assert "longer than their number of instructions explains" in suite.databases(database, gold).gap
+        trial = suite.counterexample(database, gold, gold + " OR id > 9")
+        assert trial.gap.startswith("no counterexample was searched: generated columns, CHECKs")
+        other = suite.databases(database, "SELECT name FROM huge WHERE n > 3").gap
+        assert "instructions explains" in other

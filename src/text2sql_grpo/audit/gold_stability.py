@@ -16,6 +16,7 @@ from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.sqlite_file import open_database
+from text2sql_grpo.sql.sqlite_guard import MAX_VALUE_BYTES
 
 OpenResult = Literal["time_dependent", "non_deterministic", "tie_dependent"]
 MAX_BYTES_COPIED = 100_000_000
@@ -102,7 +103,7 @@ def _differing_backwards(
     for database, group in by_file.items():
         base = read_sample(database)
         with closing(open_database(database)) as connection:
-            copy = reversed_copy(base, connection)
+            copy = reversed_copy(base, connection, max_bytes=MAX_VALUE_BYTES)
         with closing(copy):
             yield from (i for i in group if _differs(outcomes[i], run_gold(copy, golds[i][1])))
 

@@ -4,7 +4,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.grading.expression_time import ExpressionTime
 from text2sql_grpo.grading.near_values import DateFormat, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
@@ -101,12 +102,14 @@ class DatabaseSample:
         statements: CREATE statements of tables, indexes and views, in their order.
         views: Query of each view, by its name in lower case.
         tables: Tables by name, parents before children unless references form a cycle.
+        time: Budget of the expressions in the statements, shared by all samples of the database.
     """
 
     schema: Schema
     statements: tuple[Statement, ...]
     views: dict[str, str]
     tables: dict[str, TableSample]
+    time: ExpressionTime = field(default_factory=ExpressionTime, compare=False, repr=False)
 
     def named_in(self, *sqls: str) -> set[str]:
         """Names of the tables that queries may read: their name, or that of a view on them, is in the text.

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
+from text2sql_grpo.grading.expression_time import MAX_BYTES, ExpressionTime
 from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
 from text2sql_grpo.grading.ties import tie_groups, widened_query
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
 MAX_ROWS = 2_000
@@ -22,17 +23,53 @@ Content = Mapping[str, Sequence[Row]]  # rows of each table, parents first
 R = TypeVar("R")
 
 
-def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> sqlite3.Connection:
+class SmallDatabase(sqlite3.Connection):
+    """Connection to a database of this process, whose values have a bounded length.
+
+    Attributes:
+        time: Budget of its expressions.
+    """
+
+    time: ExpressionTime
+
+    @classmethod
+    def of(
+        cls, base: DatabaseSample, path: Path | None = None, *, max_bytes: int = MAX_BYTES
+    ) -> "SmallDatabase":
+        """Make one without tables: a new file, or in memory for None."""
+        connection = sqlite3.connect(
+            path or ":memory:", isolation_level=None, cached_statements=0, factory=cls
+        )
+        connection.time = base.time
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
+        return connection
+
+
+def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> SmallDatabase:
     """Make a database with the sample's tables, views and constraints, and other rows.
 
-    Rows that a constraint refuses are left out, and so are rows that then lack their parent.
+    Rows that a constraint refuses are left out, and so are rows that then lack their parent. Longer values
+    than `MAX_BYTES` are cut.
 
     Args:
         base: Sample of the database with the schema.
         content: Rows of its tables.
         path: A new file; None for a database in memory.
+
+    Raises:
+        SlowExpressionsError: See `ExpressionTime.metered`.
     """
-    connection = sqlite3.connect(path or ":memory:", isolation_level=None, cached_statements=0)
+    connection = SmallDatabase.of(base, path)
+    try:
+        with base.time.metered(connection):
+            _fill(connection, base, content)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _fill(connection: SmallDatabase, base: DatabaseSample, content: Content) -> None:
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = MEMORY")
     connection.execute("PRAGMA synchronous = OFF")
@@ -42,10 +79,9 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
             connection.execute(statement.sql)
     for table in base.tables.values():
         insert = partial(_insert, connection, table.name, table.columns)
-        insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError,))
+        insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError, sqlite3.DataError))
     _delete_orphans(connection, base)
     connection.execute("COMMIT")
-    return connection
 
 
 def insert_rows(
@@ -71,14 +107,17 @@ def insert_rows(
     return True
 
 
-def reversed_copy(base: DatabaseSample, built: sqlite3.Connection) -> sqlite3.Connection:
-    """Copy the rows in the reverse order into tables without keys and indexes.
+def reversed_copy(
+    base: DatabaseSample, built: sqlite3.Connection, *, max_bytes: int = MAX_BYTES
+) -> SmallDatabase:
+    """Copy the rows in the reverse order into tables without keys and indexes; see `SmallDatabase`.
 
     A query whose result depends on the order of the scan returns different rows there.
     """
-    connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+    connection = SmallDatabase.of(base, max_bytes=max_bytes)
     for table in base.tables.values():
-        rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
+        with base.time.metered(built):
+            rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
         described = built.execute(_COLUMNS, (table.name,)).fetchall()  # generated ones become plain
         names = [name for name, _ in described]
         columns = ", ".join(
@@ -95,11 +134,14 @@ def reversed_copy(base: DatabaseSample, built: sqlite3.Connection) -> sqlite3.Co
     return connection
 
 
-def run_gold(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
-    """Run the gold, or a mutant of it; `timeout` after `MAX_STEPS`."""
-    connection.set_progress_handler(lambda: 1, MAX_STEPS)
+def run_gold(connection: SmallDatabase, sql: str) -> ExecutionOutcome:
+    """Run the gold, or a mutant of it; `timeout` after `MAX_STEPS`.
+
+    Raises:
+        SlowExpressionsError: See `ExpressionTime.metered`.
+    """
     try:
-        with closing(connection.execute(sql)) as cursor:
+        with connection.time.metered(connection, MAX_STEPS), closing(connection.execute(sql)) as cursor:
             rows = cursor.fetchmany(MAX_ROWS + 1)
             columns = tuple(entry[0] for entry in cursor.description or ())
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -109,7 +151,7 @@ def run_gold(connection: sqlite3.Connection, sql: str) -> ExecutionOutcome:
 
 
 def differs_from(
-    connection: sqlite3.Connection, gold_sql: str, result: ExecutionOutcome
+    connection: SmallDatabase, gold_sql: str, result: ExecutionOutcome
 ) -> Callable[[ExecutionOutcome], bool]:
     """Predicate that is True for outcomes on one database that the gold may not return.
 
@@ -133,7 +175,7 @@ def differs_from(
 
 def is_stable(
     base: DatabaseSample,
-    connection: sqlite3.Connection,
+    connection: SmallDatabase,
     gold_sql: str,
     again: Sequence[str],
     differs: Callable[[ExecutionOutcome], bool],
@@ -156,16 +198,25 @@ def is_stable(
 
 
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Insert rows, all or none; those that break a key or a CHECK are ignored."""
+    """Insert rows, all or none; those that break a key or a CHECK are ignored, long values are cut."""
     listed, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
     connection.execute("SAVEPOINT rows_")
+    insert = f"INSERT OR IGNORE INTO {quoted(table)} ({listed}) VALUES ({marks})"
     try:
-        connection.executemany(f"INSERT OR IGNORE INTO {quoted(table)} ({listed}) VALUES ({marks})", rows)
+        try:
+            connection.executemany(insert, rows)
+        except sqlite3.DataError:  # a value over the limit
+            connection.execute("ROLLBACK TO rows_")
+            connection.executemany(insert, [tuple(map(_cut, row)) for row in rows])
     except sqlite3.IntegrityError:  # a value of the wrong type in a STRICT table is not ignored
         connection.execute("ROLLBACK TO rows_")
         raise
     finally:
         connection.execute("RELEASE rows_")
+
+
+def _cut(value: Cell) -> Cell:
+    return value[: MAX_BYTES // 4] if isinstance(value, str | bytes) else value  # a letter has up to 4 bytes
 
 
 def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> None:

@@ -5,7 +5,6 @@ suites (Zhong et al. 2020, arXiv:2010.02840). For each accepted answer more are 
 literals and columns. Only the tables that the queries read, and the tables that those refer to, are made.
 """
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -17,7 +16,14 @@ from random import Random
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
-from text2sql_grpo.grading.materialise import Content, differs_from, is_stable, materialise, run_gold
+from text2sql_grpo.grading.materialise import (
+    Content,
+    SmallDatabase,
+    differs_from,
+    is_stable,
+    materialise,
+    run_gold,
+)
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.strict import find_nothing
@@ -76,7 +82,7 @@ class Drawn:
 
     content: Content
     path: Path | None
-    connection: sqlite3.Connection
+    connection: SmallDatabase
     result: ExecutionOutcome
     differs: Callable[[ExecutionOutcome], bool]
     is_stable: Callable[[], bool]

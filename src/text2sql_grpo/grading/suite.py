@@ -27,6 +27,7 @@ from sqlglot import exp
 from text2sql_grpo.errors import ConfigError, RunError, needs_extra
 from text2sql_grpo.grading.base_sample import DatabaseSample, read_sample
 from text2sql_grpo.grading.copies import CopyEngine
+from text2sql_grpo.grading.expression_time import SlowExpressionsError
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
@@ -201,6 +202,8 @@ class TestSuite:
         self.n_tried += 1
         try:
             found = self._trial(database, gold_sql, answer_sql)
+        except SlowExpressionsError as error:
+            found = Trial(gap=f"no counterexample was searched: {error}")
         except RunError:
             raise
         except NoCandidateError:
@@ -273,7 +276,7 @@ class TestSuite:
                 return Suite(gap=gap)
             found = self._searched(mirror.path, query)
             return found if mirror.is_database else self._copied(found, mirror, database, gold_sql, answer)
-        except ConfigError as error:  # no copies on this machine
+        except (ConfigError, SlowExpressionsError) as error:  # no copies on this machine, or in bounded time
             return Suite(gap=str(error))
         except RunError:
             raise

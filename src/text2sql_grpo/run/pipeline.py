@@ -240,8 +240,8 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     """
     from text2sql_grpo.reporting.trackers import PROJECT, reported_by_transformers, trackers
 
-    fields = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name}
-    fields |= {"disable_tqdm": True, **config.grpo}
+    preset = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, "disable_tqdm": True}
+    fields = {**preset, **config.grpo}
     fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
     if config.evaluation.every is not None:
         fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)

@@ -29,11 +29,12 @@ _TABLE_START = re.compile(r"\s*CREATE\s+TABLE\b[^(]*\(\s*", re.IGNORECASE)
 _COLUMN_START = re.compile(r'\s*,?\s*(?:"(?P<a>(?:[^"]|"")+)"|\[(?P<b>[^]]+)\]|`(?P<c>[^`]+)`|(?P<d>\w+))')
 
 _RELATIONS = "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY type, rowid"
-# Hidden 1 is a virtual table's hidden column; 2 and 3 are generated columns.
+# Hidden 1 is a virtual table's hidden column; 2 and 3 are generated columns. One that is not stored (2) has
+# no examples: its expression would run here.
 _COLUMNS = f"""
-    SELECT replace(
+    SELECT iif(hidden = 2, 'NULL', replace(
         'CASE typeof(?) WHEN ''text'' THEN substr(?, 1, {READ_CHARS}) WHEN ''blob'' THEN NULL ELSE ? END',
-        '?', '"' || replace(name, '"', '""') || '"'), name, type, "notnull", pk, hidden > 1
+        '?', '"' || replace(name, '"', '""') || '"')), name, type, "notnull", pk, hidden > 1
     FROM pragma_table_xinfo(?) WHERE hidden <> 1
 """
 # The primary key, then each unique index; the name of an expression is NULL.
