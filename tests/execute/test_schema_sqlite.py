@@ -1,6 +1,5 @@
 import logging
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 

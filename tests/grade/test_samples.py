@@ -327,7 +327,8 @@ def test_slow_expressions_of_a_schema_do_not_run_for_the_schema_text(tmp_path: P
 
 def test_rows_and_golds_beyond_the_length_of_a_small_database_are_refused(tmp_path: Path) -> None:
     base = read_sample(hostile(tmp_path / "h.sqlite"))
-    with closing(materialise(base, {"huge": [(1, "a", 0), (2, "b", 7), (3, "c" * 50_000, 0)]})) as connection:
+    rows = [(1, "a", 0), (2, "b", 7), (3, "c" * 50_000, 0), (4, "[1," * 10_000 + "]", 0)]
+    with closing(materialise(base, {"huge": rows})) as connection:
         assert connection.execute("SELECT id, length(name) FROM huge").fetchall() == [(1, 1), (3, 4_000)]
         assert run_gold(connection, "SELECT k FROM seen").error == "string or blob too big"
     assert base.time.left_s > BUDGET_S - 1

@@ -49,7 +49,7 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
     """Make a database with the sample's tables, views and constraints, and other rows.
 
     Rows that a constraint refuses are left out, and so are rows that then lack their parent. Longer values
-    than `MAX_BYTES` are cut.
+    than `MAX_BYTES` are cut, rows with longer JSON left out.
 
     Args:
         base: Sample of the database with the schema.
@@ -216,7 +216,10 @@ def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], 
 
 
 def _cut(value: Cell) -> Cell:
-    return value[: MAX_BYTES // 4] if isinstance(value, str | bytes) else value  # a letter has up to 4 bytes
+    """Begin of a long text or BLOB; JSON stays whole, so that its row is refused."""
+    if not isinstance(value, str | bytes) or value[:1] in ("[", "{"):
+        return value
+    return value[: MAX_BYTES // 4]  # a letter has up to 4 bytes
 
 
 def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> None:
