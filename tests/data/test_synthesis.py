@@ -296,6 +296,36 @@ def test_tables_of_many_rows_are_sampled_and_golds_run_on_all(tmp_path: Path) ->
             assert connection.execute(row["gold_sql"]).fetchall()
 
 
+@pytest.mark.parametrize("declares", [False, True])
+def test_links_of_undeclared_tables_are_mined_from_equal_names_and_from_codes(
+    tmp_path: Path, declares: bool
+) -> None:
+    file = tmp_path / "flights.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("""
+            CREATE TABLE airlines (carrier TEXT, name TEXT);
+            CREATE TABLE airports (faa TEXT, name TEXT, first_pilot TEXT);
+            CREATE TABLE flights (carrier TEXT, origin TEXT, dest TEXT, pilot TEXT, hour INTEGER);
+            CREATE TABLE hours (hour INTEGER, name TEXT);
+            INSERT INTO airlines VALUES ('AA', 'American'), ('UA', 'United'), ('DL', 'Delta');
+            INSERT INTO airports VALUES ('JFK', 'Kennedy', 'Ann'), ('LGA', 'Guardia', 'Bob');
+            INSERT INTO airports VALUES ('EWR', 'Newark', 'Cy');
+            INSERT INTO hours VALUES (1, 'one'), (2, 'two'), (3, 'three');
+        """)
+        places = (("JFK", "LGA", "Ann", 1), ("LGA", "EWR", "Bob", 2), ("EWR", "ZZZ", "Cy", 3))
+        rows = [(carrier, *place) for carrier in ("AA", "UA", "DL") for place in places]
+        connection.executemany("INSERT INTO flights VALUES (?, ?, ?, ?, ?)", rows)
+        if declares:
+            connection.execute("CREATE TABLE crew (carrier TEXT REFERENCES airlines (carrier))")
+        connection.commit()
+    with SQLExecutor() as executor:
+        keys = Profile(executor, file).tables["flights"].table.foreign_keys
+    found = {(key.columns[0], key.table, key.references[0]) for key in keys}
+    # `dest` holds a value that no airport has; `pilot` refers to a column that is not the first of its table.
+    wanted = {("carrier", "airlines", "carrier"), ("origin", "airports", "faa"), ("hour", "hours", "hour")}
+    assert found == (set() if declares else wanted)
+
+
 LINKED = """
 CREATE TABLE film (film_id INTEGER PRIMARY KEY, title TEXT, length REAL);
 CREATE TABLE actor (actor_id INTEGER PRIMARY KEY, name TEXT);

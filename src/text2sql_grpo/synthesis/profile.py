@@ -21,6 +21,8 @@ Kind = Literal["number", "date", "text"]
 SAMPLE_ROWS = 20_000
 """Rows of a table whose values are read. Every gold query still runs on the whole table."""
 MAX_VALUES = 10_000
+MIN_REFERRING = 3
+"""Different values of a column that is taken for a foreign key by its values."""
 TIMEOUT_S = 5.0
 """Time limit of a query of the profile and of a gold query, seconds."""
 _SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
@@ -195,9 +197,12 @@ class Profile:
         """Foreign keys that the schema does not declare, by table.
 
         A column is taken for one if another table has a column without repeats of the same name, or of the
-        name without that table's, and holds each of its values; if two tables do, for none.
+        name without that table's, and holds each of its values; if two tables do, for none. In a database
+        that declares no foreign key, as of CSV files, names may also be no key's, and the texts of a
+        column with repeats may refer to the first column of a table, whatever the names.
         """
         found: dict[str, list[ForeignKey]] = {}
+        declares = any(table.foreign_keys for table in self.schema.tables)
         targets = [
             (name, column)
             for name, profile in self.tables.items()
@@ -214,7 +219,10 @@ class Profile:
                     (other, key)
                     for other, key in targets
                     if other != name
-                    and _refers(column, other, key)
+                    and (
+                        _refers(column, other, key)
+                        or not (declares or self._differ(name, column, other, key))
+                    )
                     and self.tables[other].columns[key].kind == values.kind
                     and self._is_within(name, column, other, key)
                 ]
@@ -223,6 +231,14 @@ class Profile:
                     namespace = self.tables[other].table.namespace
                     found.setdefault(name, []).append(ForeignKey((column,), other, (key,), namespace))
         return found
+
+    def _differ(self, table: str, column: str, other: str, key: str) -> bool:
+        """True if neither equal names nor the sampled texts make a column look like a foreign key."""
+        own, parent = self.tables[table].columns[column], self.tables[other].columns[key]
+        if own.is_unique or len(own.values) < MIN_REFERRING or not set(own.values) <= set(parent.values):
+            return True
+        is_first = key == self.tables[other].table.columns[0].name
+        return _letters(column) != _letters(key) and not (is_first and own.kind == "text")
 
     def _is_within(self, table: str, column: str, other: str, key: str) -> bool:
         own, parent = (quote_name(each) for each in (column, key))
