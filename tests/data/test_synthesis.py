@@ -356,6 +356,9 @@ def test_rows_that_only_link_are_never_counted(tmp_path: Path) -> None:
     assert not any("film actor" in row["question"] or "film_actor" in row["question"] for row in rows)
     joined = [row for row in rows if "film_actor" in row["gold_sql"]]
     assert any(row["question"].startswith("Count the actors with a film whose title is") for row in joined)
+    grouped = [row["question"] for row in joined if "GROUP BY" in row["gold_sql"]]
+    assert any("average length" in question for question in grouped)
+    assert not any("whose" in question for question in grouped)  # of a column, never of the groups
     with closing(sqlite3.connect(file)) as connection:
         for row in joined:
             if row["gold_sql"].startswith("SELECT COUNT(*)"):  # no actor or film is counted twice

@@ -166,7 +166,8 @@ def _nouns(source: Source, picked: dict[str, Column]) -> dict[str, str]:
     row = source.tables[""].noun
     nouns |= {"row": row, "rows": plural(row)}
     if parent := source.tables.get("parent"):
-        owner = source.owners["parent"].removesuffix("'s ") or parent.noun
+        role = source.owners["parent"]  # "customer's ", but "with a category whose " of rows behind a link
+        owner = role.removesuffix("'s ") if role.endswith("'s ") else parent.noun
         nouns |= {"parents": plural(parent.noun), "owner": owner, "owners": plural(owner)}
     return nouns
 

@@ -71,6 +71,11 @@ class TableProfile:
     is_link: bool
 
     @property
+    def key_is_declared(self) -> bool:
+        """True if the table has a primary key."""
+        return any(column.is_primary_key for column in self.table.columns)
+
+    @property
     def key(self) -> str | None:
         """Column that identifies a row: the primary key, or one without repeats that is named like a key."""
         primary = [column.name for column in self.table.columns if column.is_primary_key]

@@ -348,7 +348,11 @@ def _key_as_label(profile: TableProfile, given: Mapping[str, Any]) -> Iterator[C
     found = profile.columns.get(name) if name else None
     if name and found and found.kind in ("number", "text") and len(found.values) > 1:
         roles, sql = frozenset(["label"]), quote_name(name)
-        noun = "ID" if name.lower().endswith("id") else f'"{name}"'
+        stem = name.lower().removesuffix("id").strip("_ ")
+        is_own = name.lower().endswith("id") and (
+            profile.key_is_declared or stem in profile.table.name.lower()
+        )
+        noun = "ID" if is_own else f'"{name}"'
         if noun := given.get(f"{profile.table.name}.{name}", noun):
             yield Column(
                 profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles
