@@ -27,7 +27,6 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
     from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.errors import DataError
     from text2sql_grpo.files import read_jsonl
-    from text2sql_grpo.models.hardware import hardware
     from text2sql_grpo.run.new_project import (
         GRPO_STEPS,
         SETS,
@@ -77,6 +76,10 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
                 on_question=on_question,
             )
         show_made(made, console)
+        from text2sql_grpo.models.hardware import (
+            hardware,
+        )  # imports torch: a wrong database is refused before
+
         size, config = size_for(hardware()), folder / "config.yaml"
         minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
         files = [name for name, count in made.files.items() if count]

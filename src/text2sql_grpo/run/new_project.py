@@ -9,10 +9,11 @@ import yaml
 
 from text2sql_grpo.bundled import ROOT
 from text2sql_grpo.files import parse_yaml, write_text
-from text2sql_grpo.models.hardware import GIB
 from text2sql_grpo.sql.schema import compact_text, estimated_tokens
 from text2sql_grpo.synthesis.generator import QuestionSet
 from text2sql_grpo.synthesis.profile import Profile, TableProfile
+
+_GIB = 1 << 30
 
 SETS = (
     QuestionSet("test_values", "train", 200, 0, "held_out"),
@@ -55,10 +56,10 @@ _SIZES = (
 def size_for(hardware: Mapping[str, Any]) -> Size:
     """Largest shipped config that a machine can train.
 
-    >>> size_for({"type": "cuda", "memory_bytes": 24 * GIB}).example, size_for({"type": "cpu"}).example
+    >>> size_for({"type": "cuda", "memory_bytes": 24 * _GIB}).example, size_for({"type": "cpu"}).example
     ('qwen2.5_coder_7b_qlora', 'quickstart')
     """
-    memory = hardware["memory_bytes"] / GIB if hardware["type"] == "cuda" else 0.0
+    memory = hardware["memory_bytes"] / _GIB if hardware["type"] == "cuda" else 0.0
     return next(size for size in _SIZES if memory >= size.gpu_gib)
 
 
