@@ -86,7 +86,7 @@ def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
 
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines()[:14]]
-    assert "test_values 4 25 (0-70) 50 (15-85) +25 (-32 to +66) +1 -0 1.00" in rows
+    assert "test_values 4 25 (0-100) 50 (15-85) +25 (-100 to +100) +1 -0 1.00" in rows
     assert "by question (5-70) (15-85) (-32 to +66) 1.00" in rows
     assert max(len(line) for line in out.splitlines()[:14]) <= 80
     assert "2 databases are few" in " ".join(out.split())

@@ -88,7 +88,7 @@ class Paired:
         """95% interval of the difference by database, in [-1, 1]; see `interval_by_database`."""
         parts = self.by_database.values()
         differences, sizes = [one.gained - one.lost for one in parts], [one.total for one in parts]
-        return interval_by_database(differences, sizes, self.naive_interval)
+        return interval_by_database(differences, sizes, self.naive_interval, lowest=-1)
 
     @property
     def naive_interval(self) -> Interval:

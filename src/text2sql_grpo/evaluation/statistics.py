@@ -1,22 +1,27 @@
 """Accuracy with its uncertainty: by database, since questions about one database are not independent.
 
-Intervals are cluster bootstraps over databases, tests flip the signs of the databases' differences (Miller
+Errors of intervals are clustered by database, tests flip the signs of the databases' differences (Miller
 2024, arXiv:2411.00640, sec. 2.2; Good 2005, "Permutation, Parametric and Bootstrap Tests", ch. 3). The naive
 figures, which assume independent questions, are given beside them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import exp, log, sqrt
 from statistics import NormalDist, fmean, pvariance
 from typing import Any, Self
 
 import numpy as np
 
-DRAWS = 4_000
 FLIPS = 20_000
 EXACT_DATABASES = 20
 FEW_DATABASES = 8
+
+# 97.5% quantiles of Student's t for 1 to 20 degrees of freedom
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
 
 Interval = tuple[float, float]
 
@@ -70,7 +75,7 @@ class Accuracy:
 
         >>> uneven = Accuracy(20, 40, {"a": (10, 10), "b": (10, 15), "c": (0, 15)})
         >>> uneven.intervals
-        '0-100; 35-65'
+        '1-99; 35-65'
         """
         counts = list(self.by_database.values())
         return interval_by_database(
@@ -113,18 +118,41 @@ class Accuracy:
         }
 
 
-def interval_by_database(sums: Sequence[int], sizes: Sequence[int], naive: Interval) -> Interval:
-    """95% interval of `sum(sums) / sum(sizes)`, one of each a database, by 4,000 draws with a fixed seed.
+def interval_by_database(
+    sums: Sequence[int], sizes: Sequence[int], naive: Interval, *, lowest: int = 0
+) -> Interval:
+    """95% interval of `sum(sums) / sum(sizes)`, one of each a database; the naive one for less than two.
 
-    A cluster bootstrap, never narrower than the naive interval: a bootstrap of few databases is too narrow,
-    and of databases that are all alike it has no width. With fewer than two databases, it is the naive one.
+    Student's t on the logit scale, so that it stays within bounds, with an error clustered by database: CR2
+    (Bell and McCaffrey 2002, Survey Methodology 28, 169-181) and as many degrees of freedom as Kish's
+    effective number of databases (1965), less one. Never narrower than the naive interval, since databases
+    may be alike by chance. Coverage: `benchmarks/intervals.py`.
+
+    Args:
+        sums: Sums of values between `lowest` and 1.
+        sizes: How many values each has.
+        naive: 95% interval by question.
     """
-    n = len(sums)
-    if n < 2:
+    if len(sums) < 2:
         return naive
-    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    low, high = np.quantile((draws @ np.array(sums)) / (draws @ np.array(sizes)), [0.025, 0.975])
-    return min(naive[0], float(low)), max(naive[1], float(high))
+    parts, counts = np.array(sums) - lowest * np.array(sizes), np.array(sizes)
+    span, total = 1 - lowest, counts.sum()
+    residuals = parts - parts.sum() / total * counts
+    error = sqrt((residuals**2 / (1 - counts / total)).sum()) / total / span
+    share = (parts.sum() / span + 0.5) / (total + 1)
+    t = _t_quantile(round(total**2 / (counts**2).sum()) - 1)
+    reach, logit = t * error / (share * (1 - share)), log(share / (1 - share))
+    low, high = (lowest + span / (1 + exp(-bound)) for bound in (logit - reach, logit + reach))
+    return min(naive[0], low), max(naive[1], high)
+
+
+def _t_quantile(freedom: int) -> float:
+    """97.5% quantile of Student's t, within 0.001 of it; for no degree of freedom, that of one."""
+    if freedom <= len(_T):
+        return _T[max(freedom, 1) - 1]
+    z = NormalDist().inv_cdf(0.975)
+    more = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96  # Abramowitz and Stegun 1964, 26.7.5
+    return z + more[0] / freedom + more[1] / freedom**2
 
 
 def interval_of_shares(shares: Sequence[float], samples: int) -> tuple[float, float]:
