@@ -9,16 +9,14 @@
 set -euo pipefail
 name=$1 database=$2 question=${3:-}
 
+TIMEFORMAT="[%R s by the clock, %U s of processor]"
+
 step() { # FILE COMMAND..: run it unless FILE exists
     local file=$1
     shift
     [ -e "$file" ] && return
     echo "\$ $*"
-    local before
-    before=$(times | tail -1)
-    local started=$SECONDS
-    "$@"
-    echo "[$((SECONDS - started)) s by the clock; processor of all steps so far: $(times | tail -1)]"
+    time "$@"
     echo
 }
 
