@@ -56,7 +56,7 @@ def test_answers_at_hand_are_compared_without_a_model(
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines()[:12]]
     assert "test_values 4 25 (5-70) 50 (15-85) +25 (-46 to +75) +2 -1 1.00" in rows
-    assert "lookup 2 0 (0-66) 50 (9-91) +50 (-27 to +91) +1 -0 1.00" in rows
+    assert not any(row.startswith("lookup") for row in rows)  # two questions have no row
     assert max(len(line) for line in out.splitlines()[:12]) <= 80
     assert "GAINED  test_values: look-Lisbon (database shop)" in out
     assert "LOST  test_values: count (database shop)" in out
@@ -86,7 +86,7 @@ def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
 
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines()[:14]]
-    assert "test_values 4 25 (0-100) 50 (15-85) +25 (-100 to +100) +1 -0 1.00" in rows
+    assert "test_values 4 25 (0-100) 50 (15-85) +25 (-100 to +100) +1 -0 -" in rows
     assert "by question (5-70) (15-85) (-32 to +66) 1.00" in rows
     assert max(len(line) for line in out.splitlines()[:14]) <= 80
     assert "2 databases are few" in " ".join(out.split())

@@ -111,7 +111,7 @@ def test_card_has_both_intervals_the_change_and_a_remark_on_few_databases(run: P
 
     card = ModelCard.load(write_model_card(run, run / "merged")).text
 
-    assert "| all | 25.0% (10/40; 0.0% to 50.0%; by question 14.2% to 40.2%) |" in card
+    assert "| all | 25.0% (10/40; 0.0% to 100.0%; by question 14.2% to 40.2%) |" in card
     assert "- `test_values`: 2 databases are few" in card
     assert "Against the start of training: Of 40 questions, ..." in card
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.answers import Judged
 from text2sql_grpo.evaluation.statistics import (
+    FEW_DATABASES,
     Accuracy,
     Interval,
     interval_by_database,
@@ -63,10 +64,15 @@ class Paired:
         return (self.gained - self.lost) / self.total if self.total else 0.0
 
     @property
-    def p_value(self) -> float:
-        """Two-sided p-value of the difference, by database; the naive one with fewer than two databases."""
+    def p_value(self) -> float | None:
+        """Two-sided p-value of the difference, by database; the naive one with fewer than two databases.
+
+        None from two to five databases, for which it would be at least 0.06.
+        """
         if len(self.by_database) < 2:
             return self.naive_p_value
+        if len(self.by_database) < FEW_DATABASES:
+            return None
         return sign_flip_p(one.gained - one.lost for one in self.by_database.values())
 
     @property
@@ -129,7 +135,7 @@ class Paired:
             "difference": round(self.difference, 6),
             "interval": [round(bound, 6) for bound in self.interval],
             "naive_interval": [round(bound, 6) for bound in self.naive_interval],
-            "p_value": float(f"{self.p_value:.4g}"),
+            "p_value": None if self.p_value is None else float(f"{self.p_value:.4g}"),
             "naive_p_value": float(f"{self.naive_p_value:.4g}"),
             "databases": len(self.by_database),
         }
@@ -204,17 +210,19 @@ class Comparison:
             return f"Both are right and wrong on the same of {paired.total} questions: no difference."
         is_clustered = len(paired.by_database) > 1
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
-        chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
         points = f"{paired.difference * 100:+.1f} points ({_range(paired.interval)}"
-        odds = _odds(paired.p_value)
         if is_clustered:
             points += f" by database; {_range(paired.naive_interval)} by question"
-            odds += f" ({_odds(paired.naive_p_value)} by question)"
         text = (
             f"Of {paired.total} questions the trained model gains {paired.gained} and loses {paired.lost}: "
-            f"{side}, {points}). This {chance}: two equally good models would differ as much or more with "
-            f"probability {odds}."
+            f"{side}, {points})."
         )
+        if paired.p_value is not None:
+            chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"
+            odds = _odds(paired.p_value)
+            odds += f" ({_odds(paired.naive_p_value)} by question)" if is_clustered else ""
+            text += f" This {chance}: two equally good models would differ as much or more with "
+            text += f"probability {odds}."
         return f"{text} {remark(len(paired.by_database))}".strip()
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 FLIPS = 20_000
 EXACT_DATABASES = 20
-FEW_DATABASES = 8
+FEW_DATABASES = 6
+"""Below it, a sign flip by database has no p-value under 0.05."""
 
 # 97.5% quantiles of Student's t for 1 to 20 degrees of freedom
 _T = (
@@ -229,12 +230,13 @@ def sign_flip_p(differences: Iterable[int]) -> float:
 
 
 def remark(databases: int) -> str:
-    """Warning beside figures of few databases; empty from 8 on, and if databases are unknown."""
+    """Warning beside figures of few databases; empty from 6 on, and if databases are unknown."""
     if not 0 < databases < FEW_DATABASES:
         return ""
     if databases == 1:
         return "1 database: figures are by question and hold for this database alone."
-    return f"{databases} databases are few: intervals and tests by database are rough below {FEW_DATABASES}."
+    few = f"{databases} databases are few: a test by database shows nothing below {FEW_DATABASES}"
+    return f"{few}, so there is no p."
 
 
 def remarks(sets: Mapping[str, Any]) -> dict[str, str]:

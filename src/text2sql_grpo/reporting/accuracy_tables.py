@@ -9,9 +9,12 @@ from rich.text import Text
 
 from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 
+LEAST_QUESTIONS = 10
+"""Questions of a family or difficulty that has a row."""
+
 
 def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Table:
-    """Table of accuracy with 95% intervals, and R-VES if measured, by set, family and difficulty.
+    """Table of accuracy with 95% intervals, and R-VES if measured, by set, and its larger families.
 
     Args:
         sets: `sets` of `evaluation.json`.
@@ -26,6 +29,8 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
         table.add_row(Text(name, style="bold"), *_cells(scores["overall"], shown), *ves)
         for group in ("by_family", "by_difficulty"):
             for part, both in scores[group].items():
+                if both["strict"]["total"] < LEAST_QUESTIONS:
+                    continue
                 table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both, shown))
         table.add_section()
     return table

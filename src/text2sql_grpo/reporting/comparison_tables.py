@@ -10,6 +10,7 @@ from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.statistics import Interval
+from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS
 
 _CHANGES_SHOWN = 20
 
@@ -89,7 +90,9 @@ def _range(interval: Interval) -> str:
     return f"({low * 100:+.0f} to {high * 100:+.0f})"
 
 
-def _odds(p: float) -> str:
+def _odds(p: float | None) -> str:
+    if p is None:
+        return "-"
     return "<.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 
@@ -104,7 +107,9 @@ def _rows(comparison: Comparison, *, by_kind: bool) -> Iterator[tuple[Text, Pair
         yield Text("  official"), comparison.paired("official", set=name)
         for kind in ("family", "difficulty"):
             for value in comparison.values(name, kind):
-                yield Text(f"  {value}"), comparison.paired("strict", set=name, **{kind: value})
+                paired = comparison.paired("strict", set=name, **{kind: value})
+                if paired.total >= LEAST_QUESTIONS:
+                    yield Text(f"  {value}"), paired
 
 
 def _one_line(sql: str | None) -> str:
