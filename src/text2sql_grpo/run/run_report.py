@@ -17,6 +17,7 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines
 from text2sql_grpo.reporting.comparison_tables import comparison_table
+from text2sql_grpo.reporting.report_page import write_report
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import EVALUATION, ROLLOUTS, SUSPECTS, answers_file
 
@@ -38,7 +39,7 @@ def report(
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
     write_json(run.folder / EVALUATION, record)
     n_suspects = _write_suspects(run)
-    picture = _picture(run)
+    picture, page = _picture(run), write_report(run.folder)
     write_model_card(run.folder, merged)
     if comparison is None:
         run.console.print(accuracy_table(after))
@@ -53,8 +54,8 @@ def report(
             "see changed_golds in evaluation.json"
         )
     if n_suspects:
-        page = (run.folder / SUSPECTS).with_suffix(".md")
-        run.console.print(f"Golds that most answers contradict: {n_suspects}, see {page}", soft_wrap=True)
+        listed = (run.folder / SUSPECTS).with_suffix(".md")
+        run.console.print(f"Golds that most answers contradict: {n_suspects}, see {listed}", soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.seconds.items())
     executor = run.bench.environment.executor
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
@@ -67,6 +68,7 @@ def report(
         ("merged model", merged),
         *([("learning curve", picture)] if picture else []),
         ("evaluation", run.folder / EVALUATION),
+        ("report", page),
     ):
         run.console.print(f"  {what:15} {path}", soft_wrap=True)
     command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))} --num_samples 5"

@@ -1,0 +1,161 @@
+"""`report.html`: figures, hostile texts in a real browser, and run folders that lack files."""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text2sql_grpo.commands import main
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.reporting import report_page
+from text2sql_grpo.reporting.report_page import DATA, PAGE, write_report
+from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SCHEDULE
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "\x1b[31mred\x1b[0m \u202eright to left",
+    "x" * 1_000_000,
+    "\udcff half a letter",
+    "'; rm -rf $(pwd) #",
+)
+
+
+def episode(number: int, *, strict: bool, **fields: Any) -> dict[str, Any]:
+    question = HOSTILE[number % len(HOSTILE)]
+    return {
+        "example": f"q-{number}",
+        "database": "shop" if number % 2 else HOSTILE[0],
+        "family": "count",
+        "difficulty": "easy",
+        "question": question,
+        "gold_sql": f"SELECT '{question[:20]}'",
+        "final_sql": "SELECT 1",
+        "strict": strict,
+        "official": True,
+        "reason": "equal" if strict else "values",
+        "gap": "",
+        "flags": [] if strict else ["copied_literal"],
+        "scores": {"execution": float(strict)},
+        "reward": float(strict),
+        "is_masked": False,
+        "stop_reason": "submitted",
+        "completion_mask": [1, 1, 0, 1],
+        "messages": [
+            {"role": "user", "content": f"table t.a\n\n{question}"},
+            {"role": "assistant", "content": f"<sql>{question[:50]}</sql>"},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": "<answer>SELECT 1</answer>"},
+        ],
+        "actions": [
+            {"kind": "run_sql", "sql": "SELECT", "outcome": {"status": "timeout", "error": "late"}},
+            {"kind": "submit_sql", "sql": "SELECT 1"},
+        ],
+    } | fields
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_run(folder: Path, episodes: int = 24) -> Path:
+    """A run of steps of eight episodes, two groups of four, and six held-out questions."""
+    folder.mkdir()
+    rows = [episode(i // 4, strict=i % 3 == 0, step=i // 8) for i in range(episodes)]
+    write_lines(folder / ROLLOUTS, rows)
+    steps = range(1, episodes // 8 + 1)
+    write_lines(folder / METRICS, [{"step": i, "loss": 0.1, "frac_reward_zero_std": 0.75} for i in steps])
+    accuracy = Accuracy(3, 6, {"shop": (3, 6)}).record()
+    write_lines(folder / SCHEDULE, [{"step": i, "accuracy": accuracy} for i in steps])
+    for name, right in (("evaluation-before", {0}), ("evaluation", {1, 3, 5})):
+        answers = [episode(i, strict=i in right, set="dev") for i in range(6)]
+        write_lines(folder / f"{name}.jsonl", answers)
+    scores = {"dev": {"overall": {"strict": accuracy}}}
+    record = {"sets": scores, "before": {"sets": scores}, "step": 2, "change": {"verdict": HOSTILE[0]}}
+    (folder / EVALUATION).write_text(json.dumps(record | {"seconds": {"GRPO": 70.0}}), encoding="utf-8")
+    return folder
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    text = re.search(r'<script id="data" type="text/plain">([^<]*)<', page.read_text("utf-8"))
+    assert text
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text[1])))
+    return found
+
+
+def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    assert main(["view", str(run), "--no-browser"]) == 0
+    assert capsys.readouterr().out.strip() == str(run / PAGE)
+    data = data_of(run / PAGE)
+    assert data == json.loads((run / DATA).read_text("utf-8"))
+    (dev,) = data["sets"]
+    assert (dev["after"]["correct"], dev["after"]["total"]) == (3, 6)
+    assert [point["step"] for point in data["curve"]] == [1, 2, 3]
+    assert data["costs"]["episodes"] == data["costs"]["queries"] == 24
+    assert data["diagnosis"].startswith("75% of the episodes were in groups whose rewards do not differ")
+    assert "Most groups are all wrong" in data["diagnosis"]
+    assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
+    assert [row["after"]["strict"] for row in data["answers"]] == [False, True] * 3
+    assert data["heat"]["shop"] == {"count": [3, 3]}
+    assert data["reasons"] == [["values", 3], ["equal", 3]]
+    assert max(len(row["question"]) for row in data["answers"]) < 2_100  # the long one is cut
+    assert not data["missing"]
+
+
+@pytest.mark.parametrize("absent", [EVALUATION, ROLLOUTS, METRICS, SCHEDULE])
+def test_a_run_that_lacks_a_file_has_a_page_that_names_it(tmp_path: Path, absent: str) -> None:
+    run = write_run(tmp_path / "run")
+    (run / absent).unlink()
+    data = data_of(write_report(run))
+    assert len(data["missing"]) == 1
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(tmp_path)]) == main(["view", str(tmp_path / "none")]) == 1
+    error = capsys.readouterr().err
+    assert "no run:" in error and "no such folder" in error
+
+
+def test_a_long_run_keeps_its_last_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", episodes=160)
+    whole = write_report(run).stat().st_size
+    monkeypatch.setattr(report_page, "MAX_PAGE_BYTES", whole - 500)
+    data = data_of(write_report(run))
+    assert (run / PAGE).stat().st_size < whole
+    assert 0 < len(data["groups"]) < 40 and data["groups"][-1]["step"] == 19
+    assert "left out" in data["left_out"]
+
+
+def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    if not shutil.which("chromium"):
+        pytest.skip("needs Chromium: apt-get install chromium")
+    page_file = write_report(write_run(tmp_path / "run"))
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        said, asked = list[str](), list[str]()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
+        page.wait_for_selector("details[open] .side")
+        assert page.title() == "run - text2sql-grpo"
+        assert HOSTILE[1] in page.inner_text("details[open] summary")
+        assert page.locator("img").count() == 0 and page.locator(".result").inner_text() == HOSTILE[0]
+        page.get_by_role("button", name="gained 3").click()
+        marks = page.get_by_role("group", name="answers").locator("xpath=following-sibling::details")
+        assert page.get_by_role("button", name="gained 3").get_attribute("aria-pressed") == "true"
+        assert marks.first.inner_text().startswith("gained")
+        page.get_by_role("searchbox").first.fill("no such question")
+        page.wait_for_selector("text=None.")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert said == [] and len(asked) == 1
+        browser.close()
