@@ -1,4 +1,4 @@
-"""Which weights a run merges where training made the model worse, and that it warns."""
+"""Which weights a run merges where GRPO made the model worse, and that it warns."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_the_weights_from_before_training_are_merged_if_no_step_was_as_good(
     assert json.loads(Path("run/evaluation.json").read_text())["step"] == 0
     printed = capsys.readouterr().out
     assert f"Kept the weights of step 0 of 2 (dev: step 0 {before:.1%}, step 2" in printed
-    assert "warning: training made the model worse" in printed and "the weights from before it" in printed
+    assert "warning: GRPO made the model worse" in printed and "the weights from before it" in printed
 
 
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
@@ -58,7 +58,7 @@ def test_a_last_step_that_is_worse_than_the_start_is_warned_of(
     train(config, "--evaluation.keep", "last")
     merged, start = (load_file(Path(folder, "model.safetensors")) for folder in ("run/merged", started_model))
     assert any((merged[name] != start[name]).any() for name in start)
-    assert "warning: training made the model worse" in capsys.readouterr().out
+    assert "warning: GRPO made the model worse" in capsys.readouterr().out
     assert json.loads(Path("run/evaluation.json").read_text())["step"] == 2
 
 

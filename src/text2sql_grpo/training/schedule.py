@@ -199,5 +199,5 @@ def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> in
     if trained and max(trained) < known.get(0, 0.0):
         remedy = "merging the weights from before it" if step == 0 else "set evaluation.keep: best"
         warning = f"{known[0]:.1%} of data.dev were right at step 0, {max(trained):.1%} after training"
-        console.print(Text(f"warning: training made the model worse: {warning}: {remedy}"), soft_wrap=True)
+        console.print(Text(f"warning: GRPO made the model worse: {warning}: {remedy}"), soft_wrap=True)
     return step
