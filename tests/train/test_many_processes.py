@@ -324,6 +324,7 @@ def test_a_whole_run_and_a_step_that_one_process_cannot_take(
 
     assert {path.name for path in folder.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "learning_curve.png", "checkpoint-2", "model"),
+        *("report.html", "report.json"),
         *("evaluation.json", "evaluation-before.jsonl", "evaluation.jsonl", "merged", "sft"),
         *("suspects.jsonl", "suspects.md"),
     }

@@ -29,6 +29,7 @@ from text2sql_grpo.rewards import RewardMix
 
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation.json", "learning_curve.png"),
+    *("report.html", "report.json"),
     *("evaluation-before.jsonl", "evaluation.jsonl", "checkpoint-2", "model", "merged", "sft", "tensorboard"),
     *("suspects.jsonl", "suspects.md"),
 }
@@ -337,7 +338,7 @@ SHOWN = re.compile(
     r"merged .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|n +before +after +difference .*|─+|test_values.*|by question .*|"
     r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"
-    r"(merged model|learning curve|evaluation) +\S+|Look at its answers: .*|"
+    r"(merged model|learning curve|evaluation|report) +\S+|Look at its answers: .*|"
     r"shared_prefix is on: .*|Ask it a question: .*"
 )
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
