@@ -18,6 +18,7 @@ SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; be
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
+PAGE, PAGE_DATA = "report.html", "report.json"
 
 
 class RunLog:

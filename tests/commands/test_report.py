@@ -13,8 +13,8 @@ import pytest
 from text2sql_grpo.commands import main
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.reporting import report_page
-from text2sql_grpo.reporting.report_page import DATA, PAGE, write_report
-from text2sql_grpo.run_folder import EVALUATION, METRICS, ROLLOUTS, SCHEDULE
+from text2sql_grpo.reporting.report_page import write_report
+from text2sql_grpo.run_folder import EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
@@ -93,7 +93,7 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert main(["view", str(run), "--no-browser"]) == 0
     assert capsys.readouterr().out.strip() == str(run / PAGE)
     data = data_of(run / PAGE)
-    assert data == json.loads((run / DATA).read_text("utf-8"))
+    assert data == json.loads((run / PAGE_DATA).read_text("utf-8"))
     (dev,) = data["sets"]
     assert (dev["after"]["correct"], dev["after"]["total"]) == (3, 6)
     assert [point["step"] for point in data["curve"]] == [1, 2, 3]

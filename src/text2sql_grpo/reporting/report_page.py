@@ -20,6 +20,8 @@ from text2sql_grpo.run_folder import (
     CONFIG,
     EVALUATION,
     METRICS,
+    PAGE,
+    PAGE_DATA,
     ROLLOUTS,
     SCHEDULE,
     answers_file,
@@ -28,7 +30,6 @@ from text2sql_grpo.run_folder import (
     read_schedule,
 )
 
-PAGE, DATA = "report.html", "report.json"
 MAX_PAGE_BYTES = 5_000_000
 MAX_TEXT = 2_000
 """Characters of a query, a reply or a question."""
@@ -52,7 +53,7 @@ def write_report(run: Path) -> Path:
         report[part] = report[part][len(report[part]) // 4 + 1 :]
         report["left_out"] = "To keep this page small, the first groups of episodes or answers are left out."
         page = _page(report)
-    write_text(run / DATA, json.dumps(report, ensure_ascii=True))
+    write_text(run / PAGE_DATA, json.dumps(report, ensure_ascii=True))
     write_text(run / PAGE, page)
     return run / PAGE
 
