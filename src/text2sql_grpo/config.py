@@ -372,6 +372,8 @@ class EvaluationConfig:
 
     Attributes:
         temperature: 0 is greedy.
+        samples: Answers that are also sampled of each held-out question, for votes and pass@k; 0 for none.
+        samples_temperature: Temperature of these; small models lose most of their accuracy at 1.
         batch_size: Concurrent episodes.
         before_training: Also evaluate the policy before reinforcement learning.
         bf16: Evaluate a float32 model on a CPU in bfloat16 (autocast); None for yes where the processor
@@ -385,6 +387,8 @@ class EvaluationConfig:
     """
 
     temperature: Temperature = 0.0
+    samples: NotNegative = 0
+    samples_temperature: Temperature = 0.5
     batch_size: Positive = 64
     before_training: bool = True
     bf16: bool | None = None
@@ -396,6 +400,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if self.keep == "best" and self.every is None:
             raise ValueError("keep best needs every: set the number of steps between evaluations")
+        if self.samples == 1:
+            raise ValueError("samples must be 0 or at least 2: one answer holds no vote")
 
 
 @checked

@@ -119,15 +119,33 @@ def test_wrong_and_malformed_answers_are_shown_with_the_gold_and_the_reason(conf
 
 
 def test_the_table_fits_a_terminal_and_holds_both_gradings(config: Config) -> None:
-    """And a family or difficulty has a row if ten of its questions were asked."""
+    """And a kind of question has a row if ten of all sets were asked."""
     answers = [played(config, [f"<answer>{GOLD}</answer>"]), played(config, ["<answer>SELECT 7</answer>"])]
     console = Console(file=StringIO(), width=80)
     console.print(accuracy_table({"few": summary(answers), "test_values": summary(answers * 5)}))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     rows = [" ".join(line.split()) for line in lines if "=" in line]
-    titles = [row.split(" 1/2")[0].split(" 5/10")[0] for row in rows]
-    assert titles == ["few", "test_values", "family lookup", "difficulty easy"]
-    assert rows[0].count("1/2 = 50.0% (9-91)") == rows[2].count("5/10 = 50.0% (24-76)") == 2
+    titles = [row.partition("/")[0].rpartition(" ")[0] for row in rows]
+    assert titles == ["few", "test_values", "difficulty: easy"]
+    assert rows[0].count("1/2 = 50.0% (9-91)") == rows[2].count("6/12 = 50.0% (25-75)") == 2
+
+
+def test_the_verb_samples_answers_and_votes_on_them(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["evaluate", "--model_path", "run/merged", "--num_samples", "2", "--sets", "test_values"]
+    assert main([*argv, "--samples", "1"]) == 1
+    assert "--samples must be at least 2" in capsys.readouterr().err
+    assert main([*argv, "--samples", "3", "--temperature", "1.5"]) == 0
+    assert "vote@3" in capsys.readouterr().out
+    record = json.loads((tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8"))
+    own = record["sets"]["test_values"]["samples"]
+    assert (own["samples"], own["pass_at"], own["oracle"]["total"]) == (3, [0.0, 0.0, 0.0], 2)
+    assert (own["vote"]["correct"], own["soft_vote"]["correct"]) == (0, 0)
+    samples = (tmp_path / "run" / "evaluation-merged-samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["example"] for line in samples] == ["test_values-0"] * 3 + ["test_values-2"] * 3
+    greedy = (tmp_path / "run" / "evaluation-merged.jsonl").read_text().splitlines()
+    assert len(greedy) == 2
 
 
 def test_the_verb_shows_some_questions_and_writes_the_counts(
@@ -136,9 +154,15 @@ def test_the_verb_shows_some_questions_and_writes_the_counts(
     argv = ["evaluate", "--model_path", "run/merged", "--num_samples", "2", "--environment.max_turns", "1"]
     assert main(argv) == 0
     out = capsys.readouterr().out
+    assert out.count("wrong How many visits had the [bold]Lisbon[/bold] ward? (not submitted)") == 4
+    assert "Verdicts: 4 not submitted\nEpisodes ended: 4 " in out
+    assert " hold a turn that could not be read" in out
+    assert "turn 1 of 1" not in out
+    assert main([*argv, "--show"]) == 0
+    out = capsys.readouterr().out
     assert [f"test_values-{i} (" in out for i in range(4)] == [True, False, True, False]
     assert out.count("WRONG (not_submitted)") == 4
-    assert "turn 1 of 3" not in out
+    assert out.count("final SQL:\n  none submitted") == 4
     record = json.loads((tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8"))
     assert list(record["sets"]) == ["test_values", "test_databases"]
     assert record["sets"]["test_values"]["overall"]["strict"]["total"] == 2

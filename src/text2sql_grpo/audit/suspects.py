@@ -22,7 +22,7 @@ from text2sql_grpo.files import read_jsonl, write_jsonl, write_text
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.base_sample import TableSample, quoted, read_sample
 from text2sql_grpo.grading.gold_query import GoldQuery
-from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.grading.gold_result import GoldResult, have_one_result
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -210,11 +210,7 @@ def _suspect(
 
 
 def _differ(first: GoldResult, second: GoldResult) -> bool:
-    """True if both are usable and unequal, whichever of them decides on order and ties."""
-    if not (first.is_usable and second.is_usable):
-        return False
-    found = (first.difference(second.outcome, second.sql), second.difference(first.outcome, first.sql))
-    return "equal" not in found
+    return first.is_usable and second.is_usable and not have_one_result(first, second)
 
 
 def _finds_something(result: GoldResult) -> bool:

@@ -22,12 +22,14 @@ def evaluate(
     base_url: str | None = None,
     model: str | None = None,
     num_samples: Count | None = None,
+    samples: Count | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
     metrics: list[Literal["strict", "official", "ves"]] | None = None,
     temperature: Temperature | None = None,
     seed: int | None = None,
     out: Path | None = None,
+    show: bool = False,
     parallel: Count = 8,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
@@ -38,15 +40,19 @@ def evaluate(
         model_path: Model folder, such as RUN/merged, an adapter or a checkpoint of a run, or Hub id.
         base_url: OpenAI-compatible endpoint; needs --model and --config.
         model: Name of the model at --base_url.
-        num_samples: N questions of each held-out set, shown whole; default: data.test_samples, not shown.
+        num_samples: N questions of each held-out set, evenly spaced, with a line for each; default:
+            data.test_samples, without lines.
+        samples: Sample so many answers to each question too, and vote on them; default: evaluation.samples.
         config: Default: config.yaml in the folder around the model.
         sets: Held-out sets; default: all of the config.
         metrics: Columns of the table; default: the accuracies strict and official. ves adds BIRD's R-VES:
             the time of right answers against that of the gold, run in turn 100 times each, one query at a
             time. It is a timing, and so noisy: compare runs on one idle machine.
-        temperature: 0 is greedy; default: evaluation.temperature.
+        temperature: 0 is greedy; default: evaluation.temperature. With --samples that of the sampled
+            answers; default: evaluation.samples_temperature.
         seed: Random seed of sampling; default: run.seed.
         out: Default: evaluation-MODEL.json in the run or the folder around the model; for --base_url here.
+        show: Print each answer whole, with its turns; they are in the page and in the .jsonl anyway.
         parallel: Concurrent episodes at --base_url.
         key_variable: Environment variable of the endpoint's key.
     """
@@ -61,9 +67,15 @@ def evaluate(
     folder = path if is_run else path.resolve().parent if model_path and path.is_dir() else Path()
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     count = num_samples or run.data.test_samples
+    samples = run.evaluation.samples if samples is None else samples
+    if samples == 1:
+        raise ConfigError("--samples must be at least 2: one answer holds no vote")
+    own = run.evaluation.samples_temperature if samples else run.evaluation.temperature
+    warmth = own if temperature is None else temperature
+    seed = run.run.seed if seed is None else seed
     sampling: dict[str, Any] = {
-        "temperature": run.evaluation.temperature if temperature is None else temperature,
-        "seed": run.run.seed if seed is None else seed,
+        "temperature": run.evaluation.temperature if samples else warmth,
+        "seed": seed,
     }
     with options.writing_to(out):
         options.check_place(out)
@@ -76,37 +88,55 @@ def evaluate(
         from text2sql_grpo.evaluation.answers import write_answers
         from text2sql_grpo.evaluation.bench import Bench, evenly_spaced, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
-        from text2sql_grpo.evaluation.summary import summary
+        from text2sql_grpo.evaluation.summary import scored_sets
         from text2sql_grpo.files import write_json
-        from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines
+        from text2sql_grpo.reporting.accuracy_tables import (
+            accuracy_table,
+            gap_lines,
+            reason_lines,
+            samples_table,
+        )
         from text2sql_grpo.reporting.progress import answer_with_bar
-        from text2sql_grpo.reporting.shown import show_answer
+        from text2sql_grpo.reporting.shown import show_answer, show_line
 
         served = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
         with Bench.open(run) as bench:
             chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
             for line in _unlike_the_run(run, recorded, bench.test, chosen, sampling):
                 console.print(Text(line), soft_wrap=True)
-            answers = answer_with_bar(
-                bench, chosen, opened_model(model_path) if model_path else served, console, **sampling
-            )
-            scores = {name: summary(answered) for name, answered in answers.items()}
+            asked = opened_model(model_path) if model_path else served
+            answers = answer_with_bar(bench, chosen, asked, console, **sampling)
+            sampled = {}
+            if samples:
+                repeated = {
+                    name: [one for one in named for _ in range(samples)] for name, named in chosen.items()
+                }
+                sampled = answer_with_bar(
+                    bench, repeated, asked, console, title="Samples", temperature=warmth, seed=seed
+                )
+            scores = scored_sets(bench.environment, answers, sampled, samples)
             if "ves" in (metrics or ()):
                 _add_r_ves(scores, answers, bench, console)
             accepted = bench.environment.grader.accepted
-        if num_samples is not None:
-            for name, answered in answers.items():
-                for answer in answered:
-                    show_answer(answer, name, console)
         record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
         record |= {"environment": asdict(run.environment), "accepted_by_gap": dict(accepted.most_common())}
         write_json(out, record)
-        write_answers(out.with_suffix(".jsonl"), answers)
+        write_answers(lines, answers)
+        if sampled:
+            write_answers(lines.with_name(f"{out.stem}-samples.jsonl"), sampled)
+        for name, answered in answers.items():
+            for answer in answered:
+                if show:
+                    show_answer(answer, name, console)
+                elif num_samples is not None:
+                    show_line(answer, console)
         console.print(accuracy_table(scores, metrics or ()))
-        for line in gap_lines(accepted):
+        if sampled:
+            console.print(samples_table({"": scores}))
+        for line in (*reason_lines(scores), *gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
-        console.print(f"every answer: {out.with_suffix('.jsonl')}", soft_wrap=True)
+        console.print(f"every answer: {lines}", soft_wrap=True)
     return 0
 
 

@@ -1,7 +1,7 @@
 """`evaluate` and its `Report`: the accuracy of a model on questions with gold queries."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +12,7 @@ import numpy as np
 from text2sql_grpo.errors import ArgumentError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
+from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, votes
 from text2sql_grpo.rewards import Answer
 
 if TYPE_CHECKING:
@@ -28,15 +29,19 @@ class Report:
     Attributes:
         answers: All answers, those to one question next to each other.
         samples: Number of answers of each question.
+        votes: Votes of each question, in the same order; empty if none were asked for.
     """
 
     answers: Sequence[Answer]
     samples: int = 1
+    votes: Sequence[Votes] = ()
 
     def __post_init__(self) -> None:
         if self.samples < 1 or len(self.answers) % self.samples:
             count = f"{len(self.answers)} answers"
             raise ArgumentError(f"samples must be >= 1 and divide the {count}, got {self.samples}")
+        if self.votes and len(self.votes) * self.samples != len(self.answers):
+            raise ArgumentError(f"votes must be one of each question, got {len(self.votes)}")
 
     @property
     def accuracy(self) -> float:
@@ -73,6 +78,37 @@ class Report:
         wrong = np.clip((n - right)[:, None] - chosen, 0, None) / (n - chosen)
         return float(np.mean(1 - wrong.prod(axis=1))) if self.answers else 0.0
 
+    @property
+    def vote(self) -> Accuracy:
+        """Accuracy of the answers that a vote on the database chooses; see `Votes`."""
+        return self._accuracy(self._chosen(one.plain for one in self.votes))
+
+    @property
+    def soft_vote(self) -> Accuracy:
+        """Accuracy of the answers that a vote on the database and on test databases chooses."""
+        return self._accuracy(self._chosen(one.soft for one in self.votes))
+
+    @property
+    def oracle(self) -> Accuracy:
+        """Share of questions with at least one right answer: what a perfect choice would reach."""
+        return self._accuracy([any(row) for row in self._right()])
+
+    def record(self) -> dict[str, Any]:
+        """Fields of `samples` of a set in `evaluation.json`."""
+        tokens = fmean(sum(answer.episode.completion_mask) for answer in self.answers) if self.answers else 0
+        return {
+            "samples": self.samples,
+            "mean": {"accuracy": round(self.accuracy, 6), "interval": [round(b, 6) for b in self.interval]},
+            "pass_at": [round(self.pass_at(k), 6) for k in range(1, self.samples + 1)],
+            "oracle": self.oracle.record(),
+            "tokens_per_answer": round(tokens, 1),
+            "vote": self.vote.record(),
+            "soft_vote": self.soft_vote.record(),
+            **risk_coverage(
+                [one.soft.share for one in self.votes], self._chosen(one.soft for one in self.votes)
+            ),
+        }
+
     def to_pandas(self) -> Any:
         """Data frame with a row per answer: the fields of `rollouts.jsonl` without tokens."""
         import pandas  # type: ignore[import-untyped]
@@ -87,6 +123,15 @@ class Report:
         """Strict verdicts as 0 or 1, a row per question."""
         flat = [int(answer.verdict.strict) for answer in self.answers]
         return [flat[i : i + self.samples] for i in range(0, len(flat), self.samples)]
+
+    def _chosen(self, chosen: Iterable[Vote]) -> list[bool]:
+        """Whether the chosen answer to each question is right."""
+        pairs = zip(chosen, self._right(), strict=False)  # no votes, no pairs
+        return [vote.place is not None and bool(row[vote.place]) for vote, row in pairs]
+
+    def _accuracy(self, right: Sequence[bool]) -> Accuracy:
+        databases = [answer.example.database for answer in self.answers[:: self.samples]]
+        return Accuracy.of(zip(databases, right, strict=False))
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -136,4 +181,16 @@ def evaluate(
     failed = {answer.example.id for answer in answers if answer.verdict.reason == "gold_failed"}
     if failed:
         _logger.warning("%d golds failed, whose answers count as wrong: %s", len(failed), ", ".join(failed))
-    return Report(answers, samples)
+    return voted(answers, samples, environment)
+
+
+def voted(answers: Sequence[Answer], samples: int, environment: Environment) -> Report:
+    """Report with the votes of each question's answers; without votes for a single answer each."""
+    if samples == 1:
+        return Report(answers)
+    grader, databases = environment.grader, environment.databases
+    found = []
+    for first in range(0, len(answers), samples):
+        queries = [answer.episode.final_sql for answer in answers[first : first + samples]]
+        found.append(votes(queries, databases.address(answers[first].example.database), grader))
+    return Report(answers, samples, found)

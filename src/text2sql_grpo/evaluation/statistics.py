@@ -51,6 +51,16 @@ class Accuracy:
         return cls(sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()), counts)
 
     @classmethod
+    def joined(cls, parts: Iterable["Accuracy"]) -> Self:
+        """Accuracy on the questions of all parts."""
+        known, counts = list(parts), dict[str, tuple[int, int]]()
+        for part in known:
+            for name, (right, asked) in part.by_database.items():
+                correct, total = counts.get(name, (0, 0))
+                counts[name] = correct + right, total + asked
+        return cls(sum(part.correct for part in known), sum(part.total for part in known), counts)
+
+    @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
         """Read the fields of `record`; those of earlier versions have no databases."""
         counts = {name: (right, asked) for name, (right, asked) in record.get("by_database", {}).items()}

@@ -1,15 +1,25 @@
 """Accuracies and counts of the answers to held-out questions."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.published import PublishedVerdicts, bird_r_ves, measure_ves_reward
+from text2sql_grpo.evaluation.report import voted
+from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.rewards import FLAGS, Answer
 from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.schema_types import Schema
+
+TABLES = {5: "1 to 5 tables", 15: "6 to 15 tables", 50: "16 to 50 tables", math.inf: "over 50 tables"}
 
 
 def r_ves(
@@ -41,8 +51,31 @@ def accuracy(answers: Sequence[Answer]) -> Accuracy:
     return Accuracy.of((answer.example.database, answer.verdict.strict) for answer in answers)
 
 
-def summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Fields of a set in `evaluation.json`: counts, accuracies and 95% intervals, strict and official."""
+def scored_sets(
+    environment: Environment,
+    greedy: Mapping[str, Sequence[Answer]],
+    sampled: Mapping[str, Sequence[Answer]] | None = None,
+    samples: int = 0,
+) -> dict[str, Any]:
+    """`sets` of an `evaluation.json`: `summary` of each set, and `samples`, the `Report` of sampled answers.
+
+    Args:
+        greedy: An answer to each question.
+        sampled: `samples` answers to each question, those to one question next to each other; None for none.
+    """
+    schema = lru_cache(lambda name: environment.sessions.hidden(name).schema)
+    scores = {name: summary(answers, schema) for name, answers in greedy.items()}
+    for name, answers in (sampled or {}).items():
+        scores[name]["samples"] = voted(answers, samples, environment).record()
+    return scores
+
+
+def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None = None) -> dict[str, Any]:
+    """Fields of a set in `evaluation.json`: counts, accuracies and 95% intervals, strict and official.
+
+    Args:
+        schema_of: Schema of a database by its name, for accuracies by skill and by number of tables.
+    """
     return {
         "overall": _both(answers),
         "published": _published(answers),
@@ -50,9 +83,36 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
+        **({} if schema_of is None else _by_schema(answers, schema_of)),
         "looks_per_question": round(sum(a.episode.looks for a in answers) / max(1, len(answers)), 4),
         "reasons": _counted(answer.verdict.reason for answer in answers),
         "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
+        "malformed_share": round(_mean(_is_malformed(answer) for answer in answers), 4),
+        "tokens_per_answer": round(_mean(sum(answer.episode.completion_mask) for answer in answers), 1),
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Mean; 0 of none."""
+    return fmean(known) if (known := list(values)) else 0.0
+
+
+def _is_malformed(answer: Answer) -> bool:
+    return any(action.kind == "malformed" for action in answer.episode.actions)
+
+
+def _by_schema(answers: Sequence[Answer], schema_of: Callable[[str], Schema]) -> dict[str, Any]:
+    """Accuracies by the skills of the gold query, each of which a question counts for, and by tables."""
+    schemas = {name: schema_of(name) for name in {answer.example.database for answer in answers}}
+    by_skill, by_tables = defaultdict(list), defaultdict(list)
+    for answer in answers:
+        schema = schemas[answer.example.database]
+        for skill in skills(answer.example, ENGINES[schema.dialect].dialect):
+            by_skill[skill].append(answer)
+        by_tables[next(size for size in TABLES if len(schema.tables) <= size)].append(answer)
+    return {
+        "by_skill": {name: _both(by_skill[name]) for name in sorted(by_skill)},
+        "by_tables": {TABLES[size]: _both(by_tables[size]) for size in sorted(by_tables)},
     }
 
 

@@ -80,6 +80,14 @@ class GoldResult:
         return self._ties and tuple(TieGroup(_with_moments(g.rows), g.n_taken) for g in self._ties)
 
 
+def have_one_result(first: GoldResult, second: GoldResult) -> bool:
+    """True if two queries are usable and agree, whichever of them decides on order and ties."""
+    if not (first.is_usable and second.is_usable):
+        return False
+    found = first.difference(second.outcome, second.sql), second.difference(first.outcome, first.sql)
+    return "equal" in found
+
+
 def _with_moments(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Rows whose dates and moments are in one form."""
     return tuple(tuple(map(_moment, row)) for row in rows)

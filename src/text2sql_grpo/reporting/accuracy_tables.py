@@ -1,5 +1,6 @@
 """Tables of accuracy with intervals, on a terminal of 80 columns."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ LEAST_QUESTIONS = 10
 
 
 def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Table:
-    """Table of accuracy with 95% intervals, and R-VES if measured, by set, and its larger families.
+    """Table of accuracy with 95% intervals, and R-VES if measured, by set; below it by kind of question.
 
     Args:
         sets: `sets` of `evaluation.json`.
@@ -22,18 +23,99 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
     """
     shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
     has_ves = any("r_ves" in scores for scores in sets.values())
-    title = " and ".join(shown).capitalize()
-    table = _empty_table(title, [*shown, "R-VES"] if has_ves else shown, sets)
+    lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
+    table = Table(
+        Column("held-out set", no_wrap=True),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"{' and '.join(shown).capitalize()} accuracy (95% interval in % by database)",
+        caption=Text("\n".join(lines)) if lines else None,
+        caption_justify="left",
+    )
+    for column in [*shown, "R-VES"] if has_ves else shown:
+        table.add_column(column, justify="right")
     for name, scores in sets.items():
         ves = [f"{scores['r_ves']:.1f}"] if has_ves else []
         table.add_row(Text(name, style="bold"), *_cells(scores["overall"], shown), *ves)
-        for group in ("by_family", "by_difficulty"):
-            for part, both in scores[group].items():
-                if both["strict"]["total"] < LEAST_QUESTIONS:
-                    continue
-                table.add_row(Text(f"  {group.removeprefix('by_')} {part}"), *_cells(both, shown))
-        table.add_section()
+    table.add_section()
+    for kind in ("difficulty", "skill", "tables"):
+        for part, both in _of_all_sets(sets, f"by_{kind}").items():
+            if both["strict"].total >= LEAST_QUESTIONS:
+                table.add_row(Text(part if kind == "tables" else f"{kind}: {part}"), *_shares(both, shown))
     return table
+
+
+def _of_all_sets(sets: Mapping[str, Any], field: str) -> dict[str, dict[str, Accuracy]]:
+    """Accuracies by kind of question, of the questions of all sets together."""
+    found: dict[str, dict[str, list[Accuracy]]] = defaultdict(lambda: defaultdict(list))
+    for scores in sets.values():
+        for part, both in scores.get(field, {}).items():
+            for grading, record in both.items():
+                found[part][grading].append(Accuracy.read(record))
+    return {
+        part: {grading: Accuracy.joined(parts) for grading, parts in both.items()}
+        for part, both in sorted(found.items())
+    }
+
+
+def samples_table(when: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Table of several answers to each question: their mean, their votes, and the best of them.
+
+    Args:
+        when: `sets` of an `evaluation.json` by when it was made, such as `before` and `after` training.
+    """
+    sets = [(name, title, one) for title, scores in when.items() for name, one in scores.items()]
+    known = [(name, title, one) for name, title, one in sets if "samples" in one]
+    k = known[0][2]["samples"]["samples"] if known else 0
+    table = Table(
+        Column("held-out set", no_wrap=True),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"Strict accuracy of {k} sampled answers in % (95% interval by database)",
+        caption="sure: accuracy of the half of the questions whose soft vote is the surest",
+        caption_justify="left",
+    )
+    for column in ("greedy", f"mean@{k}", f"vote@{k}", "soft vote", f"pass@{k}", "sure", "tokens"):
+        table.add_column(column, justify="right")
+    for name, title, one in sorted(known, key=lambda row: row[0]):
+        own, greedy = one["samples"], one["overall"]["strict"]
+        shares = [greedy, own["mean"], own["vote"], own["soft_vote"], own["oracle"]]
+        cells = [f"{100 * s['accuracy']:.0f}\n({_percents(s['interval'])})" for s in shares]
+        sure = f"{100 * own['accuracy_at']['50']:.0f}" if own.get("accuracy_at") else "-"
+        table.add_row(Text(f"{name}\n  {title}".rstrip()), *cells, sure, f"{own['tokens_per_answer']:.0f}")
+    return table
+
+
+def _percents(interval: Sequence[float]) -> str:
+    return "-".join(f"{100 * bound:.0f}" for bound in interval)
+
+
+def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:
+    """What kind of answers the questions of all sets got: verdicts, ends, unreadable turns, looks and tokens.
+
+    Args:
+        sets: `sets` of `evaluation.json`.
+    """
+    asked = sum(scores["overall"]["strict"]["total"] for scores in sets.values())
+    if not asked:
+        return
+    for title, field in (("Verdicts", "reasons"), ("Episodes ended", "stop_reasons")):
+        counts = Counter[str]()
+        for scores in sets.values():
+            counts.update(scores[field])
+        named = {"equal": "right"}
+        shown = ", ".join(
+            f"{count} {named.get(name, name).replace('_', ' ')}" for name, count in counts.most_common()
+        )
+        yield f"{title}: {shown}"
+    means = {
+        field: sum(scores[field] * scores["overall"]["strict"]["total"] for scores in sets.values()) / asked
+        for field in ("malformed_share", "looks_per_question", "tokens_per_answer")
+    }
+    yield (
+        f"Each answer: {means['tokens_per_answer']:.0f} tokens and {means['looks_per_question']:.2f} "
+        f"exploratory queries; {means['malformed_share']:.0%} hold a turn that could not be read"
+    )
 
 
 def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
@@ -51,27 +133,10 @@ def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
             yield f"  {n_answers}: {gap}"
 
 
-def _empty_table(title: str, columns: Sequence[str], sets: Mapping[str, Any]) -> Table:
-    """Table without rows, with a remark below about the `sets` of an `evaluation.json` with few databases."""
-    lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
-    table = Table(
-        Column("held-out set", no_wrap=True),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"{title} accuracy (95% interval in %: by database, below it by question)",
-        caption=Text("\n".join(lines)) if lines else None,
-        caption_justify="left",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
 def _cells(both: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
-    accuracies = [Accuracy.read(both[grading]) for grading in shown]
-    return [f"{one.correct}/{one.total} = {one.accuracy:.1%} {_stacked_intervals(one)}" for one in accuracies]
+    return _shares({grading: Accuracy.read(both[grading]) for grading in shown}, shown)
 
 
-def _stacked_intervals(accuracy: Accuracy) -> str:
-    """Interval by database, and below it the one by question; only one of them for a single database."""
-    return "\n".join(f"({bounds})" for bounds in accuracy.intervals.split("; "))
+def _shares(both: Mapping[str, Accuracy], shown: Sequence[str]) -> list[str]:
+    known = [both[grading] for grading in shown]
+    return [f"{one.correct}/{one.total} = {one.accuracy:.1%} ({_percents(one.interval)})" for one in known]

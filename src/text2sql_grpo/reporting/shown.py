@@ -52,6 +52,18 @@ def show_answer(answer: Answer, set_name: str, console: Console) -> None:
     )
 
 
+def show_line(answer: Answer, console: Console) -> None:
+    """Print a question and its final query, a line each."""
+    verdict, sql = answer.verdict, answer.episode.final_sql
+    mark = ("right ", "bold green") if verdict.strict else ("wrong ", "bold red")
+    reason = "" if verdict.strict else f" ({verdict.reason.replace('_', ' ')})"
+    for text in (
+        Text.assemble(mark, f"{answer.example.question}{reason}"),
+        Text(f"      {' '.join(sql.split()) if sql else 'no query'}", style="dim"),
+    ):
+        console.print(text, no_wrap=True, overflow="ellipsis")
+
+
 def _turn_text(action: Action) -> str:
     if action.kind == "malformed":
         return f"could not be read: {action.error}"

@@ -6,7 +6,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.bench import evenly_spaced
-from text2sql_grpo.evaluation.summary import summary
+from text2sql_grpo.evaluation.summary import scored_sets
 from text2sql_grpo.files import write_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
@@ -79,8 +79,23 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
 
 
 def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
-    """Measure accuracy on each held-out set; write the answers into the run folder."""
-    answers = answer_on_all_ranks(run, policy, _held_out(run), f"Evaluation {when}")
+    """Measure accuracy on each held-out set; write the answers into the run folder.
+
+    With `evaluation.samples`, questions are also answered by sampling, and these answers are voted on.
+    """
+    sets, wanted = _held_out(run), run.config.evaluation
+    answers = answer_on_all_ranks(run, policy, sets, f"Evaluation {when}")
+    sampled: dict[str, list[Answer]] = {}
+    if wanted.samples:
+        sampled = answer_on_all_ranks(
+            run,
+            policy,
+            {name: [one for one in named for _ in range(wanted.samples)] for name, named in sets.items()},
+            f"Samples {when}",
+            temperature=wanted.samples_temperature,
+        )
     if ranks.is_main():
         write_answers(answers_file(run.folder, when), answers)
-    return {name: summary(answered) for name, answered in answers.items()}
+    else:
+        sampled = {}  # votes need test databases, which one rank makes
+    return scored_sets(run.bench.environment, answers, sampled, wanted.samples)
