@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def compare(
     base: str,
     trained: str,
+    more: list[str] | None = None,
     *,
     num_samples: Count | None = None,
     config: Path | None = None,
@@ -28,7 +29,7 @@ def compare(
     out: Path | None = None,
     settings: Sequence[str] = (),
 ) -> int:
-    """Compare two models on the same questions.
+    """Compare two models on the same questions, or several runs of training that differ in their seed.
 
     Models answer greedily; saved answers are used instead where given, new ones are written beside --out.
 
@@ -36,11 +37,14 @@ def compare(
         base: Model folder, adapter, checkpoint or Hub id; or answers: .jsonl, an evaluation's .json, or a
             run folder.
         trained: Another one, as for base.
+        more: Further runs; then all must be folders of finished runs.
         num_samples: N of each held-out set.
         config: Default: config.yaml around the trained model or the base.
         sets: Held-out sets; default: all.
-        out: Default: comparison.json in the folder around the trained model.
+        out: Default: comparison.json in the folder around the last one.
     """
+    if more:
+        return compare_runs([Path(name) for name in (base, trained, *more)], out)
     check_models(*(name for name in (base, trained) if not Path(name).is_dir()))  # may hold answers
     path = Path(trained)
     folder = path if (path / CONFIG).is_file() else path.parent if path.exists() else Path()
@@ -89,6 +93,24 @@ def compare(
         write_json(out, record)
         show_comparison(comparison, console)
         console.print(Text(f"comparison: {out}"), soft_wrap=True)
+    return 0
+
+
+def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
+    """Print and write how far several runs agree."""
+    from text2sql_grpo.evaluation.several_runs import read_runs
+    from text2sql_grpo.files import write_json
+    from text2sql_grpo.reporting.comparison_tables import runs_table
+
+    out = out or folders[-1].parent / "comparison.json"
+    with writing_to(out):
+        check_place(out)
+        several = read_runs(folders)
+        write_json(out, several.record())
+        console = quiet_console()
+        console.print(runs_table(several))
+        console.print(several.verdict(), markup=False, soft_wrap=True)
+        console.print(f"comparison: {out}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -42,10 +42,9 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
             continue
         how = _reading(hints[name], parameter.default) | {"help": about[name].replace("%", "%%")}
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            optional = (
-                {} if parameter.default is parameter.empty else {"nargs": "?", "default": parameter.default}
-            )
-            parser.add_argument(name, metavar=name.upper(), **how | optional)
+            if parameter.default is not parameter.empty:
+                how |= {"nargs": "*" if how.get("nargs") else "?", "default": parameter.default}
+            parser.add_argument(name, metavar=name.upper(), **how)
         elif parameter.default is parameter.empty:
             parser.add_argument(*_spellings(name), dest=name, required=True, **how)
         else:

@@ -1,16 +1,22 @@
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.commands.options import (
     INTERRUPTED,
+    Seed,
     config_or_quickstart,
     config_with_files,
     importing,
     quiet_console,
     writing_to,
 )
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run_folder import read_evaluation
 
 if TYPE_CHECKING:
     from text2sql_grpo.config import Config
@@ -21,6 +27,7 @@ def train(
     config: Path | None = None,
     resume: str | None = None,
     smoke: bool = False,
+    seeds: list[Seed] | None = None,
     settings: Sequence[str] = (),
 ) -> int:
     """Train, evaluate and merge a model.
@@ -32,8 +39,12 @@ def train(
         resume: Checkpoint to resume from; auto: the newest of the run.
         smoke: One step of 8 short episodes, into the folder RUN-smoke, to show that everything works: about a
             minute with a small model.
+        seeds: One run for each seed, one after the other, into the folders RUN/seed-N, and then how far they
+            agree. Given again, it goes on where it was stopped.
     """
     config = config_or_quickstart(config)
+    if seeds is not None:
+        return _train_each(config, seeds, settings, smoke=smoke, resume=resume)
     run = config_with_files(config, settings, is_trained=True)
     if smoke:
         run = config_with_files(config, [*_smoke_settings(run), *settings], is_trained=True)
@@ -44,6 +55,33 @@ def train(
 
         result = pipeline.train(run, resume=resume, console=console)
     return 0 if result.merged else INTERRUPTED
+
+
+def _train_each(
+    config: Path, seeds: Sequence[int], settings: Sequence[str], *, smoke: bool, resume: str | None
+) -> int:
+    """Train once for each seed, in a process of its own: a run's memory is given back whole."""
+    from text2sql_grpo.commands.compare import compare_runs
+
+    if smoke or resume or len(set(seeds)) < 2:
+        raise ConfigError("--seeds needs at least two different seeds, and neither --smoke nor --resume")
+    folder = config_with_files(config, settings, is_trained=True).run.output_dir
+    folders = {seed: folder / f"seed-{seed}" for seed in seeds}
+    for seed, own in folders.items():
+        if "sets" in read_evaluation(own):
+            print(f"seed {seed}: finished ({own})", flush=True)
+            continue
+        command = [sys.executable, "-m", "text2sql_grpo", "train", "--config", str(config), *settings]
+        command += ["--run.seed", str(seed), "--run.output_dir", str(own)]
+        print(f"seed {seed}: {shlex.join(command[1:])}", flush=True)
+        command += ["--resume", "auto"] if any(own.glob("checkpoint-*")) else []
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            print(
+                f"seed {seed} stopped with exit code {code}: the same command goes on there", file=sys.stderr
+            )
+            return code
+    return compare_runs(list(folders.values()))
 
 
 def _smoke_settings(run: "Config") -> list[str]:

@@ -151,13 +151,13 @@ def interval_by_database(
     residuals = parts - parts.sum() / total * counts
     error = sqrt((residuals**2 / (1 - counts / total)).sum()) / total / span
     share = (parts.sum() / span + 0.5) / (total + 1)
-    t = _t_quantile(round(total**2 / (counts**2).sum()) - 1)
+    t = t_quantile(round(total**2 / (counts**2).sum()) - 1)
     reach, logit = t * error / (share * (1 - share)), log(share / (1 - share))
     low, high = (lowest + span / (1 + exp(-bound)) for bound in (logit - reach, logit + reach))
     return min(naive[0], low), max(naive[1], high)
 
 
-def _t_quantile(freedom: int) -> float:
+def t_quantile(freedom: int) -> float:
     """97.5% quantile of Student's t, within 0.001 of it; for no degree of freedom, that of one."""
     if freedom <= len(_T):
         return _T[max(freedom, 1) - 1]

@@ -1,6 +1,7 @@
 """Table and changed answers of a comparison of two models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from rich import box
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
+from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS
 
@@ -77,6 +79,33 @@ def comparison_table(
                 style="dim",
             )
     return table
+
+
+def runs_table(several: SeveralRuns) -> Table:
+    """Table of several runs: accuracy before and after, mean and range, and the change of each."""
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"Strict accuracy in %, {len(several.runs)} runs"
+    )
+    table.add_column("held-out set", no_wrap=True)
+    for column in ("n", "before", "after", "change", "of each run"):
+        table.add_column(column, justify="right")
+    for name in several.sets():
+        changes = [100 * change for change in several.changes(name)]
+        table.add_row(
+            Text(name),
+            str(several.runs[0].after[name].total),
+            _spread([run.before[name].accuracy for run in several.runs]),
+            _spread([run.after[name].accuracy for run in several.runs]),
+            f"{fmean(changes):+.1f}",
+            " ".join(f"{change:+.1f}" for change in changes),
+        )
+    return table
+
+
+def _spread(shares: Sequence[float]) -> str:
+    """Mean and range in percent; the mean alone if all are equal."""
+    low, high = 100 * min(shares), 100 * max(shares)
+    return f"{100 * fmean(shares):.1f}" + (f" ({low:.0f}-{high:.0f})" if high > low else "")
 
 
 def _share(accuracy: float | None, interval: Interval) -> str:

@@ -15,7 +15,7 @@ from text2sql_grpo.files import write_json
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.publishing.model_card import write_model_card
-from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines
+from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines, samples_table
 from text2sql_grpo.reporting.comparison_tables import comparison_table
 from text2sql_grpo.reporting.report_page import write_report
 from text2sql_grpo.run.stage import Run
@@ -37,6 +37,7 @@ def report(
     comparison = _change(run.folder)
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
+        record["change"]["verdict"] += f" All of this is of one seed, {run.config.run.seed}."
     write_json(run.folder / EVALUATION, record)
     n_suspects = _write_suspects(run)
     picture, page = _picture(run), write_report(run.folder)
@@ -45,7 +46,10 @@ def report(
         run.console.print(accuracy_table(after))
     else:
         run.console.print(comparison_table(comparison, sides=("before", "after"), by_kind=False))
-        run.console.print(Text(comparison.verdict()), soft_wrap=True)
+        run.console.print(Text(record["change"]["verdict"]), soft_wrap=True)
+    stages_scored = {"before": before.get("before", {}).get("sets", {}), "after": after}
+    if run.config.evaluation.samples:
+        run.console.print(samples_table(stages_scored))
     for line in gap_lines(grader.accepted):
         run.console.print(line, markup=False, soft_wrap=True)
     if changed := record["changed_golds"]:

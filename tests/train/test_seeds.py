@@ -1,0 +1,66 @@
+"""Runs of several seeds: trained one after the other, gone on with, and compared."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_run import write_config
+from text2sql_grpo.commands import main
+
+SHORT = ["--sft.max_steps", "2", "--grpo.max_steps", "1", "--evaluation.merge_samples", "0"]
+
+
+def test_each_seed_is_trained_once_and_all_are_one_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "--config", str(write_config(tmp_path)), "--seeds", "3", "4", *SHORT]
+    argv += ["--evaluation.samples", "2"]
+    assert main(argv) == 0
+    out = capfd.readouterr().out
+    assert "All of this is of one seed, 3." in out and "vote@2" in out
+    assert "Strict accuracy in %, 2 runs" in out
+    record = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert record["verdict"] in out
+    folders = [tmp_path / "run" / f"seed-{seed}" for seed in (3, 4)]
+    assert record["runs"] == [str(folder) for folder in folders]
+    scores = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
+    assert [one["sets"]["test_values"]["samples"]["samples"] for one in scores] == [2, 2]
+    assert [one["before"]["sets"]["test_values"]["samples"]["samples"] for one in scores] == [2, 2]
+    assert record["sets"]["test_values"]["after"] == [
+        one["sets"]["test_values"]["overall"]["strict"]["accuracy"] for one in scores
+    ]
+
+    assert main(argv) == 0  # again: nothing is trained twice
+    out = capfd.readouterr().out
+    assert "seed 3: finished" in out and "seed 4: finished" in out and "GRPO" not in out
+    assert main(["compare", *map(str, folders), str(folders[0]), "--out", str(tmp_path / "c.json")]) == 0
+    assert "in the mean of 3 runs" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--seeds", "1", "1"], ["--seeds", "1", "2", "--smoke"]])
+def test_one_seed_is_no_spread(tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", str(write_config(tmp_path)), *wrong]) == 1
+    assert "--seeds needs at least two different seeds" in capsys.readouterr().err
+
+
+def test_runs_without_figures_or_with_others_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finished(name: str, total: int) -> str:
+        scores = {
+            "test": {"overall": {"strict": {"correct": 1, "total": total, "by_database": {"a": [1, total]}}}}
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evaluation.json").write_text(
+            json.dumps({"sets": scores, "before": {"sets": scores}})
+        )
+        return str(tmp_path / name)
+
+    runs = [finished("a", 4), finished("b", 4)]
+    assert main(["compare", *runs, str(tmp_path)]) == 1
+    assert "no finished run with accuracies before and after training" in capsys.readouterr().err
+    assert main(["compare", *runs, finished("c", 5)]) == 1
+    assert "answered other held-out sets than" in capsys.readouterr().err
+    assert main(["compare", *runs, runs[0]]) == 0
+    assert "+0.0 points in the mean of 3 runs" in capsys.readouterr().out
