@@ -75,7 +75,7 @@ def test_record_holds_the_whole_episode(judged: Judged) -> None:
     assert submitted == {"kind": "submit_sql", "sql": "SELECT 8"}
     expected = {
         **{"example": "Lisbon?", "database": "shop", "family": "lookup", "difficulty": "medium"},
-        **{"question": "Lisbon?", "gold_sql": RIGHT},
+        **{"question": "Lisbon?", "gold_sql": RIGHT, "other_golds": []},
         **{"final_sql": "SELECT 8", "stop_reason": "submitted", "is_masked": False},
         **{"strict": answer.verdict.strict, "official": answer.verdict.official},
         **{"reason": answer.verdict.reason, "gap": "", "flags": list(answer.flags)},

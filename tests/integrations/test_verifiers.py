@@ -42,7 +42,12 @@ assert not {{"torch", "transformers", "trl"}} & set(sys.modules)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_all_commands_agree_with_evaluate_on_every_question(tmp_path: Path, started_model: str) -> None:
+def test_all_commands_agree_with_evaluate_on_every_question(
+    tmp_path: Path,
+    started_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = write_config(tmp_path, model={"path": started_model, "dtype": "float32"})
     scores = tmp_path / "scores.json"
     assert main(["evaluate", "--model_path", started_model, "--config", str(path), "--out", str(scores)]) == 0
@@ -94,6 +99,14 @@ def test_all_commands_agree_with_evaluate_on_every_question(tmp_path: Path, star
         verdicts = {"strict": answer["strict"], "official": answer["official"], "looks": looks}
         assert verdicts.items() <= trace["metrics"].items()
         assert (again["rewards"], again["metrics"]) == (trace["rewards"], trace["metrics"])
+    monkeypatch.chdir(tmp_path)
+    argv = ["replay", "outputs/eval", "--config", str(path)]
+    assert main(argv) == 1  # they hold no gold queries
+    assert main([*argv, "--golds", str(config.data.train), "--out", "again.jsonl"]) == 0
+    assert {row["example"]: row["strict"] for row in json_lines(tmp_path / "again.jsonl")} == {
+        name: answer["strict"] for name, answer in expected.items()
+    }
+    assert "0 become right, 0 become wrong" in capsys.readouterr().out
 
 
 def taskset(folder: Path, rows: list[dict[str, Any]] = QUESTIONS, **task: Any) -> Any:

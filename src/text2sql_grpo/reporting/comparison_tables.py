@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
+from text2sql_grpo.evaluation.replay import Change
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS
@@ -79,6 +80,27 @@ def comparison_table(
                 style="dim",
             )
     return table
+
+
+def show_replay(change: Change, console: Console, *, shown: int) -> None:
+    """Print what another judgement changes, and the first answers whose verdict it changes."""
+    for one in change.changed[:shown]:
+        record, verdict = one.record, one.answer.verdict
+        word, style = ("NOW RIGHT", "bold green") if verdict.strict else ("NOW WRONG", "bold red")
+        place = f"  {record['example']} (database {record['database']})"
+        console.print(Rule(Text.assemble((word, style), place), align="left"))
+        lines = [f"question  {record['question']}", f"answer    {_one_line(record['final_sql'])}"]
+        golds = list(
+            dict.fromkeys(_one_line(sql) for sql in (record["gold_sql"], one.answer.example.gold_sql))
+        )
+        lines += [f"gold      {' -> '.join(golds)}", f"reason    {record['reason']} -> {verdict.reason}"]
+        console.print(Text("\n".join(lines)), soft_wrap=True)
+    became_right = sum(one.answer.verdict.strict for one in change.changed)
+    lost = len(change.changed) - became_right
+    console.print(f"{change.after.total} answers: {became_right} become right, {lost} become wrong")
+    console.print(f"right: {change.before} as recorded, {change.after} now", soft_wrap=True)
+    before, after = ("none" if mean is None else f"{mean:.3f}" for mean in change.paid)
+    console.print(f"mean reward: {before} as recorded, {after} now")
 
 
 def runs_table(several: SeveralRuns) -> Table:

@@ -54,6 +54,7 @@ class Answer:
             "difficulty": example.difficulty,
             "question": example.question,
             "gold_sql": example.gold_sql,
+            "other_golds": list(example.other_golds),
             "final_sql": episode.final_sql,
             "stop_reason": episode.stop_reason,
             "is_masked": episode.is_masked,

@@ -1,7 +1,7 @@
 """Traces of verifiers: as episodes of this package, and as records for filters of chats."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.grading import Verdict
+from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import TRACES
 
 OUT_OF_TOKENS = "max_total_tokens"  # a stop condition of verifiers
@@ -89,6 +91,20 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
             name = str(trace.task.key)
             yield _record(trace) | {"example": name, "sample": seen[name]}
             seen[name] += 1
+
+
+def episode_records(
+    folder: Path, examples: Mapping[str, Example], environment: SQLEnvironment
+) -> Iterator[dict[str, Any]]:
+    """Record of each trace whose question is known, as `Answer.record` writes one; see `rebuilt_episode`."""
+    for traces in read_jsonl(folder / TRACES, "traces of verifiers", convert=_traces):
+        for trace in traces:
+            if (example := examples.get(str(trace.task.data.id))) is None:
+                continue
+            episode = rebuilt_episode(trace, example, environment)
+            unjudged = Verdict(official=False, strict=False, reason="not_submitted", executes=False)
+            strict = bool(trace.metrics.get("strict", trace.reward >= FULL_REWARD))
+            yield Answer(episode, unjudged).record() | _record(trace) | {"strict": strict}
 
 
 def _traces(episode: dict[str, Any]) -> list[vf.Trace]:

@@ -1,0 +1,139 @@
+"""Recorded episodes, judged once more: by other gold queries, test databases or rewards, without a model."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Action, Episode
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.bench import Environment
+from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.rewards import Answer, RewardMix
+
+_AT_ONCE = 64
+_TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One recorded episode and its new judgement.
+
+    Attributes:
+        record: Its line, as `Answer.record` wrote it.
+        answer: The new judgement.
+    """
+
+    record: Record
+    answer: Answer
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the strict verdict is another one."""
+        return self.answer.verdict.strict is not self.record["strict"]
+
+
+def replay(
+    records: Iterable[Record],
+    environment: Environment,
+    *,
+    golds: Mapping[str, Example] | None = None,
+    rewards: RewardMix | None = None,
+) -> Iterator[Replayed]:
+    """Judge recorded episodes once more, in their order.
+
+    Their exploratory queries run again, since records hold the numbers of their rows alone.
+
+    Args:
+        records: Lines of `rollouts.jsonl`, or of a file of `evaluate` or `collect`.
+        environment: Its databases and grader judge.
+        golds: Questions by id, whose gold queries replace those of the records.
+        rewards: Rewards of the episodes; None for verdicts alone.
+
+    Raises:
+        DataError: A record lacks a field, or names an unknown database.
+        RewardError: A reward function raised.
+    """
+    judge, source = environment.judge(rewards), iter(records)
+    while part := list(islice(source, _AT_ONCE)):
+        episodes = [read_episode(record, environment, golds or {}) for record in part]
+        addresses = [environment.databases.address(one.example.database) for one in episodes]
+        answers = judge.judge_many(list(zip(episodes, addresses, strict=True)))
+        yield from map(Replayed, part, answers)
+
+
+def read_episode(record: Record, environment: Environment, golds: Mapping[str, Example]) -> Episode:
+    """Episode of a record, with its exploratory queries run again.
+
+    Raises:
+        DataError: See `replay`.
+    """
+    try:
+        example = golds.get(record["example"]) or Example(
+            record["example"],
+            record["database"],
+            record["question"],
+            record["gold_sql"],
+            difficulty=record["difficulty"],
+            family=record["family"],
+            other_golds=tuple(record.get("other_golds", ())),
+        )
+        database = environment.databases.address(record["database"])
+        runs = [one["sql"] for one in record["actions"] if "outcome" in one]
+        outcomes = iter(environment.executor.execute_many([(database, sql) for sql in runs]))
+        actions = [
+            Action(
+                one["kind"], one["sql"], next(outcomes) if "outcome" in one else None, one.get("error", "")
+            )
+            for one in record["actions"]
+        ]
+        return Episode(
+            example=example,
+            messages=record["messages"],
+            stop_reason=record["stop_reason"],
+            is_masked=record["is_masked"],
+            actions=actions,
+            max_turns=environment.settings.max_turns,
+            final_sql=record["final_sql"],
+            **{name: record[name] for name in _TOKENS},
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(f"not a record of an episode: {error!r} is missing or wrong") from error
+
+
+@dataclass(frozen=True)
+class Change:
+    """What another judgement changes.
+
+    Attributes:
+        before: Strict accuracy as recorded.
+        after: Strict accuracy now.
+        paid: Mean reward as recorded, of the episodes that have one, and now; None without rewards.
+        changed: Episodes with another strict verdict, those that became right first.
+    """
+
+    before: Accuracy
+    after: Accuracy
+    paid: tuple[float | None, float | None]
+    changed: Sequence[Replayed]
+
+
+def change(replayed: Sequence[Replayed]) -> Change:
+    """Compare new judgements with the recorded ones."""
+    return Change(
+        Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed),
+        Accuracy.of((one.record["database"], one.answer.verdict.strict) for one in replayed),
+        (
+            _mean([one.record.get("reward") for one in replayed]),
+            _mean([one.answer.reward for one in replayed]),
+        ),
+        sorted((one for one in replayed if one.is_changed), key=lambda one: one.record["strict"]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
