@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from text2sql_grpo.commands import options
@@ -11,6 +12,7 @@ from text2sql_grpo.run_folder import CONFIG, config_around, find_config
 if TYPE_CHECKING:
     from text2sql_grpo.config import Config
 
+Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
 
 # Fields that change answers or verdicts; of a section without names all.
 _DECISIVE = {"data": ("databases", "test", "quarantine"), "environment": (), "grading": ()}
@@ -28,6 +30,8 @@ def evaluate(
     metrics: list[Literal["strict", "official", "ves"]] | None = None,
     temperature: Temperature | None = None,
     seed: int | None = None,
+    perturb: list[Perturbation] | None = None,
+    corpora: list[Path] | None = None,
     out: Path | None = None,
     show: bool = False,
     parallel: Count = 8,
@@ -51,6 +55,11 @@ def evaluate(
         temperature: 0 is greedy; default: evaluation.temperature. With --samples that of the sampled
             answers; default: evaluation.samples_temperature.
         seed: Random seed of sampling; default: run.seed.
+        perturb: Ask each question in these other forms too, and print what that costs: the schema in another
+            order, shorter names of columns, tables of another database added, a typo, another sentence, or no
+            schema at all.
+        corpora: Text files that the model may have been trained on: questions of which eight words in a row
+            occur there are counted apart.
         out: Default: evaluation-MODEL.json in the run or the folder around the model; for --base_url here.
         show: Print each answer whole, with its turns; they are in the page and in the .jsonl anyway.
         parallel: Concurrent episodes at --base_url.
@@ -93,8 +102,10 @@ def evaluate(
         from text2sql_grpo.reporting.accuracy_tables import (
             accuracy_table,
             gap_lines,
+            perturbation_table,
             reason_lines,
             samples_table,
+            seen_lines,
         )
         from text2sql_grpo.reporting.progress import answer_with_bar
         from text2sql_grpo.reporting.shown import show_answer, show_line
@@ -118,7 +129,14 @@ def evaluate(
             if "ves" in (metrics or ()):
                 _add_r_ves(scores, answers, bench, console)
             accepted = bench.environment.grader.accepted
+            forms = _perturbed(perturb or (), bench, chosen, answers, asked, console, out, **sampling)
         record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
+        record |= (
+            {"perturbed": {kind: form.record() | {"left_out": n} for kind, (form, n) in forms.items()}}
+            if forms
+            else {}
+        )
+        record |= {"seen": _seen(corpora, answers)} if corpora else {}
         record |= {"environment": asdict(run.environment), "accepted_by_gap": dict(accepted.most_common())}
         write_json(out, record)
         write_answers(lines, answers)
@@ -133,11 +151,58 @@ def evaluate(
         console.print(accuracy_table(scores, metrics or ()))
         if sampled:
             console.print(samples_table({"": scores}))
-        for line in (*reason_lines(scores), *gap_lines(accepted)):
+        if forms:
+            console.print(perturbation_table(forms))
+        for line in (*reason_lines(scores), *seen_lines(record.get("seen", {})), *gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         console.print(f"every answer: {lines}", soft_wrap=True)
     return 0
+
+
+def _perturbed(
+    kinds: Sequence[Perturbation],
+    bench: Any,
+    chosen: dict[str, Any],
+    answers: dict[str, Any],
+    asked: Any,
+    console: Any,
+    out: Path,
+    **sampling: Any,
+) -> dict[str, Any]:
+    """Answers to the questions in other forms, each with the answer to the plain one."""
+    from dataclasses import replace
+
+    from text2sql_grpo.evaluation.answers import judged, write_answers
+    from text2sql_grpo.evaluation.comparison import paired
+    from text2sql_grpo.evaluation.perturbations import perturbed
+    from text2sql_grpo.reporting.progress import answer_with_bar
+
+    forms: dict[str, Any] = {}
+    plain = {one.key: one for one in judged(answers)}
+    for kind in kinds:
+        with TemporaryDirectory(prefix="text2sql-grpo-") as folder:
+            form = perturbed(kind, bench, chosen, folder=Path(folder), seed=sampling["seed"])
+            with form.environment as environment:
+                other = replace(bench, environment=environment)
+                found = answer_with_bar(
+                    other, form.sets, asked, console, title=f"Questions: {kind}", **sampling
+                )
+        write_answers(out.with_name(f"{out.stem}-{kind}.jsonl"), found)
+        rights = ((one.database, plain[one.key].strict, one.strict) for one in judged(found))
+        forms[kind] = paired(rights), form.left_out
+    return forms
+
+
+def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
+    """Accuracy on the questions that occur in files, and on the others."""
+    from text2sql_grpo.evaluation.contamination import seen_questions
+    from text2sql_grpo.evaluation.summary import accuracy
+
+    everyone = [answer for answered in answers.values() for answer in answered]
+    seen = seen_questions([answer.example for answer in everyone], corpora)
+    parts = [[one for one in everyone if (one.example.id in seen) is is_seen] for is_seen in (True, False)]
+    return dict(zip(("seen", "unseen"), (accuracy(part).record() for part in parts), strict=True))
 
 
 def _unlike_the_run(

@@ -18,6 +18,7 @@ from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import (
+    Schema,
     SchemaText,
     TableChoice,
     estimated_tokens,
@@ -145,6 +146,7 @@ class SQLEnvironment:
 
     Attributes:
         tools: JSON schemas of the tools, for the native protocol.
+        arrange: Function from a schema to the one that the model reads; for experiments.
 
     Args:
         hide: Patterns of tables and columns that no prompt and no observation shows; see `hidden.hide`.
@@ -165,6 +167,7 @@ class SQLEnvironment:
         self.executor = executor
         self.settings = settings
         self.tools = TOOLS
+        self.arrange: Callable[[Schema], Schema] = lambda schema: schema
         self._count_tokens = count_tokens
         self._patterns = hide
         self._hidden: dict[str, Hidden] = {}
@@ -211,7 +214,7 @@ class SQLEnvironment:
 
     def schema_text(self, database: str, question: str = "") -> str:
         """Schema text of a database; of one over `max_schema_tokens`, with the tables for the question."""
-        schema, settings = self.hidden(database).schema, self.settings
+        schema, settings = self.arrange(self.hidden(database).schema), self.settings
         kind, max_tokens, count = settings.schema_text, settings.max_schema_tokens, self._count_tokens
         if question and database not in self._choices:
             self._choices[database] = table_choice(schema, kind, max_tokens=max_tokens, count_tokens=count)

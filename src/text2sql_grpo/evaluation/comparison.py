@@ -1,7 +1,7 @@
 """Comparison of two models on the same questions: gained and lost ones, tests and intervals."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import sqrt
@@ -141,6 +141,15 @@ class Paired:
         }
 
 
+def paired(answers: Iterable[tuple[str, bool, bool]]) -> Paired:
+    """Count answers, each given by the database of its question, and whether base and other are right."""
+    found: dict[str, Counter[tuple[bool, bool]]] = defaultdict(Counter)
+    for database, base, other in answers:
+        found[database][base, other] += 1
+    by_database = {name: _paired(counts) for name, counts in found.items()}
+    return replace(_paired(sum(found.values(), Counter())), by_database=by_database)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Answers of two models to the same questions.
@@ -161,12 +170,11 @@ class Comparison:
 
     def paired(self, grading: Grading = "strict", **where: str) -> Paired:
         """Counts over the questions with these fields, such as `set="dev", family="lookup"`."""
-        found: dict[str, Counter[tuple[bool, bool]]] = defaultdict(Counter)
-        for base, trained in self.pairs:
-            if all(getattr(base, name) == value for name, value in where.items()):
-                found[base.database][getattr(base, grading), getattr(trained, grading)] += 1
-        by_database = {name: _paired(counts) for name, counts in found.items()}
-        return replace(_paired(sum(found.values(), Counter())), by_database=by_database)
+        return paired(
+            (base.database, getattr(base, grading), getattr(trained, grading))
+            for base, trained in self.pairs
+            if all(getattr(base, name) == value for name, value in where.items())
+        )
 
     def changed(self) -> list[tuple[Judged, Judged]]:
         """Gained questions, then lost ones, by the strict verdict."""

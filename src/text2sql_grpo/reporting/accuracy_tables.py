@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
+from text2sql_grpo.evaluation.comparison import Paired
 from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 
 LEAST_QUESTIONS = 10
@@ -116,6 +117,36 @@ def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:
         f"Each answer: {means['tokens_per_answer']:.0f} tokens and {means['looks_per_question']:.2f} "
         f"exploratory queries; {means['malformed_share']:.0%} hold a turn that could not be read"
     )
+
+
+def perturbation_table(forms: Mapping[str, tuple[Paired, int]]) -> Table:
+    """Table of the same questions as they are and in other forms, with the number of those left out."""
+    table = Table(
+        "form",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="Strict accuracy in % on questions in another form",
+    )
+    for column in ("n", "plain", "so asked", "difference (95% by database)", "left out"):
+        table.add_column(column, justify="right")
+    for name, (both, left_out) in forms.items():
+        low, high = (100 * bound for bound in both.interval)
+        table.add_row(
+            name,
+            str(both.total),
+            f"{100 * both.base.accuracy:.1f}",
+            f"{100 * both.trained.accuracy:.1f}",
+            f"{100 * both.difference:+.1f} ({low:+.0f} to {high:+.0f})",
+            str(left_out),
+        )
+    return table
+
+
+def seen_lines(seen: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracy on the questions that occur in files of the user, and on the others."""
+    for name, record in seen.items():
+        where = "occur in the corpora" if name == "seen" else "do not"
+        yield f"Questions that {where}: {record['total']}, right: {Accuracy.read(record)}"
 
 
 def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:

@@ -1,0 +1,188 @@
+"""Questions in other forms: what changes, what stays, and that no database of the user is touched."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.databases import sqlite_file
+from tests.tiny_model import write_model
+from text2sql_grpo.commands import main
+from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.bench import Bench
+from text2sql_grpo.evaluation.contamination import seen_questions
+from text2sql_grpo.evaluation.perturbations import Perturbed, perturbed
+
+STAFF = """CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT);
+CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER, city_id INTEGER REFERENCES city(id));
+CREATE VIEW paid AS SELECT name, salary FROM staff;"""
+SHOP = "CREATE TABLE item (code TEXT, price REAL); CREATE TABLE label (code TEXT, colour TEXT);"
+QUESTIONS = [
+    ("a", "Which salaries does Miriam get?", "SELECT salary FROM staff WHERE name = 'Miriam'"),
+    (
+        "b",
+        "People by country, please.",
+        "SELECT c.country, count(*) FROM staff s JOIN city c ON s.city_id = c.id "
+        "GROUP BY c.country ORDER BY c.country",
+    ),
+    (
+        "c",
+        "Names of both kinds?",
+        "SELECT name FROM staff JOIN city USING (name) UNION SELECT name FROM paid",
+    ),
+    ("d", "Total salary?", "SELECT sum(salary) AS salary FROM staff ORDER BY salary"),
+    ("e", "Who?", "SELECT name FROM city"),
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    folder = tmp_path / "databases"
+    folder.mkdir()
+    people = [(1, "Miriam", 10, 1), (2, "Otto", 20, 2), (3, "Ida", 30, 1)]
+    cities = [(1, "Rome", "Italy"), (2, "Oslo", "Norway")]
+    sqlite_file(folder / "staff.sqlite", STAFF, {"city": cities, "staff": people})
+    sqlite_file(folder / "shop.sqlite", SHOP, {"item": [("x", 1.5)] * 30})
+    rows = [{"id": i, "database": "staff", "question": q, "gold_sql": sql} for i, q, sql in QUESTIONS]
+    rows.append({"id": "f", "database": "shop", "question": "Prices?", "gold_sql": "SELECT price FROM item"})
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Config(
+        model=ModelConfig(path=str(tmp_path / "model")),
+        data=DataConfig(
+            databases=folder, train=tmp_path / "train.jsonl", test={"held": tmp_path / "questions.jsonl"}
+        ),
+        environment=EnvironmentConfig(max_turns=2, max_turn_tokens=8, max_episode_tokens=32),
+    )
+
+
+@pytest.fixture
+def bench(config: Config) -> Iterator[Bench]:
+    with Bench.open(config) as bench:
+        yield bench
+
+
+def changed(kind: Any, bench: Bench, folder: Path) -> Perturbed:
+    def contents() -> dict[str, str]:
+        return {path.name: sha256(path.read_bytes()).hexdigest() for path in files.iterdir()}
+
+    files = Path(str(bench.config.data.databases))
+    before = contents()
+    copies = folder / kind
+    copies.mkdir()
+    found = perturbed(kind, bench, bench.test, folder=copies, seed=1)
+    assert contents() == before
+    return found
+
+
+def schemas(form: Perturbed) -> str:
+    return "\n".join(form.environment.sessions.schema_text(name) for name in ("shop", "staff"))
+
+
+def test_another_order_shows_the_same_columns(bench: Bench, tmp_path: Path) -> None:
+    form, plain = changed("order", bench, tmp_path), bench.environment
+    with form.environment:
+        text, known = form.environment.sessions.schema_text("staff"), plain.sessions.schema_text("staff")
+        assert text != known
+        assert sorted(text.replace(",", " ").split()) == sorted(known.replace(",", " ").split())
+        assert form.sets == bench.test
+
+
+def test_shorter_names_hold_in_the_schema_and_in_each_gold(bench: Bench, tmp_path: Path) -> None:
+    form = changed("rename", bench, tmp_path)
+    with form.environment as environment:
+        assert "slry" in schemas(form) and "salary" not in schemas(form).replace("paid", "")
+        golds = {one.id: one.gold_sql for one in form.sets["held"]}
+        assert golds["a"] == """SELECT "slry" FROM staff WHERE "nm" = 'Miriam'"""
+        assert golds.keys() == {"a", "b", "c", "e", "f"} and form.left_out == 1  # an alias hides its column
+        for example in form.sets["held"]:
+            first = environment.executor.execute(
+                environment.databases.address(example.database), example.gold_sql
+            )
+            plain = next(one for one in bench.test["held"] if one.id == example.id)
+            address = bench.environment.databases.address(example.database)
+            assert (
+                first.is_ok and first.rows == bench.environment.executor.execute(address, plain.gold_sql).rows
+            )
+
+
+def test_tables_of_another_database_are_added(bench: Bench, tmp_path: Path) -> None:
+    form = changed("distractors", bench, tmp_path)
+    with form.environment:
+        assert {"item", "label"} <= set(
+            form.environment.sessions.schema_text("staff").replace("(", " ").split()
+        )
+        with closing(sqlite3.connect(tmp_path / "distractors" / "staff.sqlite")) as connection:
+            assert connection.execute("SELECT count(*) FROM item").fetchone() == (20,)
+        assert form.sets == bench.test
+
+
+def test_a_typo_spares_the_values_and_a_phrasing_keeps_the_question(bench: Bench, tmp_path: Path) -> None:
+    form = changed("typos", bench, tmp_path)
+    form.environment.close()
+    typos = {one.id: one.question for one in form.sets["held"]}
+    assert "Miriam" in typos["a"] and typos["a"] != QUESTIONS[0][1]
+    assert sorted(typos["a"]) == sorted(QUESTIONS[0][1])
+    assert typos["e"] == "Who?"  # no word is long enough
+    form = changed("phrasing", bench, tmp_path)
+    form.environment.close()
+    for plain, one in zip(bench.test["held"], form.sets["held"], strict=True):
+        assert plain.question in one.question and plain.question != one.question
+
+
+def test_no_schema_shows_none(bench: Bench, tmp_path: Path) -> None:
+    form = changed("no_schema", bench, tmp_path)
+    with form.environment:
+        assert "salary" not in schemas(form)
+
+
+def test_one_database_has_no_distractors(config: Config, tmp_path: Path) -> None:
+    rows = (tmp_path / "questions.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "questions.jsonl").write_text("".join(rows[:-1]))
+    with Bench.open(config) as bench, pytest.raises(DataError, match="there is only one"):
+        changed("distractors", bench, tmp_path)
+
+
+def test_the_verb_prints_what_each_form_costs(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model", max_positions=2048)
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    (tmp_path / "corpus.txt").write_text("x\nQ: total  SALARY? A: 60\n")
+    argv = ["evaluate", "--model_path", str(model), "--config", str(tmp_path / "config.yaml")]
+    argv += ["--out", str(tmp_path / "e.json"), "--perturb", "order", "rename"]
+    assert main([*argv, "--corpora", str(tmp_path / "corpus.txt")]) == 0
+    out = capsys.readouterr().out
+    assert "so asked" in out and "Questions that occur in the corpora: 1, right: 0/1" in out
+    record = json.loads((tmp_path / "e.json").read_text())
+    assert (record["perturbed"]["rename"]["left_out"], record["perturbed"]["order"]["left_out"]) == (1, 0)
+    assert record["perturbed"]["rename"]["neither"] == 5
+    assert record["seen"]["unseen"]["total"] == 5
+    assert len((tmp_path / "e-rename.jsonl").read_text().splitlines()) == 5
+    assert main([*argv, "--corpora", str(tmp_path / "nowhere.txt")]) == 1
+    assert "cannot read a file to look for questions in" in capsys.readouterr().err
+
+
+def test_questions_are_found_by_eight_words_in_a_row(tmp_path: Path) -> None:
+    long = "one two three four five six seven eight nine ten"
+    examples = [
+        Example("long", "d", long, "SELECT a FROM t"),
+        Example("other", "d", "one two three four five six seven", "SELECT b FROM t"),
+        Example("gold", "d", "?", "SELECT c, d, e FROM t WHERE f = 'g' AND h = 2"),
+    ]
+    corpus = tmp_path / "corpus.jsonl"
+    for text, seen in (
+        ("zero TWO three, four five six seven eight nine!", {"long"}),
+        ("one two three four five six seven", {"other"}),
+        ("a one two three four five six seven eight", {"long", "other"}),
+        ('{"sql": "select c,d,e from t where f=\'g\'"}', {"gold"}),
+        ("two three four five six seven", set()),
+    ):
+        corpus.write_bytes(text.encode() + b"\xff")
+        assert seen_questions(examples, [corpus]) == seen
