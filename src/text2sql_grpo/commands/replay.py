@@ -40,8 +40,8 @@ def replay(
 
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.evaluation.bench import Environment
-    from text2sql_grpo.evaluation.replay import change
-    from text2sql_grpo.evaluation.replay import replay as replayed
+    from text2sql_grpo.evaluation.regrading import change
+    from text2sql_grpo.evaluation.regrading import replay as replayed
     from text2sql_grpo.files import write_jsonl
     from text2sql_grpo.reporting.comparison_tables import show_replay
 

@@ -125,7 +125,7 @@ class Report:
         return [flat[i : i + self.samples] for i in range(0, len(flat), self.samples)]
 
     def _chosen(self, chosen: Iterable[Vote]) -> list[bool]:
-        """Whether the chosen answer to each question is right."""
+        """True for each question whose chosen answer is right."""
         pairs = zip(chosen, self._right(), strict=False)  # no votes, no pairs
         return [vote.place is not None and bool(row[vote.place]) for vote, row in pairs]
 

@@ -92,7 +92,7 @@ def _percents(interval: Sequence[float]) -> str:
 
 
 def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:
-    """What kind of answers the questions of all sets got: verdicts, ends, unreadable turns, looks and tokens.
+    """Kinds of answers to the questions of all sets: verdicts, ends, unreadable turns, looks and tokens.
 
     Args:
         sets: `sets` of `evaluation.json`.

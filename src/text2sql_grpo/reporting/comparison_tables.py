@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
-from text2sql_grpo.evaluation.replay import Change
+from text2sql_grpo.evaluation.regrading import Change
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Interval
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS

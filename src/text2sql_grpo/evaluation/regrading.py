@@ -106,7 +106,7 @@ def read_episode(record: Record, environment: Environment, golds: Mapping[str, E
 
 @dataclass(frozen=True)
 class Change:
-    """What another judgement changes.
+    """Difference that another judgement makes.
 
     Attributes:
         before: Strict accuracy as recorded.
