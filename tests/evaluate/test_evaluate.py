@@ -136,6 +136,11 @@ def test_the_verb_samples_answers_and_votes_on_them(
     argv = ["evaluate", "--model_path", "run/merged", "--num_samples", "2", "--sets", "test_values"]
     assert main([*argv, "--samples", "1"]) == 1
     assert "--samples must be at least 2" in capsys.readouterr().err
+    assert main([*argv, "--export", "spider"]) == 1
+    assert "--export needs whole sets" in capsys.readouterr().err
+    assert main([*argv[:3], "--export", "spider", "--out", "whole.json"]) == 0
+    assert len((tmp_path / "whole-test_databases.sql").read_text().splitlines()) == 4
+    capsys.readouterr()
     assert main([*argv, "--samples", "3", "--temperature", "1.5"]) == 0
     assert "vote@3" in capsys.readouterr().out
     record = json.loads((tmp_path / "run" / "evaluation-merged.json").read_text(encoding="utf-8"))

@@ -154,7 +154,7 @@ def test_the_verb_prints_what_each_form_costs(
 ) -> None:
     model = write_model(tmp_path / "model", max_positions=2048)
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    (tmp_path / "corpus.txt").write_text("x\nA: select SALARY from staff where name = "Miriam"\n")
+    (tmp_path / "corpus.txt").write_text("x\nA: select SALARY from staff where name = Miriam\n")
     argv = ["evaluate", "--model_path", str(model), "--config", str(tmp_path / "config.yaml")]
     argv += ["--out", str(tmp_path / "e.json"), "--perturb", "order", "rename"]
     assert main([*argv, "--corpora", str(tmp_path / "corpus.txt")]) == 0

@@ -1,5 +1,6 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from text2sql_grpo.run_folder import CONFIG, config_around, find_config
 if TYPE_CHECKING:
     from text2sql_grpo.config import Config
 
+Board = Literal["bird", "spider", "spider2", "livesql"]
 Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
 
 # Fields that change answers or verdicts; of a section without names all.
@@ -32,6 +34,7 @@ def evaluate(
     seed: int | None = None,
     perturb: list[Perturbation] | None = None,
     corpora: list[Path] | None = None,
+    export: Board | None = None,
     out: Path | None = None,
     show: bool = False,
     parallel: Count = 8,
@@ -60,6 +63,7 @@ def evaluate(
             schema at all.
         corpora: Text files that the model may have been trained on: questions of which eight words in a row
             occur there are counted apart.
+        export: Write the predictions for a benchmark's own evaluator too, a file for each held-out set.
         out: Default: evaluation-MODEL.json in the run or the folder around the model; for --base_url here.
         show: Print each answer whole, with its turns; they are in the page and in the .jsonl anyway.
         parallel: Concurrent episodes at --base_url.
@@ -77,6 +81,10 @@ def evaluate(
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     count = num_samples or run.data.test_samples
     samples = run.evaluation.samples if samples is None else samples
+    if export is not None and count is not None:
+        raise ConfigError(
+            "--export needs whole sets: leave out --num_samples and set data.test_samples to null"
+        )
     if samples == 1:
         raise ConfigError("--samples must be at least 2: one answer holds no vote")
     own = run.evaluation.samples_temperature if samples else run.evaluation.temperature
@@ -97,6 +105,7 @@ def evaluate(
         from text2sql_grpo.evaluation.answers import write_answers
         from text2sql_grpo.evaluation.bench import Bench, evenly_spaced, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
+        from text2sql_grpo.evaluation.leaderboards import export as exported
         from text2sql_grpo.evaluation.summary import scored_sets
         from text2sql_grpo.files import write_json
         from text2sql_grpo.reporting.accuracy_tables import (
@@ -157,6 +166,10 @@ def evaluate(
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         console.print(f"every answer: {lines}", soft_wrap=True)
+        if export is not None:
+            for name, answered in answers.items():
+                written = exported(export, answered, out.with_name(f"{out.stem}-{name}"))
+                console.print(f"for {export}: {written}", soft_wrap=True)
     return 0
 
 
@@ -192,6 +205,12 @@ def _perturbed(
         rights = ((one.database, plain[one.key].strict, one.strict) for one in judged(found))
         forms[kind] = paired(rights), form.left_out
     return forms
+
+
+def _hashes(run: "Config", sets: Iterable[str]) -> dict[str, str]:
+    """Hash of each set's question file, which tells versions of a benchmark apart."""
+    files = {name: Path(str(run.data.test[name])) for name in sets}
+    return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
 
 
 def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:

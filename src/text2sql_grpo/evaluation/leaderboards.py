@@ -1,0 +1,77 @@
+"""Files of predictions in the forms that the published benchmarks take."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.files import write_json, write_jsonl, write_text
+from text2sql_grpo.rewards import Answer
+from text2sql_grpo.sql.query import without_comments
+
+Board = Literal["bird", "spider", "spider2", "livesql"]
+
+NO_ANSWER = "SELECT 'no answer'"  # the evaluators of Spider and BIRD need a statement for each question
+
+
+def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
+    """Write the final queries of a whole held-out set, in the order of its questions.
+
+    | board | form | read by |
+    | --- | --- | --- |
+    | bird | JSON `{"0": "SQL\\t----- bird -----\\tdatabase"}` | `evaluation.py` of BIRD |
+    | spider | a query a line; beside it `.gold.sql` of `query<tab>database` | `evaluation.py` of test-suite-sql-eval |
+    | spider2 | a folder of `ID.sql` | `evaluate.py` of Spider 2.0 |
+    | livesql | JSONL of `instance_id` and `pred_sqls` | evaluator of LiveSQLBench |
+
+    Args:
+        place: Path without an ending.
+
+    Returns:
+        The file or folder that was written.
+
+    Raises:
+        ConfigError: Two questions have one id, or an id is no name of a file.
+        RunError: It cannot be written.
+    """  # noqa: E501 (a table)
+    queries = [_one_line(answer.episode.final_sql or NO_ANSWER) for answer in answers]
+    names = [answer.example.id for answer in answers]
+    if board == "bird":
+        databases = [answer.example.database for answer in answers]
+        lines = zip(queries, databases, strict=True)
+        path = place.with_name(f"{place.name}.json")
+        write_json(path, {str(i): f"{sql}\t----- bird -----\t{name}" for i, (sql, name) in enumerate(lines)})
+    elif board == "spider":
+        path = place.with_name(f"{place.name}.sql")
+        golds = [f"{_one_line(one.example.gold_sql)}\t{one.example.database}" for one in answers]
+        write_text(path, "\n".join(queries) + "\n")
+        write_text(path.with_suffix(".gold.sql"), "\n".join(golds) + "\n")
+    elif board == "livesql":
+        path = place.with_name(f"{place.name}.jsonl")
+        write_jsonl(
+            path,
+            ({"instance_id": name, "pred_sqls": [sql]} for name, sql in zip(names, queries, strict=True)),
+        )
+    else:
+        path = place
+        _check_names(names)
+        path.mkdir(parents=True, exist_ok=True)
+        for name, answer in zip(names, answers, strict=True):
+            write_text(path / f"{name}.sql", f"{answer.episode.final_sql or NO_ANSWER}\n")
+    return path
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if Path(name).name != name or name.startswith("."):
+            raise ConfigError(
+                f"--export spider2 writes a file for each question, and an id is no name: {name!r}"
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError("--export spider2 writes a file for each question, and two have one id")
+
+
+def _one_line(sql: str) -> str:
+    """A query without comments, line breaks and tabs, which separate in these files."""
+    return re.sub(r"[\r\n\t]", " ", without_comments(sql)).strip()
