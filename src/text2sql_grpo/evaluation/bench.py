@@ -20,6 +20,7 @@ from text2sql_grpo.environment.episode import CURES, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
+from text2sql_grpo.evaluation.evidence import with_evidence
 from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.rewards import Answer, Judge, RewardMix, open_grader, reward_mix
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
@@ -204,7 +205,9 @@ class Environment:
                 database = self.databases.address(episode.example.database)
                 answer = judge.judge(episode, database)
                 if rewards is None:
+                    schema = self.sessions.hidden(episode.example.database).schema
                     answer = with_published(answer, self.executor, database)
+                    answer = with_evidence(answer, self.executor, self.grader, database, schema)
                 if on_answer is not None:
                     on_answer(place, answer)
             except Exception as error:

@@ -28,6 +28,7 @@ class Answer:
 
     Attributes:
         published: Published metrics by name, which an evaluation adds; empty in training.
+        evidence: Rows of gold query and answer, which an evaluation adds; empty in training.
         flags: See `episode_flags`; `NOT_FLAGGED` if finding them failed.
         scores: Named scores; None if the episode must not be trained on, or was judged without rewards.
         reward: Weighted sum of the scores; None without scores.
@@ -36,6 +37,7 @@ class Answer:
     episode: Episode
     verdict: Verdict
     published: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     reward: float | None = None
@@ -71,6 +73,7 @@ class Answer:
             "completion_ids": episode.completion_ids,
             "completion_mask": episode.completion_mask,
             "log_probs": _log_probs(episode),
+            **({"evidence": self.evidence} if self.evidence else {}),
         }
 
 
