@@ -3,17 +3,24 @@
 import base64
 import gzip
 import json
+import os
 import re
 import shutil
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tiny_model import write_tokenizer
 from text2sql_grpo.commands import main
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.reporting import report_page
-from text2sql_grpo.reporting.report_page import write_report
+from text2sql_grpo.reporting.live_view import open_live
+from text2sql_grpo.reporting.report_page import episodes_report, write_page, write_report
 from text2sql_grpo.run_folder import EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
 
 HOSTILE = (
@@ -45,7 +52,9 @@ def episode(number: int, *, strict: bool, **fields: Any) -> dict[str, Any]:
         "reward": float(strict),
         "is_masked": False,
         "stop_reason": "submitted",
+        "completion_ids": [5, 6, 7, 8],
         "completion_mask": [1, 1, 0, 1],
+        "log_probs": [-0.1, -2.5, None],
         "messages": [
             {"role": "user", "content": f"table t.a\n\n{question}"},
             {"role": "assistant", "content": f"<sql>{question[:50]}</sql>"},
@@ -56,6 +65,12 @@ def episode(number: int, *, strict: bool, **fields: Any) -> dict[str, Any]:
             {"kind": "run_sql", "sql": "SELECT", "outcome": {"status": "timeout", "error": "late"}},
             {"kind": "submit_sql", "sql": "SELECT 1"},
         ],
+        "evidence": {
+            "on": "test database",
+            "gold": "n\n1\n2",
+            "answer": "n\n2\n3",
+            "tables": ["a | b\n1 | 2"],
+        },
     } | fields
 
 
@@ -66,6 +81,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_run(folder: Path, episodes: int = 24) -> Path:
     """A run of steps of eight episodes, two groups of four, and six held-out questions."""
     folder.mkdir()
+    write_tokenizer(folder / "merged")
     rows = [episode(i // 4, strict=i % 3 == 0, step=i // 8) for i in range(episodes)]
     write_lines(folder / ROLLOUTS, rows)
     steps = range(1, episodes // 8 + 1)
@@ -84,8 +100,8 @@ def write_run(folder: Path, episodes: int = 24) -> Path:
 def data_of(page: Path) -> dict[str, Any]:
     text = re.search(r'<script id="data" type="text/plain">([^<]*)<', page.read_text("utf-8"))
     assert text
-    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text[1])))
-    return found
+    [found] = json.loads(gzip.decompress(base64.b64decode(text[1])))
+    return dict(found)
 
 
 def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,10 +118,12 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert "Most groups are all wrong" in data["diagnosis"]
     assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
     assert [row["after"]["strict"] for row in data["answers"]] == [False, True] * 3
-    assert data["heat"]["shop"] == {"count": [3, 3]}
+    assert data["heat"]["shop"] == {"plain": [2, 2], "unread": [1, 1]}
     assert data["reasons"] == [["values", 3], ["equal", 3]]
     assert max(len(row["question"]) for row in data["answers"]) < 2_100  # the long one is cut
     assert not data["missing"]
+    assert [len(one.get("pieces", ())) for one in data["groups"][-1]["episodes"]] == [4] * 4
+    assert [mark for _, mark in data["groups"][-1]["episodes"][0]["pieces"]] == [-0.1, -2.5, None, None]
 
 
 @pytest.mark.parametrize("absent", [EVALUATION, ROLLOUTS, METRICS, SCHEDULE])
@@ -130,6 +148,55 @@ def test_a_long_run_keeps_its_last_groups(tmp_path: Path, monkeypatch: pytest.Mo
     assert (run / PAGE).stat().st_size < whole
     assert 0 < len(data["groups"]) < 40 and data["groups"][-1]["step"] == 19
     assert "left out" in data["left_out"]
+
+
+def test_an_evaluation_and_collected_episodes_have_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    (run / EVALUATION).rename(tmp_path / "e.json")
+    (run / "evaluation.jsonl").rename(tmp_path / "e.jsonl")
+    assert main(["view", str(tmp_path / "e.json"), "--no-browser"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "e.html")
+    data = data_of(tmp_path / "e.html")
+    assert (data["name"], len(data["answers"]), data["groups"]) == ("e", 6, [])
+    rows = [json.loads(line) for line in (run / ROLLOUTS).read_text().splitlines()]
+    data = data_of(write_page(tmp_path / "c.html", episodes_report("c", rows)))
+    assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
+
+
+def test_runs_are_shown_live_on_this_machine_alone(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+    server, listener, address = open_live(runs, 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+
+    def get(url: str, host: str | None = None) -> str:
+        request = urllib.request.Request(url, headers={"Host": host} if host else {})
+        return str(urllib.request.urlopen(request).read().decode())
+
+    try:
+        while not server.started:
+            thread.join(0.05)
+        assert "connect-src &#39;self&#39;" in get(address) or "connect-src 'self'" in get(address)
+        assert [one["name"] for one in json.loads(get(f"{address}data"))] == ["one", "two"]
+        with (runs[0] / ROLLOUTS).open("a") as file:
+            file.write(json.dumps(episode(99, strict=True, step=9)) + "\n")
+        assert [len(one["groups"]) for one in json.loads(get(f"{address}data"))] == [7, 6]
+        with (runs[0] / ROLLOUTS).open("a") as file:
+            file.write('{"half')
+        for url, host, code in (
+            (f"{address}data", None, 503),
+            (address, "evil.example", 400),
+            (address[: address.index("/", 8)] + "/", None, 404),
+        ):
+            with pytest.raises(urllib.error.HTTPError, match=str(code)):
+                get(url, host)
+        with pytest.raises(ConfigError, match="leave --port out"):
+            open_live(runs, int(address.split(":")[2].split("/")[0]))
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
@@ -157,5 +224,18 @@ def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
         page.wait_for_selector("text=None.")
         page.keyboard.press("Tab")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.get_by_role("searchbox").first.fill("")
+        page.locator("details summary", has_text="step 2").first.click()
+        page.locator(".tokens summary").first.click()
+        assert page.locator(".token").count() >= 3 and page.locator(".environment").count() >= 1
+        assert page.locator(".missing").first.inner_text() == "1"
         assert said == [] and len(asked) == 1
+        if axe := os.environ.get("AXE_CORE"):  # path of axe.min.js
+            context = browser.new_context(bypass_csp=True)
+            page = context.new_page()
+            page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
+            page.wait_for_selector("details[open] .side")
+            page.add_script_tag(path=axe)
+            found = page.evaluate("axe.run().then((result) => result.violations)")
+            assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
         browser.close()

@@ -69,7 +69,9 @@ def collect(
         console = options.quiet_console()
         from text2sql_grpo.evaluation.bench import Bench, UnansweredError, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
+        from text2sql_grpo.files import read_jsonl
         from text2sql_grpo.reporting.progress import progress_bar
+        from text2sql_grpo.reporting.report_page import episodes_report, write_page
         from text2sql_grpo.rewards import RewardMix
 
         name = str(model_path or model)
@@ -105,6 +107,8 @@ def collect(
         found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
         right = sum(record["strict"] for record in found)
         console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
+        rows = list(read_jsonl(out, "episodes"))
+        console.print(f"to read: {write_page(out.with_suffix('.html'), episodes_report(out.stem, rows))}")
         _write_chats(found, keep or (), out, console, tools=tools)
         if len(found) < len(wanted):
             failure = failure or "an MCP server died"

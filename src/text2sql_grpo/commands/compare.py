@@ -54,17 +54,19 @@ def compare(
         console = quiet_console()
         from rich.text import Text
 
-        from text2sql_grpo.evaluation.answers import judged, saved_answers, write_answers
+        from text2sql_grpo.evaluation.answers import answers_of_sets, judged, saved_answers, write_answers
         from text2sql_grpo.evaluation.bench import Bench, opened_model
         from text2sql_grpo.evaluation.comparison import compare as compared
-        from text2sql_grpo.files import write_json
+        from text2sql_grpo.files import read_jsonl, write_json
         from text2sql_grpo.models.sources import readable_folder
         from text2sql_grpo.reporting.comparison_tables import show_comparison
         from text2sql_grpo.reporting.progress import answer_with_bar
+        from text2sql_grpo.reporting.report_page import comparison_report, write_page
 
         given = {"base": base, "trained": trained}
-        found = {role: saved_answers(name, sets) for role, name in given.items()}
-        known = {role: answers for role, answers in found.items() if answers is not None}
+        found = {role: saved_answers(name) for role, name in given.items()}
+        files = {role: path for role, path in found.items() if path is not None}
+        known = {role: answers_of_sets(path, sets) for role, path in files.items()}
         if len(known) == 2 and (config is not None or settings):
             option = "--config" if config is not None else settings[0]
             raise ConfigError(f"{option} has no effect: both sides are saved answers")
@@ -85,14 +87,21 @@ def compare(
                         continue
                     title = f"Evaluation of {role}"
                     answers = answer_with_bar(bench, examples, opened_model(name), console, title=title)
-                    write_answers(out.with_name(f"{out.stem}-{role}.jsonl"), answers)
+                    files[role] = out.with_name(f"{out.stem}-{role}.jsonl")
+                    write_answers(files[role], answers)
                     known[role] = judged(answers)
         comparison = compared(known["base"], known["trained"])
         comparison = comparison.only(_spread([one.key for one, _ in comparison.pairs], num_samples))
         record = {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()}
         write_json(out, record)
+        keys = {one.key for one, _ in comparison.pairs}
+        rows = [
+            [row for row in read_jsonl(files[role], "answers") if (row["set"], row["example"]) in keys]
+            for role in given
+        ]
+        page = write_page(out.with_suffix(".html"), comparison_report(out.stem, record, *rows))
         show_comparison(comparison, console)
-        console.print(Text(f"comparison: {out}"), soft_wrap=True)
+        console.print(Text(f"comparison: {out}, with every answer: {page}"), soft_wrap=True)
     return 0
 
 

@@ -117,6 +117,7 @@ def evaluate(
             seen_lines,
         )
         from text2sql_grpo.reporting.progress import answer_with_bar
+        from text2sql_grpo.reporting.report_page import evaluation_report, write_page
         from text2sql_grpo.reporting.shown import show_answer, show_line
 
         served = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
@@ -165,7 +166,8 @@ def evaluate(
         for line in (*reason_lines(scores), *seen_lines(record.get("seen", {})), *gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
-        console.print(f"every answer: {lines}", soft_wrap=True)
+        page = write_page(out.with_suffix(".html"), evaluation_report(out))
+        console.print(f"every answer: {page} and {lines.name}", soft_wrap=True)
         if export is not None:
             for name, answered in answers.items():
                 written = exported(export, answered, out.with_name(f"{out.stem}-{name}"))

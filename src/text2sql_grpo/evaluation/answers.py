@@ -72,11 +72,11 @@ def read_answers(path: Path) -> list[Judged]:
     return list(read_jsonl(path, "the answers of an evaluation", convert=Judged.of))
 
 
-def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
-    """Read the answers in a file or run folder; None for a model.
+def saved_answers(name: str) -> Path | None:
+    """Path of the answers in a file or run folder; None for a model.
 
     Raises:
-        RunError: The file or a set is missing or wrong.
+        DataError: A run folder has none.
     """
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file() and (path / CONFIG).is_file():
@@ -85,9 +85,16 @@ def saved_answers(name: str, sets: Sequence[str] | None) -> list[Judged] | None:
             raise DataError(
                 f"the run folder has no evaluation.jsonl ({name}): name its merged model or answers"
             )
-    if path.suffix not in (".json", ".jsonl"):
-        return None
-    answers = read_answers(path.with_suffix(".jsonl"))
+    return path.with_suffix(".jsonl") if path.suffix in (".json", ".jsonl") else None
+
+
+def answers_of_sets(path: Path, sets: Sequence[str] | None) -> list[Judged]:
+    """Answers of a file to the questions of some sets; of all for None.
+
+    Raises:
+        RunError: The file or a set is missing or wrong.
+    """
+    answers = read_answers(path)
     known = {one.set for one in answers}
     for wanted in sets or ():
         if wanted not in known:

@@ -3,6 +3,8 @@
 const { html, render, useState, useEffect, useMemo } = preact;
 const PAGE = 50; // rows drawn at once
 
+const LIVE_MS = 5000; // between questions for newer data
+
 async function read() {
   const raw = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
   const plain = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -14,7 +16,7 @@ const seconds = (s) => (s < 90 ? `${Math.round(s)} s` : `${Math.round(s / 60)} m
 const many = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
-function Dots({ sets }) {
+function Dots({ sets, sides }) {
   const left = 160, width = 560, row = 46, scale = (share) => left + share * (width - left - 20);
   const bar = (one, y, name) => html`<g class=${name}>
     <line x1=${scale(one.low)} x2=${scale(one.high)} y1=${y} y2=${y} stroke-width="2" />
@@ -27,7 +29,8 @@ function Dots({ sets }) {
         text-anchor="middle">${percent(share)}</text>`)}
     ${sets.map((set, i) => html`<text x="0" y=${i * row + 27}>${set.name.slice(0, 18)}</text>
       ${set.before && bar(set.before, i * row + 16, "before")}${bar(set.after, i * row + 30, "after")}`)}
-  </svg><p class="note">Dots: <span class="dim">grey</span> before, blue after training; lines: 95% intervals.</p>`;
+  </svg><p class="note">${sets.some((set) => set.before) ? `Grey: ${sides[0]}; blue: ${sides[1]}; lines` : "Lines"}:
+    95% intervals by database.</p>`;
 }
 
 function Curve({ points, kept }) {
@@ -58,6 +61,14 @@ function Costs({ costs, hardware }) {
       <td class="number">${name in costs.cpu_seconds ? seconds(costs.cpu_seconds[name]) : ""}</td></tr>`)}</table>`}`;
 }
 
+function Samples({ samples }) {
+  const names = Object.keys(samples[0].shares);
+  return html`<div class="scroll"><table><tr><th>${samples[0].k} answers to each question</th>
+      ${names.map((name) => html`<th>${name}</th>`)}</tr>
+    ${samples.map((row) => html`<tr><td>${row.name}</td>${Object.values(row.shares).map((share) => html`
+      <td class="number">${percent(share)}</td>`)}</tr>`)}</table></div>`;
+}
+
 function Heat({ heat }) {
   const families = [...new Set(Object.values(heat).flatMap(Object.keys))].sort();
   return html`<div class="scroll"><table><tr><th>database</th>${families.map((f) => html`<th>${f}</th>`)}</tr>
@@ -67,7 +78,32 @@ function Heat({ heat }) {
         : html`<td></td>`; })}</tr>`)}</table></div>`;
 }
 
-function Side({ title, one }) {
+function Evidence({ evidence }) {
+  if (!evidence) return null;
+  if (!evidence.gold) return html`<p class="note">Refused on a test database that was drawn for this answer and not kept.</p>`;
+  const lines = { gold: evidence.gold.split("\n"), answer: evidence.answer.split("\n") };
+  const only = (side, other) => { const left = [...lines[other].slice(1)]; return lines[side].map((line, i) => {
+    const at = left.indexOf(line);
+    if (i && at >= 0) left.splice(at, 1);
+    return html`<span class=${i === 0 || at >= 0 ? "" : side === "gold" ? "missing" : "surplus"}>${line}\n</span>`; }); };
+  return html`<h3>rows on the ${evidence.on}: gold query, then answer; marked where the other has no such row</h3>
+    <pre>${only("gold", "answer")}</pre><pre>${only("answer", "gold")}</pre>
+    ${evidence.tables.map((rows) => html`<pre class="reply">${rows}</pre>`)}`;
+}
+
+function Tokens({ pieces, gain }) {
+  const [by, color] = useState("log-prob");
+  const strength = (logProb) => (by === "mask" ? 0.5 : by === "log-prob" ? Math.min(1, -(logProb ?? 0) / 4)
+    : Math.min(1, Math.abs(gain)));
+  return html`<details class="tokens"><summary>tokens</summary>
+    <select aria-label="color of tokens" onChange=${(event) => color(event.target.value)}>
+      ${["log-prob", "mask", "advantage"].map((name) => html`<option>${name}</option>`)}</select>
+    <pre>${pieces.map(([text, logProb]) => html`<span title=${logProb === null ? "environment" : `log-prob ${logProb}`}
+      class=${logProb === null ? "environment" : by === "advantage" && gain < 0 ? "token down" : "token"}
+      style=${logProb === null ? {} : { "--strength": strength(logProb) }}>${text}</span>`)}</pre></details>`;
+}
+
+function Side({ title, one, gain }) {
   if (!one) return html`<div class="side"><h3>${title}</h3><p class="note">not asked</p></div>`;
   const scores = Object.entries(one.scores || {}).map(([name, score]) => `${name} ${score}`).join(", ");
   return html`<div class="side"><h3>${title}: <span class=${one.strict ? "right" : "wrong"}>
@@ -75,21 +111,23 @@ function Side({ title, one }) {
     <p class="note">${[one.reward !== null && `reward ${one.reward}${scores && ` (${scores})`}`,
       `${one.tokens} tokens`, `ended: ${one.stop_reason}`, one.is_masked && "masked", one.gap,
       one.official && !one.strict && "right by the official metric only", ...one.flags].filter(Boolean).join("; ")}</p>
-    ${one.turns.map(([role, text]) => html`<pre class=${role === "assistant" ? "" : "reply"}>${text}</pre>`)}</div>`;
+    ${one.turns.map(([role, text]) => html`<pre class=${role === "assistant" ? "" : "reply"}>${text}</pre>`)}
+    <${Evidence} evidence=${one.evidence} />
+    ${one.pieces && html`<${Tokens} pieces=${one.pieces} gain=${gain} />`}</div>`;
 }
 
-function Item({ id, mark, row, schemas, run, children }) {
+function Item({ id, mark, row, schemas, model, children }) {
   const open = location.hash.slice(1) === id;
   const [shown, show] = useState(open);
   useEffect(() => { if (open) document.getElementById(id).scrollIntoView(); }, []);
-  const command = `text2sql-grpo ask ${shell(row.question)} --model ${run}/merged --db DATABASE`;
+  const command = `text2sql-grpo ask ${shell(row.question)} --model ${shell(model)} --db DATABASE`;
   return html`<details id=${id} open=${shown} onToggle=${(event) => { show(event.target.open);
       if (event.target.open) history.replaceState(null, "", `#${id}`); }}>
-    <summary>${mark} ${row.question} <span class="dim">(${row.database}, ${row.family})</span></summary>
+    <summary>${mark} ${row.question} <span class="dim">(${row.database}; ${row.skills.join(", ")})</span></summary>
     ${shown && html`<div class="body"><h3>gold query</h3><pre>${row.gold_sql}</pre>
       <div class="sides">${children()}</div>
       <h3>schema as the model reads it</h3><pre>${schemas[row.database]}</pre>
-      <h3>again</h3><pre>${command}</pre></div>`}</details>`;
+      <h3>rerun</h3><pre>${command}</pre></div>`}</details>`;
 }
 
 function List({ rows, filters, sorts, item, label }) {
@@ -123,12 +161,14 @@ const ANSWERS = {
   "official only": (r) => r.after.official && !r.after.strict,
   "failed queries": (r) => r.after.errors.length > 0 || r.after.reason === "query_failed",
   "time-outs": (r) => r.after.is_late,
+  "hard-coded": (r) => r.after.flags.includes("no_table") || r.after.reason === "test_database",
   flagged: (r) => r.after.flags.length > 0,
+  "suspect golds": (r) => r.is_suspect,
   masked: (r) => r.after.is_masked,
 };
 const spread = (r) => new Set(r.episodes.map((one) => one.reward)).size;
 const GROUPS = {
-  "no gradient": (r) => spread(r) < 2,
+  "zero variance": (r) => spread(r) < 2,
   mixed: (r) => spread(r) > 1,
   "all right": (r) => r.episodes.every((one) => one.strict),
   "all wrong": (r) => !r.episodes.some((one) => one.strict),
@@ -136,45 +176,81 @@ const GROUPS = {
   flagged: (r) => r.episodes.some((one) => one.flags.length > 0),
 };
 
-function Report({ data }) {
-  const { sets, curve, answers, groups, schemas, name: run } = data;
-  const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} run=${run}
-    mark=${html`<span class="mark ${row.after.strict ? "right" : "wrong"}">${ANSWERS.gained(row) ? "gained"
-      : ANSWERS.lost(row) ? "lost" : row.after.strict ? "right" : "wrong"}</span>`}>${() => html`
-      <${Side} title="before" one=${row.before} /><${Side} title="after" one=${row.after} />`}<//>`;
-  const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} run=${run}
-    mark=${html`<span class="mark">step ${row.step}: ${row.episodes.filter((one) => one.strict).length} of
-      ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
-      <${Side} title=${`episode ${i + 1}`} one=${one} />`)}<//>`;
-  return html`<h1>${run}</h1>
-    <p class="result">${data.result || "This run has no comparison of before and after."}</p>
+function Overview({ data }) {
+  const { sets, curve, samples, sides } = data;
+  return html`<h1>${data.name}</h1>
+    <p class="result">${data.result || "No comparison of before and after yet."}</p>
     ${data.missing.length > 0 && html`<p class="note">Not in the run folder: ${data.missing.join(", ")}.</p>`}
     ${data.left_out && html`<p class="note">${data.left_out}</p>`}
     ${data.diagnosis && html`<p>${data.diagnosis}</p>`}
     <div class="columns">
-      ${sets.length > 0 && html`<section><h2>Held-out sets</h2><${Dots} sets=${sets} /></section>`}
+      ${sets.length > 0 && html`<section><h2>Held-out sets</h2><${Dots} sets=${sets} sides=${sides} /></section>`}
       ${curve.length > 0 && html`<section><h2>Training</h2><${Curve} points=${curve} kept=${data.kept_step} /></section>`}
+      ${samples.length > 0 && html`<section><h2>Votes</h2><${Samples} samples=${samples} /></section>`}
       <section><h2>Cost</h2><${Costs} costs=${data.costs} hardware=${data.hardware} /></section>
       ${data.reasons.length > 0 && html`<section><h2>Why answers are right or wrong</h2><table>
         ${data.reasons.map(([reason, count]) => html`<tr><td>${reason}</td><td class="number">${count}</td></tr>`)}
-        </table></section>`}
-    </div>
-    ${Object.keys(data.heat).length > 0 && html`<h2>Right by database and family</h2><${Heat} heat=${data.heat} />`}
-    ${answers.length > 0 && html`<h2 id="answers">Held-out answers</h2><${List} label="answers" rows=${answers}
-      filters=${ANSWERS} item=${Answer} sorts=${{ "as asked": () => 0, "by database": by((r) => r.database),
-        "longest first": by((r) => -r.after.tokens) }} />`}
-    ${groups.length > 0 && html`<h2 id="groups">Groups of episodes</h2><${List} label="groups" rows=${groups}
-      filters=${GROUPS} item=${Group} sorts=${{ "last step first": by((r) => -r.step), "first step first": by((r) => r.step),
-        "by database": by((r) => r.database),
-        "by reward": by((r) => -r.episodes.reduce((sum, one) => sum + one.reward, 0)) }} />`}
-    <h2>Config and versions</h2>
-    <p class="note">${Object.entries(data.versions).map(([name, number]) => `${name} ${number}`).join(", ")}</p>
-    <details><summary>config.yaml</summary><pre>${data.config}</pre></details>`;
+        </table>${Object.entries(data.gaps).map(([gap, count]) => html`<p class="note">${many(count, "accepted answer")}
+          ${" "}checked less than configured: ${gap}.</p>`)}</section>`}
+    </div>`;
 }
 
-const data = await read();
-data.answers.forEach((row) => { row.id = `answer/${encodeURIComponent(`${row.set}/${row.example}`)}`; });
-data.groups.forEach((row) => { row.id = `group/${row.step}/${encodeURIComponent(row.example)}`; });
+const mean = (values) => values.reduce((sum, one) => sum + one, 0) / values.length;
+
+function Report({ data }) {
+  const { answers, groups, schemas, model, sides } = data;
+  const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
+    mark=${html`<span class="mark ${row.after.strict ? "right" : "wrong"}">${ANSWERS.gained(row) ? "gained"
+      : ANSWERS.lost(row) ? "lost" : row.after.strict ? "right" : "wrong"}</span>`}>${() => html`
+      ${row.before && html`<${Side} title=${sides[0]} one=${row.before} />`}
+      <${Side} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
+  const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
+    mark=${html`<span class="mark">step ${row.step}: ${row.episodes.filter((one) => one.strict).length} of
+      ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
+      <${Side} title=${`episode ${i + 1}`} one=${one}
+        gain=${one.reward - mean(row.episodes.map((each) => each.reward))} />`)}<//>`;
+  return html`
+    ${Object.keys(data.heat).length > 0 && html`<h2>Right by database and skill</h2><${Heat} heat=${data.heat} />`}
+    ${answers.length > 0 && html`<h2 id="answers">Held-out answers</h2><${List} label="answers" rows=${answers}
+      filters=${ANSWERS} item=${Answer} sorts=${{ "as asked": () => 0, "by database": by((r) => r.database),
+        "by skill": by((r) => r.skills.join()), "longest first": by((r) => -r.after.tokens) }} />`}
+    ${groups.length > 0 && html`<h2 id="groups">Groups of episodes</h2><${List} label="groups" rows=${groups}
+      filters=${GROUPS} item=${Group} sorts=${{ "last step first": by((r) => -r.step), "first step first": by((r) => r.step),
+        "by database": by((r) => r.database), "by skill": by((r) => r.skills.join()),
+        "longest first": by((r) => -Math.max(...r.episodes.map((one) => one.tokens))),
+        "by reward": by((r) => -mean(r.episodes.map((one) => one.reward))) }} />`}
+    <h2>Config and versions</h2>
+    <p class="note">${Object.entries(data.versions).map(([name, number]) => `${name} ${number}`).join(", ")}</p>
+    ${data.config && html`<details><summary>config.yaml</summary><pre>${data.config}</pre></details>`}`;
+}
+
+function Page({ runs }) {
+  const [chosen, choose] = useState(0);
+  const run = runs[Math.min(chosen, runs.length - 1)];
+  if (runs.length === 1) return html`<${Overview} data=${run} /><${Report} data=${run} />`;
+  return html`<div class="beside">${runs.map((one) => html`<div><${Overview} data=${one} /></div>`)}</div>
+    <div class="filters" role="group" aria-label="run">${runs.map((one, i) => html`<button aria-pressed=${i === chosen}
+      onClick=${() => choose(i)}>${one.name}</button>`)}</div><${Report} key=${run.name} data=${run} />`;
+}
+
+function named(runs) {
+  for (const run of runs) {
+    run.answers.forEach((row) => { row.id = `answer/${encodeURIComponent(`${row.set}/${row.example}`)}`; });
+    run.groups.forEach((row) => { row.id = `group/${row.step}/${encodeURIComponent(row.example)}`; });
+  }
+  return runs;
+}
+
 const page = document.getElementById("page");
+const draw = (runs) => render(html`<${Page} runs=${named(runs)} />`, page);
+const first = await read();
 page.replaceChildren();
-render(html`<${Report} data=${data} />`, page);
+draw(first);
+if ("live" in document.getElementById("data").dataset) {
+  let known = JSON.stringify(first);
+  setInterval(async () => {
+    const answer = await fetch("data").catch(() => null);
+    const text = answer?.ok ? await answer.text() : known;
+    if (text !== known) draw(JSON.parse(known = text));
+  }, LIVE_MS);
+}

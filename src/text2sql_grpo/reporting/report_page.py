@@ -1,4 +1,4 @@
-"""`report.html` of a run folder: one file without network, and the same data as `report.json`."""
+"""`report.html`: a run, an evaluation or a comparison as one file without network, and as `report.json`."""
 
 import base64
 import gzip
@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from tokenizers import Tokenizer
 
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import read_jsonl, write_text
+from text2sql_grpo.evaluation.skills import skills
+from text2sql_grpo.files import read_json, read_jsonl, write_text
 from text2sql_grpo.run_folder import (
     CONFIG,
     EVALUATION,
@@ -24,6 +27,7 @@ from text2sql_grpo.run_folder import (
     PAGE_DATA,
     ROLLOUTS,
     SCHEDULE,
+    SUSPECTS,
     answers_file,
     read_evaluation,
     read_metrics,
@@ -33,71 +37,142 @@ from text2sql_grpo.run_folder import (
 MAX_PAGE_BYTES = 5_000_000
 MAX_TEXT = 2_000
 """Characters of a query, a reply or a question."""
+TOKEN_GROUPS = 40
+"""Groups, the last ones whose rewards differ, whose tokens are shown one by one."""
 _STEP_FIELDS = ("step", "reward", "loss", "accuracy/strict", "frac_reward_zero_std", "num_tokens")
 _PACKAGES = ("text2sql-grpo", "torch", "transformers", "trl", "peft")
+_ASKED = ("example", "database", "family", "difficulty", "question", "gold_sql")
 
 Record = dict[str, Any]
 
 
 def write_report(run: Path) -> Path:
-    """Write the page of a run folder and its data; where it would be too long, the first groups are left out.
+    """Write the page of a run folder, and its data beside it.
 
     Raises:
         DataError: The folder holds nothing of a run, or a file that cannot be read.
         OSError: The page cannot be written.
     """
-    report = report_of(run)
-    page = _page(report)
-    while len(page) > MAX_PAGE_BYTES and (report["groups"] or report["answers"]):
-        part = "groups" if report["groups"] else "answers"
-        report[part] = report[part][len(report[part]) // 4 + 1 :]
-        report["left_out"] = "To keep this page small, the first groups of episodes or answers are left out."
-        page = _page(report)
+    report = run_report(run)
     write_text(run / PAGE_DATA, json.dumps(report, ensure_ascii=True))
-    write_text(run / PAGE, page)
-    return run / PAGE
+    return write_page(run / PAGE, report)
 
 
-def report_of(run: Path) -> Record:
-    """Data of the page. Parts whose files are absent are empty, and named in `missing`.
+def run_report(run: Path) -> Record:
+    """Data of a run's page. Parts whose files are absent are empty, and named in `missing`.
 
     Raises:
         DataError: See `write_report`.
     """
-    present = [name for name in (CONFIG, METRICS, ROLLOUTS, SCHEDULE, EVALUATION) if (run / name).is_file()]
-    if not set(present) - {CONFIG}:
+    parts = {
+        METRICS: "training steps",
+        ROLLOUTS: "episodes",
+        SCHEDULE: "evaluations during training",
+        EVALUATION: "held-out answers",
+    }
+    missing = [text for name, text in parts.items() if not (run / name).is_file()]
+    if len(missing) == len(parts):
         raise DataError(f"no run: {run} holds neither {METRICS}, {ROLLOUTS} nor {EVALUATION}")
-    evaluation, metrics = read_evaluation(run), [row for row in read_metrics(run) if "loss" in row]
-    episodes = _rows(run / ROLLOUTS)
-    answers = _answers(_rows(answers_file(run, "before")), _rows(answers_file(run)))
-    groups = _groups(episodes)
-    return {
-        "name": run.resolve().name,
-        "result": evaluation.get("change", {}).get("verdict", ""),
-        "sets": _sets(evaluation),
+    evaluation = read_evaluation(run)
+    metrics = [row for row in read_metrics(run) if "loss" in row]
+    episodes, config = _rows(run / ROLLOUTS), run / CONFIG
+    report = _report(
+        run.resolve().name,
+        evaluation,
+        before=_rows(answers_file(run, "before")),
+        after=_rows(answers_file(run)),
+        episodes=episodes,
+        tokenizer=run / "merged" / "tokenizer.json",
+        suspects={row["id"] for row in _rows(run / SUSPECTS)},
+    )
+    return report | {
+        "model": f"{run}/merged",
         "curve": [{"step": row["step"]} | _accuracy(row["accuracy"]) for row in read_schedule(run)],
-        "kept_step": evaluation.get("step"),
         "steps": {name: [row.get(name) for row in metrics] for name in _STEP_FIELDS},
-        "costs": _costs(evaluation, metrics, episodes),
+        "costs": report["costs"]
+        | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)},
         "diagnosis": _diagnosis(metrics, episodes),
+        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "missing": missing,
+    }
+
+
+def evaluation_report(path: Path) -> Record:
+    """Data of the page of an evaluation, whose answers lie beside it as JSONL.
+
+    Raises:
+        DataError: A file is missing or cannot be read.
+    """
+    evaluation = read_json(path)
+    answers = list(read_jsonl(path.with_suffix(".jsonl"), "the answers of an evaluation"))
+    return _report(path.stem, evaluation, after=answers) | {"model": evaluation.get("model") or "MODEL"}
+
+
+def comparison_report(name: str, record: Record, base: Sequence[Record], trained: Sequence[Record]) -> Record:
+    """Data of the page of a comparison: its `comparison.json`, and the answers of both sides."""
+    sets = record["sets"]
+    scores, before = (
+        {name: {"overall": {"strict": one["overall"]["strict"][side]}} for name, one in sets.items()}
+        for side in ("trained", "base")
+    )
+    evaluation = {"sets": scores, "before": {"sets": before}, "change": {"verdict": record["verdict"]}}
+    report = _report(name, evaluation, before=base, after=trained)
+    return report | {"sides": ["base", "trained"], "model": record["trained"]}
+
+
+def episodes_report(name: str, episodes: Sequence[Record]) -> Record:
+    """Data of the page of collected episodes."""
+    return _report(name, {}, episodes=[row | {"step": 0} for row in episodes])
+
+
+def write_page(path: Path, *reports: Record) -> Path:
+    """Write a page; where it would be too long, the first groups and answers are left out."""
+    page = page_text(reports)
+    while len(page) > MAX_PAGE_BYTES and any(report["groups"] or report["answers"] for report in reports):
+        for report in reports:
+            part = "groups" if report["groups"] else "answers"
+            report[part] = report[part][len(report[part]) // 4 + 1 :]
+            report["left_out"] = (
+                "To keep this page small, the first groups of episodes or answers are left out."
+            )
+        page = page_text(reports)
+    write_text(path, page)
+    return path
+
+
+def _report(
+    name: str,
+    evaluation: Mapping[str, Any],
+    *,
+    before: Sequence[Record] = (),
+    after: Sequence[Record] = (),
+    episodes: Sequence[Record] = (),
+    tokenizer: Path | None = None,
+    suspects: Iterable[str] = (),
+) -> Record:
+    answers = _answers(before, after, suspects)
+    return {
+        "name": name,
+        "model": "MODEL",
+        "sides": ["before", "after"],
+        "result": evaluation.get("change", {}).get("verdict", "") or _accuracies(evaluation),
+        "sets": _sets(evaluation),
+        "samples": _samples(evaluation),
+        "curve": [],
+        "kept_step": evaluation.get("step"),
+        "steps": {},
+        "costs": _costs(evaluation, episodes),
+        "diagnosis": "",
         "reasons": Counter(row["after"]["reason"] for row in answers if row["after"]).most_common(),
+        "gaps": {gap: count for gap, count in evaluation.get("accepted_by_gap", {}).items() if gap},
         "heat": _heat(answers),
         "answers": answers,
-        "groups": groups,
-        "schemas": _schemas(episodes, _rows(answers_file(run))),
-        "config": (run / CONFIG).read_text(encoding="utf-8") if CONFIG in present else "",
+        "groups": _groups(episodes, tokenizer),
+        "schemas": _schemas(episodes, after),
+        "config": "",
         "hardware": evaluation.get("hardware", {}),
         "versions": {name: version(name) for name in _PACKAGES},
-        "missing": [
-            text
-            for name, text in (
-                (METRICS, "training steps"),
-                (ROLLOUTS, "episodes"),
-                (SCHEDULE, "evaluations during training"),
-                (EVALUATION, "held-out answers"),
-            )
-            if name not in present
-        ],
+        "missing": [],
         "left_out": "",
     }
 
@@ -109,6 +184,16 @@ def _rows(path: Path) -> list[Record]:
 def _accuracy(record: Mapping[str, Any]) -> Record:
     low, high = record["interval"]
     return {"correct": record["correct"], "total": record["total"], "low": low, "high": high}
+
+
+def _accuracies(evaluation: Mapping[str, Any]) -> str:
+    """Sentence with the accuracy on each held-out set."""
+    shares = [
+        f"{name}: {one['correct']} of {one['total']} right ({one['low']:.0%} to {one['high']:.0%})"
+        for name, scores in evaluation.get("sets", {}).items()
+        for one in [_accuracy(scores["overall"]["strict"])]
+    ]
+    return "; ".join(shares)
 
 
 def _sets(evaluation: Mapping[str, Any]) -> list[Record]:
@@ -124,11 +209,34 @@ def _sets(evaluation: Mapping[str, Any]) -> list[Record]:
     ]
 
 
-def _costs(evaluation: Mapping[str, Any], metrics: Sequence[Record], episodes: Sequence[Record]) -> Record:
+def _samples(evaluation: Mapping[str, Any]) -> list[Record]:
+    """Accuracies of several answers to each question, before and after training."""
+    stages = {"before": evaluation.get("before", {}).get("sets", {}), "after": evaluation.get("sets", {})}
+    return [
+        {
+            "name": f"{name}, {stage}",
+            "k": own["samples"],
+            "shares": {
+                "greedy": scores["overall"]["strict"]["accuracy"],
+                f"mean@{own['samples']}": own["mean"]["accuracy"],
+                f"vote@{own['samples']}": own["vote"]["accuracy"],
+                "soft vote": own["soft_vote"]["accuracy"],
+                f"pass@{own['samples']}": own["oracle"]["accuracy"],
+            },
+        }
+        for name in stages["after"]
+        for stage, sets in stages.items()
+        for scores in [sets.get(name, {})]
+        for own in [scores.get("samples")]
+        if own
+    ]
+
+
+def _costs(evaluation: Mapping[str, Any], episodes: Sequence[Record]) -> Record:
     return {
         "seconds": evaluation.get("seconds", {}),
         "cpu_seconds": evaluation.get("cpu_seconds", {}),
-        "tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None),
+        "tokens": None,
         "episodes": len(episodes),
         "queries": sum(action["kind"] == "run_sql" for row in episodes for action in row.get("actions", ())),
     }
@@ -159,32 +267,56 @@ def _diagnosis(metrics: Sequence[Record], episodes: Sequence[Record]) -> str:
     return text
 
 
-def _answers(before: Iterable[Record], after: Iterable[Record]) -> list[Record]:
+def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Iterable[str]) -> list[Record]:
     """Held-out questions with the answers before and after training."""
-    first = {(row["set"], row["example"]): row for row in before}
+    first, doubted = {(row["set"], row["example"]): row for row in before}, set(suspects)
     rows = []
     for row in after:
         earlier = first.get((row["set"], row["example"]))
         rows.append(
-            _asked(row) | {"set": row["set"], "after": _answer(row), "before": earlier and _answer(earlier)}
+            _asked(row)
+            | {
+                "set": row["set"],
+                "is_suspect": row["example"] in doubted,
+                "after": _answer(row),
+                "before": earlier and _answer(earlier),
+            }
         )
     return rows
 
 
-def _groups(episodes: Iterable[Record]) -> list[Record]:
+def _groups(episodes: Iterable[Record], tokenizer: Path | None) -> list[Record]:
     """Episodes of one question in one step, in the order of the steps."""
     found: dict[tuple[int, str], list[Record]] = defaultdict(list)
     for row in episodes:
         found[row["step"], row["example"]].append(row)
-    return [
-        _asked(rows[0]) | {"step": step, "episodes": [_answer(row) for row in rows]}
+    groups = [
+        (_asked(rows[0]) | {"step": step, "episodes": [_answer(row) for row in rows]}, rows)
         for (step, _), rows in sorted(found.items(), key=lambda item: item[0][0])
+    ]
+    mixed = [entry for entry in groups if len({row["reward"] for row in entry[1]}) > 1]
+    if tokenizer is not None and tokenizer.is_file():
+        decoder = Tokenizer.from_file(str(tokenizer))
+        for group, rows in mixed[-TOKEN_GROUPS:]:
+            for episode, row in zip(group["episodes"], rows, strict=True):
+                episode["pieces"] = _pieces(row, decoder)
+    return [group for group, _ in groups]
+
+
+def _pieces(row: Record, decoder: Tokenizer) -> list[list[Any]]:
+    """Text of each token after the prompt, with its log-probability; None for the environment's."""
+    log_probs = iter(row.get("log_probs") or ())
+    return [
+        [decoder.decode([token], skip_special_tokens=False), next(log_probs, 0) if is_sampled else None]
+        for token, is_sampled in zip(row["completion_ids"], row["completion_mask"], strict=True)
     ]
 
 
 def _asked(row: Record) -> Record:
-    names = ("example", "database", "family", "difficulty", "question", "gold_sql")
-    return {name: _cut(row[name] or "") for name in names}
+    asked = {name: _cut(row[name] or "") for name in _ASKED}
+    return asked | {
+        "skills": skills(Example(row["example"], row["database"], row["question"], row["gold_sql"]))
+    }
 
 
 def _answer(row: Record) -> Record:
@@ -197,15 +329,17 @@ def _answer(row: Record) -> Record:
         "tokens": sum(row.get("completion_mask") or ()),
         "errors": [outcome["error"] for outcome in outcomes if outcome and outcome["status"] != "ok"],
         "is_late": any(outcome and outcome["status"] == "timeout" for outcome in outcomes),
+        "evidence": row.get("evidence"),
     }
 
 
 def _heat(answers: Iterable[Record]) -> Record:
-    """Right and asked by database and family, after training."""
+    """Right and asked by database and skill, after training; a question counts for each of its skills."""
     cells: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for row in answers:
-        right, asked = cells[row["database"]].setdefault(row["family"], [0, 0])
-        cells[row["database"]][row["family"]] = [right + row["after"]["strict"], asked + 1]
+        for skill in row["skills"]:
+            right, asked = cells[row["database"]].setdefault(skill, [0, 0])
+            cells[row["database"]][skill] = [right + row["after"]["strict"], asked + 1]
     return cells
 
 
@@ -223,19 +357,24 @@ def _cut(text: str, length: int = MAX_TEXT) -> str:
     return text if len(text) <= length else f"{text[:length]} .. ({len(text):,} characters)"
 
 
-def _page(report: Record) -> str:
-    """The page: its scripts and styles are named by hash in its policy, its data is compressed."""
+def page_text(reports: Sequence[Record], *, is_live: bool = False) -> str:
+    """The page: its scripts and styles are named by hash in its policy, its data is compressed.
+
+    Args:
+        is_live: The page asks its server for newer data, at `data`.
+    """
     parts = {
         name: (files(__package__) / name).read_text("utf-8")
         for name in ("report.css", "preact.js", "report.js")
     }
     script = parts["preact.js"] + parts["report.js"]
-    data = gzip.compress(json.dumps(report, ensure_ascii=True).encode(), mtime=0)
+    data = gzip.compress(json.dumps(reports, ensure_ascii=True).encode(), mtime=0)
     template = Environment(autoescape=True).from_string(
         (files(__package__) / "report.html").read_text("utf-8")
     )
     return template.render(
-        name=report["name"],
+        name=", ".join(report["name"] for report in reports),
+        is_live=is_live,
         style=parts["report.css"],
         script=script,
         style_hash=_hash(parts["report.css"]),
