@@ -54,32 +54,19 @@ def picture(run: Path) -> bytes:
 
 
 CURVES = {"accuracy/strict": 0.5, "reward": 0.4, "episode/looks": 0.9, "elapsed_s": 1.5}
-FAMILIES = {
-    "family/lookup/share": 0.5,
-    "family/lookup/looks": 0.9,
-    "family/count/share": 0.5,
-    "family/count/looks": 0.1,
-}
-
-
 WHOLE = {"sets": held_out(28, 50), "before": {"sets": held_out(4, 49)}}
 ACCURACY = {"correct": 2, "total": 4, "by_database": {"shop": [2, 2], "bank": [0, 2]}}
 
 
 def test_every_part_of_a_whole_run_shows(tmp_path: Path) -> None:
-    """Evaluations, look-ups by family, all rolled out episodes beside the kept ones, and the schedule."""
-    metrics, plain = steps(9, **CURVES), picture(write_run(tmp_path, steps(9, **CURVES)))
-    drawn = [picture(write_run(tmp_path, metrics, WHOLE))]
-    drawn += [picture(write_run(tmp_path, metrics, {name: WHOLE[name]})) for name in WHOLE]
+    """The figures of the steps, the held-out sets before and after, and the schedule."""
+    metrics = steps(9, **CURVES)
+    drawn = [picture(write_run(tmp_path, metrics)), picture(write_run(tmp_path, metrics, WHOLE))]
+    drawn.append(picture(write_run(tmp_path, metrics, {"sets": WHOLE["sets"]})))
     (tmp_path / "evaluation.json").unlink()
-    lookup = {name: value for name, value in FAMILIES.items() if "lookup" in name}
-    assert picture(write_run(tmp_path, steps(9, **CURVES, **lookup))) == plain  # one family is all of them
-    for more in (FAMILIES, {"accuracy/strict_played": 0.2}):
-        drawn.append(picture(write_run(tmp_path, steps(9, **CURVES | more))))
-    write_run(tmp_path, metrics)
     rows = [{"step": step, "accuracy": ACCURACY, "look_share": step / 9} for step in (0, 3, 9)]
     RunLog(tmp_path).write(SCHEDULE, rows)
-    assert len({*drawn, picture(tmp_path)}) == len(drawn) + 1 == 6
+    assert len({*drawn, picture(tmp_path)}) == len(drawn) + 1 == 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What real trackers hold after a run, read back from their own files."""
 
 import json
+import os
 import struct
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from transformers import TrainingArguments
 
 from tests.tiny_run import json_lines, write_config
@@ -80,8 +82,69 @@ def test_wandb_without_a_key_stays_in_the_run_folder_with_every_figure(run: Path
         assert by_step(rows, name) == pytest.approx(values)
 
 
+def test_wandb_holds_the_config_the_tables_and_the_files_under_the_run_s_id(run: Path) -> None:
+    pytest.importorskip("wandb", reason="needs wandb")
+    (file,) = run.glob("wandb/offline-run-*/*.wandb")
+    found = list(records(file))
+    (own,) = {record.run.run_id for record in found if record.HasField("run")}
+    assert own == (run / "wandb" / "run_id").read_text() and own in file.name
+    configs = [item for record in found if record.HasField("config") for item in record.config.update]
+    configs += [item for record in found if record.HasField("run") for item in record.run.config.update]
+    values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in configs}
+    assert values["config"] == yaml.safe_load((run / "config.yaml").read_text())
+    kinds = {record.request.log_artifact.artifact.type or record.artifact.type for record in found}
+    assert {"report", "questions", "model"} <= kinds
+    assert {"episodes/_type", "held_out/_type"} <= {name for row in history(file) for name in row}
+    (table,) = run.glob("wandb/offline-run-*/files/media/table/episodes*.json")
+    shown = json.loads(table.read_text())
+    episodes = json_lines(run / "rollouts.jsonl")
+    steps = [row[shown["columns"].index("step")] for row in shown["data"]]
+    assert steps == sorted(steps) and set(steps) == {row["step"] for row in episodes}
+    assert max(steps.count(step) for step in steps) == 8
+
+
+def test_tensorboard_and_trackio_hold_the_config_and_the_tables(run: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    pytest.importorskip("trackio", reason="needs trackio")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from trackio.sqlite_storage import SQLiteStorage
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    texts = {
+        name: events.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
+        for name in ("config", "episodes", "held_out")
+    }
+    assert '"num_generations": 4' in texts["config"]
+    assert texts["held_out"].startswith("| set | example | database |")
+    assert len(texts["held_out"].splitlines()) == 2 + 4
+    rows = SQLiteStorage.get_logs("text2sql-grpo", "tracked")
+    assert {"episodes", "held_out"} <= {name for row in rows for name in row}
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="needs wandb")
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")
+    seen = set()
+    for _ in range(2):
+        with tracking(["wandb"], weave_arguments(tmp_path)):
+            seen.add((os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]))
+    assert len(seen) == 1 and seen.pop()[1] == "allow"
+    assert not os.environ.get("WANDB_RUN_ID")
+
+
 def history(file: Path) -> Iterator[dict[str, Any]]:
-    """The logged rows of a W&B file: records in LevelDB's log format, after 7 bytes."""
+    """The logged rows of a W&B file."""
+    for record in records(file):
+        if record.HasField("history"):
+            items = record.history.item
+            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Records of a W&B file, in LevelDB's log format, after 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, parts = file.read_bytes(), 7, b""
@@ -93,11 +156,8 @@ def history(file: Path) -> Iterator[dict[str, Any]]:
         parts += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last part
-            record = Record.FromString(parts)
+            yield Record.FromString(parts)
             parts = b""
-            if record.HasField("history"):
-                items = record.history.item
-                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def test_trackers_by_default_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

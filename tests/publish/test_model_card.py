@@ -55,6 +55,8 @@ def test_card_tells_the_whole_run(run: Path) -> None:
     assert path == run / "merged" / "README.md"
     (result,) = card.data.eval_results or ()
     assert (result.dataset_name, result.metric_type, result.metric_value) == ("test_values", "accuracy", 0.25)
+    assert result.dataset_args == {"questions": 40, "databases": 0}
+    assert result.metric_args == {"correct": 10, "interval_95_by_database": [0.125, 0.625]}
     assert {key: value for key, value in card.data.to_dict().items() if key != "model-index"} == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",

@@ -132,6 +132,21 @@ def test_a_dry_run_lists_what_would_leave_the_machine(
     assert "config.yaml:1" in capsys.readouterr().err
 
 
+def test_the_page_of_the_run_is_sent_beside_the_model_if_asked_for(
+    hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (merged.parent / "report.html").write_text("<!doctype html>")
+    assert main(["push", "--run_folder", str(merged.parent), "--repo_id", "me/sql", "--report"]) == 1
+    assert "it needs --folder" in capsys.readouterr().err
+    push_to_hub(merged, "me/sql", token=TOKEN)
+    assert "report.html" not in hub.repositories["me/sql"].files
+    push_to_hub(merged, "me/sql", token=TOKEN, report=True)
+    assert "report.html" in hub.repositories["me/sql"].files
+    (merged.parent / "report.html").unlink()
+    with pytest.raises(DataError, match="text2sql-grpo view"):
+        push_to_hub(merged, "me/sql", token=TOKEN, report=True)
+
+
 def test_without_a_token_nothing_is_sent(hub: Hub, merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["push", "--folder", str(merged), "--repo_id", "me/sql"]) == 1
 

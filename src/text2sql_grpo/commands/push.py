@@ -13,6 +13,7 @@ def push(
     run_folder: Path | None = None,
     public: bool = False,
     include: list[str] | None = None,
+    report: bool = False,
     dry_run: bool = False,
     audit: list[Path] | None = None,
     allow: list[str] | None = None,
@@ -28,6 +29,7 @@ def push(
         run_folder: Run folder, pushed as a dataset.
         public: Make it public; default: private.
         include: Also push these of a run folder, such as adapter or 'checkpoint-*'.
+        report: Push a run's page, report.html, beside its model; it holds questions and rows of the database.
         dry_run: List the files that would be sent, with their sizes, and send nothing; needs no token.
         audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
         allow: Findings of the search for secrets that are none, as it names them; * stands for any text.
@@ -35,6 +37,10 @@ def push(
     check_one_of(folder=folder, run_folder=run_folder)
     if folder is None and audit:
         raise ConfigError("--audit goes into a model's card: it needs --folder")
+    if folder is None and report:
+        raise ConfigError(
+            "--report goes beside a model: it needs --folder (a run folder is pushed with its page)"
+        )
     if run_folder is None and include:
         raise ConfigError("--include needs --run_folder")
     from text2sql_grpo.models.sources import local_folder
@@ -47,7 +53,7 @@ def push(
     options: dict[str, Any] = {"private": not public, "allow": allow or (), "dry_run": dry_run}
     with writing_to(folder or run_folder or Path()):
         if folder is not None:
-            print(push_to_hub(folder, repo_id, audits=audit or (), **options))
+            print(push_to_hub(folder, repo_id, audits=audit or (), report=report, **options))
         elif run_folder is not None:
             print(push_run_folder(run_folder, repo_id, include=include or (), **options))
     return 0

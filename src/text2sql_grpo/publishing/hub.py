@@ -6,6 +6,7 @@ upload: huggingface_hub sends no file again that the Hub has, nor, with Xet, a p
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from glob import escape
@@ -28,7 +29,7 @@ from text2sql_grpo.publishing.upload_checks import (
     check_adapter_folder,
     check_model_folder,
 )
-from text2sql_grpo.run_folder import METRICS
+from text2sql_grpo.run_folder import METRICS, PAGE
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def push_to_hub(
     private: bool = True,
     token: str | None = None,
     audits: Sequence[Path] = (),
+    report: bool = False,
     allow: Sequence[str] = (),
     dry_run: bool = False,
 ) -> str:
@@ -63,6 +65,7 @@ def push_to_hub(
         private: Require a private repository; a public one is refused. False makes a private one public.
         token: Hub token; None takes HF_TOKEN (or HF_KEY), else the one that `hf auth login` stored.
         audits: See `write_model_card`.
+        report: Also send the page of the run, which holds questions and rows of the database.
         allow: Findings that are no secrets; see `check_no_secrets`.
         dry_run: Send nothing, and return a list of the files instead; needs neither a token nor the Hub.
 
@@ -70,7 +73,14 @@ def push_to_hub(
         HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
             in a file, no space left, or a failure of the Hub; states whether anything was sent.
         ModelError: `folder` is no loadable model or adapter.
+        DataError: The run has no page.
     """
+    if report:
+        page = folder.parent / PAGE
+        if not page.is_file():
+            raise DataError(f"the run has no {PAGE}: write it with text2sql-grpo view {folder.parent}")
+        shutil.copyfile(page, folder / PAGE)
+    files = (*MODEL_FILES, PAGE) if report else MODEL_FILES
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS
     (check_adapter_folder if is_adapter else check_model_folder)(folder)
@@ -78,7 +88,7 @@ def push_to_hub(
         folder,
         repo_id,
         "model",
-        lambda: _directly_in(folder, (*weights, *MODEL_FILES)),
+        lambda: _directly_in(folder, (*weights, *files)),
         private=private,
         token=token,
         dry_run=dry_run,

@@ -90,6 +90,7 @@ def write_model_card(
     name = repo_id.split("/")[-1] if repo_id else run.resolve().name
     evaluation = read_evaluation(run)
     evaluation_text = _evaluation(run, evaluation)
+    strict = {name: scores["overall"]["strict"] for name, scores in evaluation.get("sets", {}).items()}
     results = [
         EvalResult(
             task_type="text-generation",
@@ -97,9 +98,11 @@ def write_model_card(
             dataset_name=name_of_set,
             metric_type="accuracy",
             metric_name="strict execution accuracy",
-            metric_value=scores["overall"]["strict"]["accuracy"],
+            metric_value=one["accuracy"],
+            metric_args={"correct": one["correct"], "interval_95_by_database": one.get("interval")},
+            dataset_args={"questions": one["total"], "databases": len(one.get("by_database", {}))},
         )
-        for name_of_set, scores in evaluation.get("sets", {}).items()
+        for name_of_set, one in strict.items()
     ]
     data = ModelCardData(
         model_name=name,

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
+from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, read_jsonl, write_text
 from text2sql_grpo.run_folder import (
     CONFIG,
@@ -87,7 +88,7 @@ def run_report(run: Path) -> Record:
     )
     return report | {
         "model": f"{run}/merged",
-        "curve": [{"step": row["step"]} | _accuracy(row["accuracy"]) for row in read_schedule(run)],
+        "curve": curve_of(read_schedule(run)),
         "steps": {name: [row.get(name) for row in metrics] for name in _STEP_FIELDS},
         "costs": report["costs"]
         | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)},
@@ -156,7 +157,7 @@ def _report(
         "model": "MODEL",
         "sides": ["before", "after"],
         "result": evaluation.get("change", {}).get("verdict", "") or _accuracies(evaluation),
-        "sets": _sets(evaluation),
+        "sets": sets_of(evaluation),
         "samples": _samples(evaluation),
         "curve": [],
         "kept_step": evaluation.get("step"),
@@ -182,8 +183,9 @@ def _rows(path: Path) -> list[Record]:
 
 
 def _accuracy(record: Mapping[str, Any]) -> Record:
-    low, high = record["interval"]
-    return {"correct": record["correct"], "total": record["total"], "low": low, "high": high}
+    known = Accuracy.read(record)
+    low, high = known.interval
+    return {"correct": known.correct, "total": known.total, "low": low, "high": high}
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> str:
@@ -196,7 +198,12 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     return "; ".join(shares)
 
 
-def _sets(evaluation: Mapping[str, Any]) -> list[Record]:
+def curve_of(schedule: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Accuracy on dev by step."""
+    return [{"step": row["step"]} | _accuracy(row["accuracy"]) for row in schedule]
+
+
+def sets_of(evaluation: Mapping[str, Any]) -> list[Record]:
     """Strict accuracy on each held-out set, before and after training."""
     before = evaluation.get("before", {}).get("sets", {})
     return [

@@ -7,7 +7,9 @@ Training metrics are logged by transformers' callbacks, all others here, under t
 import json
 import logging
 import os
+import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +22,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from text2sql_grpo.errors import ConfigError, install_command
+from text2sql_grpo.files import read_jsonl, write_text
+from text2sql_grpo.run_folder import PAGE, ROLLOUTS, answers_file
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
 PROJECT = "text2sql-grpo"
+ROWS_OF_EACH = 8  # episodes of a step, or answers of a set, in the tables of trackers
+_EPISODE_COLUMNS = ("step", "example", "database", "question", "gold_sql", "final_sql", "reason", "reward")
+_ANSWER_COLUMNS = ("set", "example", "database", "question", "gold_sql", "final_sql", "reason", "strict")
 _EVALUATED = {"wandb", "trackio", "tensorboard"}  # trackers of transformers that receive evaluations
 logger = logging.getLogger(__name__)
 
@@ -73,12 +80,55 @@ class Tracking:
     """Open trackers of one run.
 
     Attributes:
-        callbacks: Callbacks for the trainer, in addition to those of `report_to`.
+        callbacks: Callbacks for the trainer, in addition to those of `report_to`; none before them.
     """
 
     names: Sequence[str]
     arguments: TrainingArguments
     callbacks: list[TrainerCallback] = field(default_factory=list)
+
+    def log_outcome(self, folder: Path, merged: Path, questions: Sequence[Path], step: int) -> None:
+        """Send a finished run: some episodes of each step and the held-out answers as tables, and files.
+
+        W&B gets the page, the question files and a reference to the merged model as artifacts.
+        """
+        if not PartialState().is_main_process:
+            return
+        tables = {
+            "episodes": _sampled(_lines(folder / ROLLOUTS), "step", _EPISODE_COLUMNS),
+            "held_out": _sampled(_lines(answers_file(folder)), "set", _ANSWER_COLUMNS),
+        }
+        if "wandb" in self.names:
+            import wandb
+
+            known = {
+                name: wandb.Table(columns=list(rows[0]), data=[[*row.values()] for row in rows])
+                for name, rows in tables.items()
+                if rows
+            }
+            wandb.log({**known, "train/global_step": step})
+            for kind, paths in {"report": [folder / PAGE], "questions": questions}.items():
+                artifact = wandb.Artifact(f"{self.arguments.run_name}-{kind}", type=kind)
+                for path in paths:
+                    artifact.add_file(str(path))
+                wandb.log_artifact(artifact)
+            artifact = wandb.Artifact(f"{self.arguments.run_name}-model", type="model")
+            artifact.add_reference(merged.resolve().as_uri(), checksum=False)
+            wandb.log_artifact(artifact)
+        if "tensorboard" in self.names:
+            with _tensorboard() as writer:
+                for name, rows in tables.items():
+                    writer.add_text(name, _markdown(rows), step)
+        if "trackio" in self.names:
+            import trackio
+
+            name = self.arguments.run_name
+            trackio.init(self.arguments.project, name=name, resume="allow", embed=False)
+            for kind, rows in tables.items():
+                if rows:
+                    data = [[*row.values()] for row in rows]
+                    trackio.log({kind: trackio.Table(columns=list(rows[0]), data=data)}, step=step)
+            trackio.finish()
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
         """Log accuracy and looks of held-out sets, by transformers' own callbacks."""
@@ -100,10 +150,80 @@ class Tracking:
 
 
 @contextmanager
-def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tracking]:
+def _tensorboard() -> Iterator[Any]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"]) as writer:
+        yield writer
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    return iter(read_jsonl(path, "episodes")) if path.is_file() else iter(())
+
+
+def _sampled(records: Iterator[dict[str, Any]], part: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Columns of the first records of each part, such as each step."""
+    seen = Counter[Any]()
+    rows = []
+    for record in records:
+        seen[record[part]] += 1
+        if seen[record[part]] <= ROWS_OF_EACH:
+            rows.append({name: record[name] for name in columns})
+    return rows
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row.values()] for row in rows]
+    table = [list(rows[0]), ["---"] * len(rows[0]), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+class ConfigLog(TrainerCallback):
+    """Callback that sends the whole config of a run to trackers that transformers' callbacks opened.
+
+    Args:
+        config: The config as plain data.
+    """
+
+    def __init__(self, names: Sequence[str], config: Mapping[str, Any]) -> None:
+        self._names, self._config = names, dict(config)
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Add the config; transformers' own callbacks ran before."""
+        if not state.is_world_process_zero:
+            return
+        if "wandb" in self._names:
+            import wandb
+
+            wandb.config.update({"config": self._config}, allow_val_change=True)
+        if "trackio" in self._names:
+            import trackio
+
+            trackio.config.update({"config": self._config}, allow_val_change=True)
+        if "tensorboard" in self._names:
+            with _tensorboard() as writer:
+                writer.add_text("config", f"```\n{json.dumps(self._config, indent=1)}\n```")
+
+
+def _wandb_run_id(folder: Path) -> str:
+    """Id of the W&B run of a folder, so that a resumed run goes on in it."""
+    path = folder / "wandb" / "run_id"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, secrets.token_hex(4))
+    return path.read_text(encoding="utf-8").strip()
+
+
+@contextmanager
+def tracking(
+    names: Sequence[str], arguments: TrainingArguments, config: Mapping[str, Any] | None = None
+) -> Iterator[Tracking]:
     """Open the trackers of a run in its folder, offline without a key, and close them.
 
     Args:
+        config: Whole config of the run as plain data, which trackers receive; None for none.
         arguments: Training arguments: `output_dir`, `run_name` and `project` are used.
 
     Raises:
@@ -119,12 +239,16 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
         "WANDB_ERROR_REPORTING": "false",  # it would go to a third party
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }
+    if "wandb" in names and PartialState().is_main_process:
+        defaults |= {"WANDB_RUN_ID": _wandb_run_id(folder), "WANDB_RESUME": "allow"}
     added = {name: value for name, value in defaults.items() if not os.environ.get(name)}
     os.environ.update(added)
     opened = Tracking(names, arguments)
     try:
+        if config is not None:
+            opened.callbacks.append(ConfigLog(names, config))
         if "weave" in names and PartialState().is_main_process:
-            opened.callbacks += _episode_traces(folder / "rollouts.jsonl", arguments)
+            opened.callbacks += _episode_traces(folder / ROLLOUTS, arguments, config or {})
         yield opened
     finally:
         if "wandb" in names:
@@ -133,7 +257,7 @@ def tracking(names: Sequence[str], arguments: TrainingArguments) -> Iterator[Tra
             if wandb.run is not None:
                 wandb.finish(exit_code=int(sys.exc_info()[0] is not None))
             wandb.teardown()  # else the next run of this process would use this run's folder
-        if opened.callbacks:
+        if any(isinstance(one, EpisodeTraces) for one in opened.callbacks):
             import weave
 
             weave.finish()
@@ -186,7 +310,9 @@ class EpisodeTraces(TrainerCallback):
         self._client.finish_call(call, output={name: episode[name] for name in became})
 
 
-def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[TrainerCallback]:
+def _episode_traces(
+    rollouts: Path, arguments: TrainingArguments, config: Mapping[str, Any]
+) -> list[TrainerCallback]:
     """Callback for Weave; none without a key, because Weave has no offline mode."""
     if not os.environ.get("WANDB_API_KEY"):
         logger.warning(f"Weave needs WANDB_API_KEY: no episode is sent to it; all of them are in {rollouts}")
@@ -203,4 +329,8 @@ def _episode_traces(rollouts: Path, arguments: TrainingArguments) -> list[Traine
         raise ConfigError(
             f"cannot send traces to Weave: {error}; take weave out of grpo.report_to to run without"
         ) from error
+    call = client.create_call(
+        "run", {"config": dict(config)}, display_name=str(arguments.run_name), use_stack=False
+    )
+    client.finish_call(call)
     return [EpisodeTraces(client, rollouts, str(arguments.run_name))]

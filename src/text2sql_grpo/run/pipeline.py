@@ -8,12 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from peft import PeftModel
 from rich.console import Console
 from rich.text import Text
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, dump_config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import (
     ConfigError,
@@ -139,7 +140,8 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
-        with bench, tracking(names, arguments) as tracked:
+        plain = yaml.safe_load(dump_config(config))
+        with bench, tracking(names, arguments, plain) as tracked:
             return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
@@ -202,6 +204,8 @@ def _improve(
         report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
         tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
         tracked.log_evaluation(after, step)
+        files = [run.config.data.train, *run.config.data.test.values()]
+        tracked.log_outcome(run.folder, merged, [Path(path) for path in files if Path(path).is_file()], step)
     ranks.barrier()
     return RunResult(
         run.folder,
