@@ -85,7 +85,8 @@ function Evidence({ evidence }) {
   const only = (side, other) => { const left = [...lines[other].slice(1)]; return lines[side].map((line, i) => {
     const at = left.indexOf(line);
     if (i && at >= 0) left.splice(at, 1);
-    return html`<span class=${i === 0 || at >= 0 ? "" : side === "gold" ? "missing" : "surplus"}>${line}\n</span>`; }); };
+    const kind = i === 0 || at >= 0 ? "" : side === "gold" ? "missing" : "surplus";
+    return html`<span class=${`row ${kind}`}>${line}</span>`; }); };
   return html`<h3>rows on the ${evidence.on}: gold query, then answer; marked where the other has no such row</h3>
     <pre>${only("gold", "answer")}</pre><pre>${only("answer", "gold")}</pre>
     ${evidence.tables.map((rows) => html`<pre class="reply">${rows}</pre>`)}`;
@@ -142,7 +143,7 @@ function List({ rows, filters, sorts, item, label }) {
   }, [rows, filter, sort, text]);
   const press = (name) => { setFilter(name); setCount(PAGE); };
   return html`<div class="filters" role="group" aria-label=${label}>
-      ${["all", ...Object.keys(filters)].map((name) => html`<button aria-pressed=${filter === name}
+      ${["all", ...Object.keys(filters).filter((name) => rows.some(filters[name]))].map((name) => html`<button aria-pressed=${filter === name}
         onClick=${() => press(name)}>${name} ${name === "all" ? rows.length : rows.filter(filters[name]).length}</button>`)}
       <select aria-label="order" onChange=${(event) => setSort(event.target.value)}>
         ${Object.keys(sorts).map((name) => html`<option>${name}</option>`)}</select>
@@ -187,9 +188,10 @@ function Overview({ data }) {
       ${sets.length > 0 && html`<section><h2>Held-out sets</h2><${Dots} sets=${sets} sides=${sides} /></section>`}
       ${curve.length > 0 && html`<section><h2>Training</h2><${Curve} points=${curve} kept=${data.kept_step} /></section>`}
       ${samples.length > 0 && html`<section><h2>Votes</h2><${Samples} samples=${samples} /></section>`}
-      <section><h2>Cost</h2><${Costs} costs=${data.costs} hardware=${data.hardware} /></section>
+      ${(data.costs.episodes > 0 || Object.keys(data.costs.seconds).length > 0) && html`<section><h2>Cost</h2>
+        <${Costs} costs=${data.costs} hardware=${data.hardware} /></section>`}
       ${data.reasons.length > 0 && html`<section><h2>Why answers are right or wrong</h2><table>
-        ${data.reasons.map(([reason, count]) => html`<tr><td>${reason}</td><td class="number">${count}</td></tr>`)}
+        ${data.reasons.map(([reason, count]) => html`<tr><td>${reason === "equal" ? "right" : reason}</td><td class="number">${count}</td></tr>`)}
         </table>${Object.entries(data.gaps).map(([gap, count]) => html`<p class="note">${many(count, "accepted answer")}
           ${" "}checked less than configured: ${gap}.</p>`)}</section>`}
     </div>`;
