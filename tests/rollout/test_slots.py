@@ -270,19 +270,19 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
     """To see which turns are over. More is asked only where turns begin and end, and for drafts."""
     monkeypatch.setattr(slots, "_FREE_TOKENS", 1)  # no drafts
     waits: list[int] = []
-    step = slots._Scheduler._step
+    step = slots.Scheduler._step
 
-    def decoding(table: slots._Scheduler) -> list[int]:
+    def decoding(table: slots.Scheduler) -> list[int]:
         return [id(row) for row in table._rows if row.is_decoding]
 
-    def counted(table: slots._Scheduler) -> None:
+    def counted(table: slots.Scheduler) -> None:
         before, is_new = decoding(table), table._cache._longest is None
         with HostReads() as reads:
             step(table)
         if before == decoding(table) and not is_new:
             waits.append(reads.count)
 
-    monkeypatch.setattr(slots._Scheduler, "_step", counted)
+    monkeypatch.setattr(slots.Scheduler, "_step", counted)
     chat = ChatFormat(chat.tokenizer)  # turns seldom end before their 26 tokens are written
 
     run(

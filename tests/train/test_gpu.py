@@ -11,7 +11,7 @@ from tests.scripted_policy import ask
 from tests.scripted_trainer import LOOK, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model
 from text2sql_grpo.rollout.policy import cache_bytes, trial_obstacle
-from text2sql_grpo.rollout.slots import _Scheduler
+from text2sql_grpo.rollout.slots import Scheduler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,8 +41,8 @@ def test_what_torch_has_reserved_and_does_not_use_is_free_for_the_cache() -> Non
 def test_slots_read_no_draft_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass makes the host wait once, for the turns that ended."""
     found: list[dict[int, list[int]]] = []
-    drafts = _Scheduler._drafts
-    monkeypatch.setattr(_Scheduler, "_drafts", lambda self: found.append(drafts(self)) or found[-1])
+    drafts = Scheduler._drafts
+    monkeypatch.setattr(Scheduler, "_drafts", lambda self: found.append(drafts(self)) or found[-1])
     bench = Bench(tmp_path, [ask("Lisbon?")], engine="slots", max_turn_tokens=8, use_cpu=False)
     bench.trainer.rollouts.run([bench.trainer.environment.sessions.session(ask("Lisbon?")) for _ in range(4)])
     assert found

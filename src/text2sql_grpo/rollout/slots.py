@@ -29,12 +29,13 @@ _REPLY_PASSES = 1  # between a turn and its reply; SQL within milliseconds takes
 
 
 @dataclass
-class _Family:
+class Family:
     """Sessions whose prompts share a prefix; at least one token of each prompt is not in it.
 
     Attributes:
         number: Index of the prefix in the cache; None before the first member is admitted.
         active: Members that have a row.
+        is_kept: True if the prefix stays in the cache when no member is left.
         drafts: Index of its members' texts, for draft tokens.
     """
 
@@ -42,23 +43,24 @@ class _Family:
     waiting: deque[Session[Any]]
     number: int | None = None
     active: int = 0
+    is_kept: bool = False
     drafts: Drafts = field(init=False)
 
     def __post_init__(self) -> None:
         self.drafts = Drafts(self.prefix)
 
 
-def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
+def _families(sessions: Sequence[Session[Any]]) -> list[Family]:
     """Group sessions: equal prompts share all but their last token, others a prefix of half or more."""
     by_prompt = defaultdict(list)
     for session in sessions:
         by_prompt[tuple(session.episode.prompt_ids)].append(session)
-    families: list[_Family] = []
-    alone: _Family | None = None
+    families: list[Family] = []
+    alone: Family | None = None
     for prompt in sorted(by_prompt):
         members, shared = deque(by_prompt[prompt]), list(prompt[:-1])
         if len(members) > 1:
-            families.append(_Family(shared, members))
+            families.append(Family(shared, members))
             continue
         if alone is not None:
             length = shared_length(alone.prefix, shared)
@@ -66,7 +68,7 @@ def _families(sessions: Sequence[Session[Any]]) -> list[_Family]:
                 alone.prefix = shared[:length]
                 alone.waiting += members
                 continue
-        alone = _Family(shared, members)
+        alone = Family(shared, members)
         families.append(alone)
     return families
 
@@ -78,7 +80,7 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @dataclass
-class _Row:
+class Row:
     """One session with a row of the cache.
 
     Attributes:
@@ -92,7 +94,7 @@ class _Row:
     """
 
     session: Session[Any]
-    family: _Family
+    family: Family
     number: int
     stored: int
     unread: list[int] = field(default_factory=list)
@@ -117,12 +119,12 @@ def play(
     tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
     try:
         with policy.attending():
-            _Scheduler(waiting, policy, chat, budgets, tools, on_end).play()
+            Scheduler(waiting, policy, chat, budgets, tools, on_end).play()
     finally:
         tools.shutdown(cancel_futures=True)
 
 
-class _Scheduler:
+class Scheduler:
     """Scheduler of rows.
 
     Tensors of shape (rows,) hold, by the index of the row: the `session`, the next input token (`last`),
@@ -137,18 +139,28 @@ class _Scheduler:
         budgets: Budgets,
         tools: ThreadPoolExecutor,
         on_end: Callable[[Any], None] | None,
+        *,
+        max_rows: int | None = None,
+        max_tokens: int | None = None,
     ) -> None:
+        """Schedule sessions.
+
+        Args:
+            max_rows: Maximum number of sessions at once; None for that of the sessions.
+            max_tokens: Maximum tokens of prompt and episode; None for what the sessions need.
+        """
         self._policy, self._chat, self._budgets = policy, chat, budgets
         self._tools, self._on_end = tools, on_end
-        prompts = [len(session.episode.prompt_ids) for session in sessions]
-        tokens = min(budgets.max_context, max(prompts) + budgets.max_episode_tokens)
-        self._cache = policy.new_cache(len(sessions), tokens)
+        longest = max((len(session.episode.prompt_ids) for session in sessions), default=0)
+        wanted = max_tokens or longest + budgets.max_episode_tokens
+        self._cache = policy.new_cache(max_rows or len(sessions), min(budgets.max_context, wanted))
         self._max_rows, device = len(self._cache.length), self._cache.length.device
         self._families = deque(_families(sessions))
-        self._numbered: list[_Family] = []
-        self._rows: list[_Row] = []
+        self._numbered: list[Family] = []
+        self._rows: list[Row] = []
         self._order = {id(session): i for i, session in enumerate(sessions)}
-        self._uniforms = policy.sampling.uniforms(len(sessions), budgets.max_episode_tokens).to(device)
+        num_uniforms = len(sessions) or self._max_rows
+        self._uniforms = policy.sampling.uniforms(num_uniforms, budgets.max_episode_tokens).to(device)
         self._ends = frozenset(chat.eos_token_ids)
         self._eos = torch.tensor(sorted(self._ends), device=device)
         zeros = torch.zeros(self._max_rows, dtype=torch.long, device=device)
@@ -169,7 +181,7 @@ class _Scheduler:
 
     def _admit(self) -> None:
         """Give free rows to waiting sessions."""
-        new: list[_Family] = []
+        new: list[Family] = []
         while self._families and len(self._rows) < self._max_rows:
             family = self._families[0]
             if family.number is None:
@@ -186,9 +198,9 @@ class _Scheduler:
             self._prefill_prefixes(new)
             self._decoding = None
 
-    def _add_row(self, session: Session[Any], family: _Family) -> None:
+    def _add_row(self, session: Session[Any], family: Family) -> None:
         assert family.number is not None
-        row = _Row(session, family, self._cache.add_row(family.number), len(family.prefix))
+        row = Row(session, family, self._cache.add_row(family.number), len(family.prefix))
         row.text += session.episode.prompt_ids
         self._rows.append(row)
         self._session[row.number] = self._order[id(session)]
@@ -196,14 +208,14 @@ class _Scheduler:
         self._drawn[row.number] = 0
         self._start_turn(row)
 
-    def _submit(self, row: _Row, turn: list[int], log_probs: list[float]) -> None:
+    def _submit(self, row: Row, turn: list[int], log_probs: list[float]) -> None:
         row.due = self._num_passes + _REPLY_PASSES
         row.reply = self._tools.submit(
             take_turn, row.session, turn, self._chat, self._budgets, log_probs=log_probs
         )
 
-    def _prefill_prefixes(self, families: Sequence[_Family]) -> None:
-        batch: list[_Family] = []
+    def _prefill_prefixes(self, families: Sequence[Family]) -> None:
+        batch: list[Family] = []
         for family in [*families, None]:
             tokens = sum(len(one.prefix) for one in batch)
             if batch and (family is None or tokens + len(family.prefix) > _PASS_TOKENS):
@@ -212,7 +224,7 @@ class _Scheduler:
             if family is not None and family.prefix:
                 batch.append(family)
 
-    def _prefill(self, batch: Sequence[_Family]) -> None:
+    def _prefill(self, batch: Sequence[Family]) -> None:
         device = self._last.device
         ids = torch.tensor([token for family in batch for token in family.prefix], device=device)
         positions = torch.cat([torch.arange(len(family.prefix), device=device) for family in batch])
@@ -233,8 +245,10 @@ class _Scheduler:
             with self._policy.stages.of(tools=1):
                 wait(due)
         for reply, row in due.items():
-            reply.result()
             row.reply = None
+            if error := reply.exception():
+                self._fail(row, error)
+                continue
             self._index(row, [])
             if row.session.episode.stop_reason is None:
                 self._start_turn(row)
@@ -243,7 +257,11 @@ class _Scheduler:
                 if self._on_end:
                     self._on_end(row.session.episode)
 
-    def _start_turn(self, row: _Row) -> None:
+    def _fail(self, row: Row, error: BaseException) -> None:
+        """Handle an internal failure of a row's tool call: it ends the rollout."""
+        raise error
+
+    def _start_turn(self, row: Row) -> None:
         """Schedule the prefill of new tokens, or decoding if there is only one."""
         episode = row.session.episode
         unread = (episode.prompt_ids + episode.completion_ids)[row.stored :]
@@ -256,7 +274,7 @@ class _Scheduler:
             row.is_decoding = True
             self._decoding = None
 
-    def _evict(self, row: _Row) -> None:
+    def _evict(self, row: Row) -> None:
         """Free a row, and its prefix with the last row that shares it."""
         last = self._cache.drop_row(row.number)
         for state in (self._session, self._last, self._left, self._sampled, self._drawn, self._prompt):
@@ -267,14 +285,18 @@ class _Scheduler:
         self._rows[row.number] = self._rows[last]
         self._rows.pop()
         self._decoding = None
-        family = row.family
-        family.active -= 1
-        if family.active == 0 and not family.waiting:
-            assert family.number is not None
-            moved = self._numbered[self._cache.drop_prefix(family.number)]
-            moved.number = family.number
-            self._numbered[family.number] = moved
-            self._numbered.pop()
+        row.family.active -= 1
+        self._drop_unused(row.family)
+
+    def _drop_unused(self, family: Family) -> None:
+        """Free the prefix of a family without members that is not kept."""
+        if family.active or family.waiting or family.is_kept or family.number is None:
+            return
+        moved = self._numbered[self._cache.drop_prefix(family.number)]
+        moved.number = family.number
+        self._numbered[family.number] = moved
+        self._numbered.pop()
+        family.number = None
 
     def _step(self) -> None:
         """Run one forward pass: decode every decoding row, prefill whole replies."""
@@ -344,14 +366,14 @@ class _Scheduler:
                 drafts[row.number] = [row.text[-1], *draft]
         return drafts
 
-    def _index(self, row: _Row, turn: list[int]) -> None:
+    def _index(self, row: Row, turn: list[int]) -> None:
         """Index the new tokens of a row for draft tokens, its unfinished turn included."""
         episode = row.session.episode
         text = episode.prompt_ids + episode.completion_ids + turn
         row.family.drafts.extend(row.text, text[len(row.text) :])
 
-    def _next_prefill(self) -> list[_Row]:
-        chosen: list[_Row] = []
+    def _next_prefill(self) -> list[Row]:
+        chosen: list[Row] = []
         tokens = 0
         for row in self._rows:
             if row.unread and (not chosen or tokens + len(row.unread) <= _PASS_TOKENS):
