@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.environment.tool_calls import reply_messages, turn_text
 from text2sql_grpo.errors import RunError, needs_extra
+
+if TYPE_CHECKING:  # loads torch
+    from text2sql_grpo.rollout.turns import Session
 
 _PATIENCE = 4  # failures of an endpoint in a row; at least `Endpoint.parallel`
 _UNSUPPORTED = re.compile(r"unsupported|not supported|unrecognized|unknown|not permitted", re.IGNORECASE)
@@ -78,7 +81,8 @@ def served_episodes(
     client = Client(endpoint, temperature)
     repetitions, tasks = Counter[str](), []
     for example in examples:
-        tasks.append(partial(_episode, example, environment, client, seed + repetitions[example.id]))
+        session = partial(environment.session, example)
+        tasks.append(partial(_episode, session, environment, client, seed + repetitions[example.id]))
         repetitions[example.id] += 1
     failures: list[str] = []
     try:
@@ -188,15 +192,22 @@ class Client:
         self._client.close()
 
 
-def _episode(example: Example, environment: SQLEnvironment, client: Client, seed: int) -> Episode:
-    """Roll out one question.
+def _episode(
+    new_session: Callable[[], "Session[Episode]"], environment: SQLEnvironment, client: Client, seed: int
+) -> Episode:
+    return served_episode(new_session(), environment, client, seed=seed)
+
+
+def served_episode(
+    session: "Session[Episode]", environment: SQLEnvironment, client: Client, *, seed: int
+) -> Episode:
+    """Roll out one session.
 
     Raises:
         EndpointFailure: The endpoint or an MCP server failed; there is no episode.
         RunError: See `Client.complete`.
     """
-    session, settings = environment.session(example), environment.settings
-    episode = session.episode
+    settings, episode = environment.settings, session.episode
     messages: list[Any] = list(session.start())
     tools = environment.tools if settings.protocol == "native" else None
     prompt_tokens, written = None, 0
@@ -213,7 +224,7 @@ def _episode(example: Example, environment: SQLEnvironment, client: Client, seed
             return episode
         reply = session.step(_text(choice.message))
         if episode.stop_reason == "error":
-            raise EndpointFailure(f"the MCP server died (question {example.id})")
+            raise EndpointFailure(f"the MCP server died (question {episode.example.id})")
         if reply is None:
             return episode
         messages.append(choice.message.model_dump(exclude_none=True))

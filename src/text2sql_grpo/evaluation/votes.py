@@ -17,6 +17,7 @@ MAX_SUITES = 3  # most frequent queries whose test databases vote
 MAX_TEST_DATABASES = 6
 COVERAGES = (50, 70, 90)  # percent of the questions
 BINS = 5
+SURE = 0.8  # accuracy of the answers that count as sure
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,12 @@ def votes(queries: Sequence[str | None], database: Database, grader: Grader) -> 
     return Votes(vote(queries, [database], grader), vote(queries, [database, *test_databases], grader))
 
 
-def risk_coverage(confidences: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
+def risk_coverage(confidences: Sequence[float], is_right: Sequence[bool]) -> dict[str, Any]:
     """How far confidence tells right answers from wrong ones.
 
     Returns:
         `accuracy_at`: accuracy of the most confident 50, 70 and 90% of the questions, ties shared evenly;
+        `sure_from`: lowest confidence from which at least 80% are right, None if there is none;
         `aurc`: area under the risk-coverage curve, 0 is best (Geifman and El-Yaniv 2017, arXiv:1705.08500);
         `calibration`: questions, mean confidence and accuracy in each fifth of [0, 1] that holds any; `ece`:
         expected calibration error (Guo et al. 2017, arXiv:1706.04599).
@@ -87,7 +89,7 @@ def risk_coverage(confidences: Sequence[float], right: Sequence[bool]) -> dict[s
     >>> found["accuracy_at"], found["ece"]
     ({'50': 1.0, '70': 0.833333, '90': 0.777778}, 0.2)
     """
-    known, truth = np.array(confidences, dtype=float), np.array(right, dtype=float)
+    known, truth = np.array(confidences, dtype=float), np.array(is_right, dtype=float)
     total = len(known)
     if not total:
         return {}
@@ -97,6 +99,11 @@ def risk_coverage(confidences: Sequence[float], right: Sequence[bool]) -> dict[s
     covered = np.interp(np.arange(1, total + 1), asked, correct)
     places = np.minimum((known * BINS).astype(int), BINS - 1)
     bins = [(known[places == i], truth[places == i]) for i in range(BINS) if (places == i).any()]
+    sure = [
+        float(level)
+        for level, count, right in zip(levels, asked[1:], correct[1:], strict=True)
+        if right >= SURE * count
+    ]
     error = sum(len(own) * abs(own.mean() - was.mean()) for own, was in bins) / total
     counts = {percent: percent / 100 * total for percent in COVERAGES}
     return {
@@ -104,6 +111,7 @@ def risk_coverage(confidences: Sequence[float], right: Sequence[bool]) -> dict[s
             str(percent): round(float(np.interp(count, asked, correct)) / count, 6)
             for percent, count in counts.items()
         },
+        "sure_from": round(sure[-1], 6) if sure else None,
         "aurc": round(fmean(1 - covered / np.arange(1, total + 1)), 6),
         "calibration": [
             [len(own), round(float(own.mean()), 6), round(float(was.mean()), 6)] for own, was in bins

@@ -1,0 +1,88 @@
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from text2sql_grpo.commands.options import (
+    Count,
+    Port,
+    check_models,
+    check_one_of,
+    importing,
+    quiet_console,
+    read_config,
+    writing_to,
+)
+from text2sql_grpo.errors import ConfigError, needs_extra
+from text2sql_grpo.run_folder import find_config
+
+TOKEN_VARIABLE = "TEXT2SQL_GRPO_TOKEN"
+
+
+def serve(
+    *,
+    db: str,
+    model: str | None = None,
+    base_url: str | None = None,
+    served_model: str | None = None,
+    config: Path | None = None,
+    samples: Count = 1,
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+    allowed_host: list[str] | None = None,
+    per_minute: Count = 120,
+    folder: Path = Path(),
+    key_variable: str = "OPENAI_API_KEY",
+) -> int:
+    """Serve the agent: an OpenAI-compatible API at /v1, and a page to ask questions on.
+
+    The database is opened read-only. Each request needs the token that is printed, or that of the environment
+    variable TEXT2SQL_GRPO_TOKEN, as its API key.
+
+    Args:
+        db: SQLite or DuckDB file, .sql text, a folder of CSV or Parquet files, or a URL; never written.
+        model: Model folder, such as RUN/merged, an adapter, a run folder, or Hub id.
+        base_url: OpenAI-compatible endpoint of a model, instead of --model; needs --served_model.
+        served_model: Name of the model at --base_url.
+        config: Default: that of the model's run, or the defaults.
+        samples: Answers of each question; of several, their agreement is the confidence.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
+        allowed_host: Further names by which clients reach the server, as behind a proxy.
+        per_minute: Requests of one client in a minute.
+        folder: Where feedback.jsonl and audit.jsonl are written.
+        key_variable: Environment variable of the endpoint's key.
+    """
+    check_one_of(model=model, base_url=base_url)
+    if (base_url is None) != (served_model is None):
+        raise ConfigError("--base_url and --served_model go together: give both")
+    check_models(model)
+    found = config or (find_config(model) if model else None)
+    run = read_config(found) if found else None
+    if not folder.is_dir():
+        raise ConfigError(f"--folder must be a folder, got {folder}")
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; try --port 0") from error
+    quiet_console()
+    with needs_extra("serve", "serve"), importing():
+        import uvicorn
+
+        from text2sql_grpo.serving.openai_server import AgentServer
+    from text2sql_grpo.evaluation.endpoint import Endpoint
+    from text2sql_grpo.serving.agent import open_agent
+
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    source = Endpoint(base_url, str(served_model), key_variable) if base_url else str(model)
+    with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
+        server = AgentServer(agent, token, folder, per_minute)
+        app = server.app([host, *(allowed_host or ())])
+        where = f"http://{host}:{listener.getsockname()[1]}"
+        print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        uvicorn.Server(settings).run(sockets=[listener])
+    return 0

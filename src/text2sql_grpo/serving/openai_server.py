@@ -1,0 +1,380 @@
+"""OpenAI-compatible server whose model is the whole agent, and its page.
+
+`/v1/chat/completions` answers the last message; exploratory queries are sent as reasoning, in both fields
+that clients read (`reasoning` and `reasoning_content`). Databases are opened read-only, as in training.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from text2sql_grpo.environment.episode import Action
+from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.files import append_jsonl
+from text2sql_grpo.serving.agent import Agent, Exchange, Reply
+from text2sql_grpo.serving.answer_text import look_text, outcome_record, reply_text
+
+MAX_BODY_BYTES = 1_000_000
+MAX_RUNNING = 64  # questions that run or wait; more get 429
+MAX_CLIENTS = 10_000  # whose rates are kept
+_SIDE_TASK = "### Task:"  # Open WebUI asks its model for titles, tags and follow-ups of a chat
+_FILES = {
+    "": ("ask.html", "text/html"),
+    "ask.css": ("ask.css", "text/css"),
+    "ask.js": ("ask.js", "text/javascript"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A request that gets an error instead of an answer."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+@dataclass
+class AgentServer:
+    """Answers of HTTP requests by an agent.
+
+    Attributes:
+        agent: The agent.
+        token: Token that each request but those for the page's files and `/health` must bear.
+        folder: Where `feedback.jsonl` and `audit.jsonl` are written.
+        per_minute: Questions of one client in a minute.
+    """
+
+    agent: Agent
+    token: str
+    folder: Path
+    per_minute: int = 120
+    running: int = 0
+    _times: "OrderedDict[str, deque[float]]" = field(default_factory=OrderedDict)
+
+    def app(self, allowed_hosts: Sequence[str] = ()) -> Starlette:
+        """Application; requests for other hosts than this machine and `allowed_hosts` are refused."""
+        hosts = ["127.0.0.1", "localhost", *allowed_hosts]
+        routes = [Route(f"/{name}", self._file) for name in _FILES]
+        routes += [
+            Route("/preact.js", self._file),
+            Route("/health", self._health),
+            Route("/v1/models", self._guarded(self._models)),
+            Route("/v1/chat/completions", self._guarded(self._complete), methods=["POST"]),
+            Route("/api/about", self._guarded(self._about)),
+            Route("/api/ask", self._guarded(self._ask), methods=["POST"]),
+            Route("/api/run", self._guarded(self._run), methods=["POST"]),
+            Route("/api/feedback", self._guarded(self._feedback), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+
+    def _guarded(self, handle: Any) -> Any:
+        """Check token, origin and rate of a request, and turn errors into answers."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check(request)
+                response: Response = await handle(request)
+                return response
+            except Refused as refused:
+                return _error(refused.status, str(refused), refused.headers)
+            except DataError as error:
+                return _error(400, str(error))
+            except RunError as error:
+                return _error(503, str(error))
+            except ClientDisconnect:
+                return Response(status_code=499)
+
+        return guarded
+
+    def _check(self, request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self.token.encode()):
+            raise Refused(401, "missing or wrong token: send it as the API key (Authorization: Bearer TOKEN)")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise Refused(403, "a request from a page of another site")
+        if request.method != "POST":
+            return
+        client, now = request.client.host if request.client else "", time.monotonic()
+        times = self._times.setdefault(client, deque())
+        self._times.move_to_end(client)
+        if len(self._times) > MAX_CLIENTS:
+            self._times.popitem(last=False)
+        while times and now - times[0] > 60:
+            times.popleft()
+        if len(times) >= self.per_minute:
+            wait = math.ceil(60 - (now - times[0]))
+            raise Refused(
+                429, f"more than {self.per_minute} requests in a minute", **{"Retry-After": str(wait)}
+            )
+        times.append(now)
+
+    async def _file(self, request: Request) -> Response:
+        name = request.url.path.lstrip("/")
+        package, (file, kind) = __package__, _FILES.get(name, ("preact.js", "text/javascript"))
+        if name == "preact.js":
+            package = "text2sql_grpo.reporting"
+        return Response((files(package) / file).read_bytes(), media_type=kind, headers=_HEADERS)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "running": self.running})
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self.agent.name, "object": "model", "created": 0, "owned_by": "text2sql-grpo"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _about(self, request: Request) -> Response:
+        schema = await run_in_threadpool(self.agent.environment.sessions.schema_text, self.agent.database)
+        return JSONResponse({"model": self.agent.name, "database": self.agent.database, "schema": schema})
+
+    async def _complete(self, request: Request) -> Response:
+        body = await _body(request)
+        question, history = _question(body.get("messages"))
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": self.agent.name}
+        if question.startswith(_SIDE_TASK):
+            reply, text = None, json.dumps({"title": history[0].question[:60] if history else "Question"})
+        elif body.get("stream"):
+            return EventSourceResponse(self._stream(head, question, history, request, body), headers=_HEADERS)
+        else:
+            reply = await self._answer(question, history, request)
+            text = reply_text(reply)
+        message = {"role": "assistant", "content": text}
+        if reply is not None:
+            looks = _looks(reply)
+            message |= {"reasoning": looks, "reasoning_content": looks} if looks else {}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse(
+            head | {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)},
+            headers=_HEADERS,
+        )
+
+    async def _stream(
+        self,
+        head: dict[str, Any],
+        question: str,
+        history: Sequence[Exchange],
+        request: Request,
+        body: dict[str, Any],
+    ) -> AsyncIterator[str]:
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            return json.dumps(head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        reply = None
+        try:
+            async for event in self._events(question, history, request):
+                if isinstance(event, Reply):
+                    reply, text = event, reply_text(event)
+                elif event.kind != "submit_sql":
+                    look = look_text(event)
+                    yield chunk({"reasoning": look, "reasoning_content": look})
+        except ClientDisconnect:
+            return
+        except (RunError, Refused) as error:
+            text = f"There is no answer: {error}"
+        yield chunk({"content": text})
+        yield chunk({}, "stop")
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {"object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)}
+            yield json.dumps(head | usage)
+        yield "[DONE]"
+
+    async def _ask(self, request: Request) -> Response:
+        """Events of an answer for the page, one JSON object each."""
+        body = await _body(request)
+        history = [Exchange(str(one["question"]), one.get("sql")) for one in body.get("history") or ()][-1:]
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for event in self._events(str(body.get("question", "")), history, request):
+                    if isinstance(event, Reply):
+                        yield json.dumps({"answer": _reply_record(event)})
+                    elif event.kind != "submit_sql":
+                        look = {
+                            "sql": event.sql,
+                            "error": event.error,
+                            "result": outcome_record(event.outcome),
+                        }
+                        yield json.dumps({"look": look})
+            except ClientDisconnect:
+                return
+            except (RunError, Refused) as error:
+                yield json.dumps({"error": str(error)})
+
+        return EventSourceResponse(events(), headers=_HEADERS)
+
+    async def _run(self, request: Request) -> Response:
+        sql = str((await _body(request)).get("sql", ""))
+        outcome = await run_in_threadpool(self.agent.run, sql)
+        self._log(request, question=None, sql=sql, status=outcome.status)
+        return JSONResponse(outcome_record(outcome), headers=_HEADERS)
+
+    async def _feedback(self, request: Request) -> Response:
+        body = await _body(request)
+        question, sql, is_right = body.get("question"), body.get("sql"), body.get("right")
+        if not isinstance(question, str) or not isinstance(sql, str) or not isinstance(is_right, bool):
+            raise Refused(400, "feedback needs question and sql as texts, and right as true or false")
+        await run_in_threadpool(self.agent.save_feedback, self.folder, question, sql, is_right=is_right)
+        return JSONResponse({"saved": True}, headers=_HEADERS)
+
+    async def _answer(self, question: str, history: Sequence[Exchange], request: Request) -> Reply:
+        async for event in self._events(question, history, request):
+            if isinstance(event, Reply):
+                return event
+        raise RunError("the question has no answer")
+
+    async def _events(
+        self, question: str, history: Sequence[Exchange], request: Request
+    ) -> AsyncIterator[Action | Reply]:
+        """Turns of an answer as they are taken, then the answer; a client that leaves stops it."""
+        if self.running >= MAX_RUNNING:
+            raise Refused(429, f"{MAX_RUNNING} questions run already", **{"Retry-After": "5"})
+        self.running += 1
+        turns: asyncio.Queue[Action] = asyncio.Queue()
+        loop, is_cancelled = asyncio.get_running_loop(), Event()
+
+        def on_action(action: Action) -> None:
+            loop.call_soon_threadsafe(turns.put_nowait, action)
+
+        started, status, sql = time.monotonic(), "failed", None
+        answer = asyncio.ensure_future(
+            asyncio.to_thread(
+                self.agent.ask, question, history, on_action=on_action, is_cancelled=is_cancelled
+            )
+        )
+        try:
+            while not answer.done():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        yield await turns.get()
+                if not answer.done() and await request.is_disconnected():
+                    status = "withdrawn"
+                    raise ClientDisconnect
+            while not turns.empty():
+                yield turns.get_nowait()
+            reply = answer.result()
+            status, sql = reply.asked.failure or "ok", reply.asked.episode.final_sql
+            yield reply
+        finally:
+            is_cancelled.set()
+            self.running -= 1
+            self._log(
+                request,
+                question=question,
+                sql=sql,
+                status=status,
+                seconds=round(time.monotonic() - started, 3),
+            )
+
+    def _log(self, request: Request, **fields: Any) -> None:
+        client = request.client.host if request.client else ""
+        try:
+            append_jsonl(
+                self.folder / "audit.jsonl", [{"time": int(time.time()), "client": client, **fields}]
+            )
+        except RunError as error:
+            _logger.warning("the audit log was not written: %s", error)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """JSON object of a request, which is refused once it is longer than `MAX_BODY_BYTES`."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_BODY_BYTES:
+            raise Refused(413, f"a request must be at most {MAX_BODY_BYTES} bytes")
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise Refused(400, "a request must be a JSON object")
+    return body
+
+
+def _question(messages: Any) -> tuple[str, list[Exchange]]:
+    """Last message of a chat, and the questions before it with their queries."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise Refused(400, "messages must be a list of objects with role and content")
+    said = [(str(one.get("role")), _text(one.get("content"))) for one in messages]
+    said = [(role, text) for role, text in said if role in ("user", "assistant")]
+    if not said or said[-1][0] != "user" or not said[-1][1].strip():
+        raise Refused(400, "the last message must be a question of the user")
+    history = []
+    for (role, question), (answerer, answer) in pairwise(said):
+        if (role, answerer) == ("user", "assistant"):
+            sql = answer.partition("```sql\n")[2].partition("\n```")[0]
+            history.append(Exchange(question, sql or None))
+    return said[-1][1], history
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        parts = [part.get("text", "") for part in content if isinstance(part, dict)]
+        return "\n".join(str(part) for part in parts)
+    return content if isinstance(content, str) else ""
+
+
+def _looks(reply: Reply) -> str:
+    return "".join(look_text(one) for one in reply.asked.episode.actions if one.kind != "submit_sql")
+
+
+def _usage(reply: Reply | None) -> dict[str, int]:
+    prompt, sampled = (reply.prompt_tokens, reply.completion_tokens) if reply else (0, 0)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _reply_record(reply: Reply) -> dict[str, Any]:
+    """Answer for the page."""
+
+    def one(asked: Any) -> dict[str, Any]:
+        tried = [action.sql for action in asked.episode.actions if action.sql]
+        sql = asked.episode.final_sql or (tried[-1] if tried else "")
+        return {"sql": sql, "failure": asked.failure, "result": outcome_record(asked.result)}
+
+    return one(reply.asked) | {
+        "question": reply.question,
+        "confidence": reply.confidence,
+        "is_sure": reply.is_sure,
+        "other": None if reply.other is None else one(reply.other),
+        "seconds": round(reply.seconds, 2),
+    }
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    kind = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+    error = {"message": message, "type": kind.get(status, "server_error"), "param": None, "code": None}
+    return JSONResponse({"error": error}, status, headers={**_HEADERS, **(headers or {})})
