@@ -3,11 +3,10 @@ import secrets
 import socket
 from pathlib import Path
 
+from text2sql_grpo.commands.ask import model_source
 from text2sql_grpo.commands.options import (
     Count,
     Port,
-    check_models,
-    check_one_of,
     importing,
     quiet_console,
     read_config,
@@ -32,7 +31,6 @@ def serve(
     allowed_host: list[str] | None = None,
     per_minute: Count = 120,
     folder: Path = Path(),
-    key_variable: str = "OPENAI_API_KEY",
 ) -> int:
     """Serve the agent: an OpenAI-compatible API at /v1, and a page to ask questions on.
 
@@ -51,12 +49,8 @@ def serve(
         allowed_host: Further names by which clients reach the server, as behind a proxy.
         per_minute: Requests of one client in a minute.
         folder: Where feedback.jsonl and audit.jsonl are written.
-        key_variable: Environment variable of the endpoint's key.
     """
-    check_one_of(model=model, base_url=base_url)
-    if (base_url is None) != (served_model is None):
-        raise ConfigError("--base_url and --served_model go together: give both")
-    check_models(model)
+    source = model_source(model, base_url, served_model)
     found = config or (find_config(model) if model else None)
     run = read_config(found) if found else None
     if not folder.is_dir():
@@ -68,21 +62,20 @@ def serve(
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; try --port 0") from error
-    quiet_console()
-    with needs_extra("serve", "serve"), importing():
-        import uvicorn
+    with listener:
+        quiet_console()
+        with needs_extra("serve", "serve"), importing():
+            import uvicorn
 
-        from text2sql_grpo.serving.openai_server import AgentServer
-    from text2sql_grpo.evaluation.endpoint import Endpoint
-    from text2sql_grpo.serving.agent import open_agent
+            from text2sql_grpo.serving.openai_server import AgentServer
+        from text2sql_grpo.serving.agent import open_agent
 
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
-    source = Endpoint(base_url, str(served_model), key_variable) if base_url else str(model)
-    with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
-        server = AgentServer(agent, token, folder, per_minute)
-        app = server.app([host, *(allowed_host or ())])
-        where = f"http://{host}:{listener.getsockname()[1]}"
-        print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-        uvicorn.Server(settings).run(sockets=[listener])
+        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+        with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
+            server = AgentServer(agent, token, folder, per_minute)
+            app = server.app([host, *(allowed_host or ())])
+            where = f"http://{host}:{listener.getsockname()[1]}"
+            print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
+            settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+            uvicorn.Server(settings).run(sockets=[listener])
     return 0

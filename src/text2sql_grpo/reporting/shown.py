@@ -85,15 +85,16 @@ def show_asked(asked: Asked, console: Console) -> None:
         if action.kind == "malformed":
             console.print(Padding(_plain(action.error), (0, 2)))
         else:
-            _show_query(action.sql, action.outcome, console)
+            show_query(action.sql, action.outcome, console)
     if episode.final_sql is not None:
         console.print(Text("answer", style="bold green" if not asked.failure else "bold red"))
-        _show_query(episode.final_sql, asked.result, console)
+        show_query(episode.final_sql, asked.result, console)
     if asked.failure:
         console.print(_plain(asked.failure), style="bold red", soft_wrap=True)
 
 
-def _show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
+def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
+    """Print a query, and its rows or its error if it ran."""
     console.print(Padding(_plain(formatted(sql)), (0, 2)))
     if outcome is None:
         return

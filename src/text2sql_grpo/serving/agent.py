@@ -49,10 +49,12 @@ class Exchange:
 
     Attributes:
         sql: The final query; None if there was none.
+        read_as: Question as the model read it, with the one that it follows; empty if it follows none.
     """
 
     question: str
     sql: str | None
+    read_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,12 +249,18 @@ def open_agent(
                 bf16=run.evaluation.bf16,
                 template_options=run.grpo.get("chat_template_kwargs"),
             )
-            engine, title = LocalEngine(sampler, environment.sessions), Path(model).name or model
+            engine, title = LocalEngine(sampler, environment.sessions), _title(model)
         known = None if isinstance(model, Endpoint) else sure_from(Path(model))
         try:
             yield Agent(environment, engine, name, samples, known or SURE_FROM, title)
         finally:
             engine.close()
+
+
+def _title(model: str) -> str:
+    """Name of a model's folder; of RUN/merged that of the run."""
+    path = Path(model)
+    return (path.resolve().parent.name if path.name in ("merged", "adapter") else path.name) or model
 
 
 def sure_from(model: Path) -> float | None:

@@ -43,7 +43,8 @@ function Table({ result }) {
   const [count, setCount] = useState(SHOWN);
   if (!result.ok) return html`<p class="wrong">${result.error}</p>`;
   if (!result.rows.length) return html`<p class="note">No rows.</p>`;
-  return html`<div class="table" tabindex="0"><table><thead><tr>${result.columns.map((name) => html`<th>${name}</th>`)}</tr></thead>
+  return html`<div class="table" tabindex="0"><table><thead><tr>${result.columns.map((name, i) => html`
+      <th class=${typeof result.rows[0][i] === "number" ? "number" : ""}>${name}</th>`)}</tr></thead>
     <tbody>${result.rows.slice(0, count).map((row) => html`<tr>${row.map((cell) => html`
       <td class=${typeof cell === "number" ? "number" : cell === null ? "null" : ""}>${shown(cell)}</td>`)}</tr>`)}</tbody></table></div>
     <p class="note">${result.rows.length}${result.more ? " or more" : ""} row${result.rows.length === 1 && !result.more ? "" : "s"}
@@ -92,7 +93,7 @@ function download(result) {
 }
 
 function Answer({ question, sql, result, failure }) {
-  const [text, setText] = useState(sql), [now, setNow] = useState(result), [note, setNote] = useState("");
+  const [text, setText] = useState(sql), [now, setNow] = useState(failure ? null : result), [note, setNote] = useState("");
   const chart = useMemo(() => now && chartOf(now), [now]);
   const attempt = (work) => work().catch((error) => setNote(error.message));
   const run = () => attempt(async () => { setNote("Running ..."); setNow(await (await call("api/run", { sql: text })).json()); setNote(""); });
@@ -100,7 +101,7 @@ function Answer({ question, sql, result, failure }) {
     await call("api/feedback", { question, sql: text, right });
     setNote(right ? "Saved as right." : "Saved as wrong.");
   });
-  return html`${failure && html`<p class="wrong">${failure}. Edit the query and run it.</p>`}
+  return html`${failure && !now && html`<p class="wrong">${failure}. Edit the query and run it.</p>`}
     <label>SQL<textarea rows=${Math.min(12, text.split("\n").length + 1)} spellcheck="false" value=${text}
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run()} /></label>

@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
@@ -195,12 +195,13 @@ class AgentServer:
         yield chunk({"role": "assistant", "content": ""})
         reply = None
         try:
-            async for event in self._events(question, history, request):
-                if isinstance(event, Reply):
-                    reply, text = event, reply_text(event)
-                elif event.kind != "submit_sql":
-                    look = look_text(event)
-                    yield chunk({"reasoning": look, "reasoning_content": look})
+            async with aclosing(self._events(question, history, request)) as events:
+                async for event in events:
+                    if isinstance(event, Reply):
+                        reply, text = event, reply_text(event)
+                    elif event.kind != "submit_sql":
+                        look = look_text(event)
+                        yield chunk({"reasoning": look, "reasoning_content": look})
         except ClientDisconnect:
             return
         except (RunError, Refused) as error:
@@ -219,16 +220,13 @@ class AgentServer:
 
         async def events() -> AsyncIterator[str]:
             try:
-                async for event in self._events(str(body.get("question", "")), history, request):
-                    if isinstance(event, Reply):
-                        yield json.dumps({"answer": _reply_record(event)})
-                    elif event.kind != "submit_sql":
-                        look = {
-                            "sql": event.sql,
-                            "error": event.error,
-                            "result": outcome_record(event.outcome),
-                        }
-                        yield json.dumps({"look": look})
+                question = str(body.get("question", ""))
+                async with aclosing(self._events(question, history, request)) as found:
+                    async for event in found:
+                        if isinstance(event, Reply):
+                            yield json.dumps({"answer": _reply_record(event)})
+                        elif event.kind != "submit_sql":
+                            yield json.dumps({"look": _look_record(event)})
             except ClientDisconnect:
                 return
             except (RunError, Refused) as error:
@@ -251,14 +249,15 @@ class AgentServer:
         return JSONResponse({"saved": True}, headers=_HEADERS)
 
     async def _answer(self, question: str, history: Sequence[Exchange], request: Request) -> Reply:
-        async for event in self._events(question, history, request):
-            if isinstance(event, Reply):
-                return event
+        async with aclosing(self._events(question, history, request)) as events:
+            async for event in events:
+                if isinstance(event, Reply):
+                    return event
         raise RunError("the question has no answer")
 
     async def _events(
         self, question: str, history: Sequence[Exchange], request: Request
-    ) -> AsyncIterator[Action | Reply]:
+    ) -> AsyncGenerator[Action | Reply]:
         """Turns of an answer as they are taken, then the answer; a client that leaves stops it."""
         if self.running >= MAX_RUNNING:
             raise Refused(429, f"{MAX_RUNNING} questions run already", **{"Retry-After": "5"})
@@ -357,6 +356,10 @@ def _usage(reply: Reply | None) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
+def _look_record(action: Action) -> dict[str, Any]:
+    return {"sql": action.sql, "error": action.error, "result": outcome_record(action.outcome)}
+
+
 def _reply_record(reply: Reply) -> dict[str, Any]:
     """Answer for the page."""
 
@@ -366,7 +369,7 @@ def _reply_record(reply: Reply) -> dict[str, Any]:
         return {"sql": sql, "failure": asked.failure, "result": outcome_record(asked.result)}
 
     return one(reply.asked) | {
-        "question": reply.question,
+        "question": reply.asked.episode.example.question,
         "confidence": reply.confidence,
         "is_sure": reply.is_sure,
         "other": None if reply.other is None else one(reply.other),
