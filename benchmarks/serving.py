@@ -2,11 +2,11 @@
 
     python benchmarks/serving.py [--quick] [--model M] [--minutes N]
 
-One database with a schema of about 2,000 tokens, a real model (smollm2-135m), greedy, in this process. Printed
-are seconds to the first token of the first question and of the second, whose schema is in the cache; questions
-of 16 users at once, and the same one after the other, in seconds and processor time; resident memory. With
---minutes, 4 users ask for so long, and time and memory of the first and the last fifth are compared. The last
-line is JSON.
+One database with a schema of about 2,000 tokens, a real model (smollm2-135m), greedy, in this process. It
+prints the seconds to the first token of the first question and of the second, whose schema is in the cache;
+the time of 16 users at once, and of the same questions one after the other; resident memory. With --minutes,
+4 users ask for so long, and time and memory of the first and the last fifth are compared. The last line is
+JSON.
 """
 
 import argparse

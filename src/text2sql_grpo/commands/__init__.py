@@ -28,7 +28,7 @@ from text2sql_grpo.errors import RunError
 # Each verb is a function of its module's name; a group is a module with one function per verb.
 VERBS = (
     *("init", "train", "sft", "evaluate", "compare", "merge", "push", "doctor", "config", "collect", "ask"),
-    *("serve", "replay", "view", "mcp", "review", "role"),
+    *("serve", "export", "replay", "view", "mcp", "review", "role"),
 )
 GROUPS = {"data": ("make", "log", "words", "teach", "overlap"), "audit": ("data", "reward")}
 

@@ -103,7 +103,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         pre_tokenizer = _check_header(gguf, partial)
         model, tokenizer = _read(gguf)
-        _split_numbers(tokenizer, pre_tokenizer, gguf)
+        split_numbers(tokenizer, pre_tokenizer, gguf)
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
@@ -167,7 +167,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
+def split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
     """Restore the splitting of numbers into digits, which transformers drops."""
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
