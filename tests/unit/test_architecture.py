@@ -50,10 +50,12 @@ def test_lower_layers_load_nothing_heavy(repo_root: Path) -> None:
 
 
 OPTIONAL = {"duckdb", "psycopg", "verifiers", "mcp", "openai", "gguf", "matplotlib", "trackio", "weave"}
+OPTIONAL |= {"starlette", "uvicorn", "sse_starlette"}
 # Imported where a config or an option asks for what they are for.
 USES_OPTIONAL = {f"sql.{name}" for name in ("duckdb_database", "postgres_database", "postgres_role")}
 USES_OPTIONAL |= {f"grading.{name}" for name in ("duckdb_copies", "postgres_copies", "postgres_server")}
-USES_OPTIONAL |= {"models.gguf", "reporting.learning_curve"}
+USES_OPTIONAL |= {"models.gguf", "models.gguf_export", "reporting.learning_curve", "reporting.live_view"}
+USES_OPTIONAL |= {"serving.openai_server"}
 
 
 def test_the_package_is_imported_without_optional_packages(repo_root: Path) -> None:
