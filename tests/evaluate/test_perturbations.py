@@ -164,9 +164,12 @@ def test_the_verb_prints_what_each_form_costs(
     assert (record["perturbed"]["rename"]["left_out"], record["perturbed"]["order"]["left_out"]) == (1, 0)
     assert record["perturbed"]["rename"]["neither"] == 5
     assert record["seen"]["unseen"]["total"] == 5
+    assert (
+        record["questions_sha256"]["held"] == sha256((tmp_path / "questions.jsonl").read_bytes()).hexdigest()
+    )
     assert len((tmp_path / "e-rename.jsonl").read_text().splitlines()) == 5
     assert main([*argv, "--corpora", str(tmp_path / "nowhere.txt")]) == 1
-    assert "cannot read a file to look for questions in" in capsys.readouterr().err
+    assert "--corpora must name text files: no such file" in capsys.readouterr().err
 
 
 def test_questions_are_found_by_eight_words_in_a_row(tmp_path: Path) -> None:

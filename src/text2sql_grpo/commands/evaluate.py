@@ -81,6 +81,9 @@ def evaluate(
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     count = num_samples or run.data.test_samples
     samples = run.evaluation.samples if samples is None else samples
+    for corpus in corpora or ():
+        if not corpus.is_file():
+            raise ConfigError(f"--corpora must name text files: no such file: {corpus}")
     if export is not None and count is not None:
         raise ConfigError(
             "--export needs whole sets: leave out --num_samples and set data.test_samples to null"
@@ -139,19 +142,20 @@ def evaluate(
             if "ves" in (metrics or ()):
                 _add_r_ves(scores, answers, bench, console)
             accepted = bench.environment.grader.accepted
+            record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
+            record["questions_sha256"] = _hashes(run, chosen)
+            record["environment"] = asdict(run.environment)
+            record["accepted_by_gap"] = dict(accepted.most_common())
+            write_json(out, record)
+            write_answers(lines, answers)
+            if sampled:
+                write_answers(lines.with_name(f"{out.stem}-samples.jsonl"), sampled)
             forms = _perturbed(perturb or (), bench, chosen, answers, asked, console, out, **sampling)
-        record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
-        record |= (
-            {"perturbed": {kind: form.record() | {"left_out": n} for kind, (form, n) in forms.items()}}
-            if forms
-            else {}
-        )
-        record |= {"seen": _seen(corpora, answers)} if corpora else {}
-        record |= {"environment": asdict(run.environment), "accepted_by_gap": dict(accepted.most_common())}
+        if forms:
+            record["perturbed"] = {kind: form.record() | {"left_out": n} for kind, (form, n) in forms.items()}
+        if corpora:
+            record["seen"] = _seen(corpora, answers)
         write_json(out, record)
-        write_answers(lines, answers)
-        if sampled:
-            write_answers(lines.with_name(f"{out.stem}-samples.jsonl"), sampled)
         for name, answered in answers.items():
             for answer in answered:
                 if show:
