@@ -87,7 +87,7 @@ def risk_coverage(confidences: Sequence[float], is_right: Sequence[bool]) -> dic
 
     >>> found = risk_coverage([0.9, 0.9, 0.2, 0.2], [True, True, False, True])
     >>> found["accuracy_at"], found["ece"]
-    ({'50': 1.0, '70': 0.833333, '90': 0.777778}, 0.2)
+    ({'50': 1.0, '70': 0.857143, '90': 0.777778}, 0.2)
     """
     known, truth = np.array(confidences, dtype=float), np.array(is_right, dtype=float)
     total = len(known)
