@@ -88,7 +88,7 @@ def test_training_episodes_and_wrong_input(
 
     assert "rollouts.jsonl is missing" in fails(str(run), "--episodes")
     (run / "evaluation.jsonl").rename(run / "rollouts.jsonl")
-    assert "--episodes judges those of training" in fails(str(run))
+    assert "--episodes grades the training episodes" in fails(str(run))
     assert main(["replay", str(run), "--episodes"]) == 0
     assert "4 answers" in capsys.readouterr().out
     others = write_questions(tmp_path / "others.jsonl", [QUESTIONS[0] | {"id": "unknown"}])

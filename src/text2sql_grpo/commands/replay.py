@@ -84,5 +84,5 @@ def _records(
 
             return episode_records(source, golds, environment.sessions)
     if not path.is_file():
-        raise DataError(f"no answers to judge: {path} is missing (--episodes judges those of training)")
+        raise DataError(f"no answers to judge: {path} is missing (--episodes grades the training episodes)")
     return list(read_jsonl(path, "answers of a model"))

@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+")
 def seen_questions(examples: Iterable[Example], corpora: Sequence[Path]) -> set[str]:
     """Ids of the questions of which eight words in a row, or all of four to seven, occur in a file.
 
-    The gold query counts as well as the question. Files are read as text, line by line, whatever they hold.
+    The gold query counts as well as the question. Files of any kind are read as text, line by line.
 
     Raises:
         DataError: A file cannot be read.

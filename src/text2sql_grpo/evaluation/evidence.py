@@ -1,4 +1,4 @@
-"""Rows that show why an answer is wrong: those of the gold query and of the answer, where they differ."""
+"""Rows that show why an answer is wrong: the rows of the gold query and of the answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace

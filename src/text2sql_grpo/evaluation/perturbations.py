@@ -233,7 +233,7 @@ def _with_names(sql: str, names: Mapping[str, str]) -> str | None:
 
 
 def _column_names(tree: exp.Expr) -> Iterable[exp.Identifier]:
-    """Identifiers that name columns, those of USING too."""
+    """Identifiers that name columns, also in USING."""
     for column in tree.find_all(exp.Column):
         if isinstance(column.this, exp.Identifier):
             yield column.this

@@ -28,7 +28,7 @@ _HEADERS = {
 def live_app(runs: Sequence[Path], token: str) -> Starlette:
     """Application with the page of some runs at `/TOKEN/`, and its data at `/TOKEN/data`.
 
-    The data is read anew for each request. A request for another host is refused, so that no page of another
+    The data is read again for each request. A request for another host is refused, so that no page of another
     site reads it.
     """
 

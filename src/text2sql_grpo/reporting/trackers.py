@@ -80,7 +80,7 @@ class Tracking:
     """Open trackers of one run.
 
     Attributes:
-        callbacks: Callbacks for the trainer, in addition to those of `report_to`; none before them.
+        callbacks: Callbacks for the trainer, called after the callbacks of `report_to`.
     """
 
     names: Sequence[str]
