@@ -14,6 +14,7 @@ from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.run_folder import find_config
 
 if TYPE_CHECKING:
+    from text2sql_grpo.config import Config
     from text2sql_grpo.evaluation.endpoint import Endpoint
 
 
@@ -48,8 +49,7 @@ def ask(
         raise ConfigError("--json needs a question")
     if question is not None and not question.strip():
         raise DataError("the question is empty")
-    found = config or (find_config(model) if model else None)
-    run = read_config(found) if found else None
+    run = config_of(model, config)
     console = quiet_console(highlight=False)
     from text2sql_grpo.data.databases import open_address
 
@@ -91,3 +91,9 @@ def model_source(model: str | None, base_url: str | None, served_model: str | No
         raise ConfigError("--base_url and --served_model go together: give both")
     check_models(model)
     return Endpoint(base_url, str(served_model)) if base_url else str(model)
+
+
+def config_of(model: str | None, config: Path | None) -> "Config | None":
+    """Config that is named, else that of the model's run; None if there is neither."""
+    found = config or (find_config(model) if model else None)
+    return read_config(found) if found else None

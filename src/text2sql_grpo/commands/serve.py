@@ -3,17 +3,15 @@ import secrets
 import socket
 from pathlib import Path
 
-from text2sql_grpo.commands.ask import model_source
+from text2sql_grpo.commands.ask import config_of, model_source
 from text2sql_grpo.commands.options import (
     Count,
     Port,
     importing,
     quiet_console,
-    read_config,
     writing_to,
 )
 from text2sql_grpo.errors import ConfigError, needs_extra
-from text2sql_grpo.run_folder import find_config
 
 TOKEN_VARIABLE = "TEXT2SQL_GRPO_TOKEN"
 
@@ -51,8 +49,7 @@ def serve(
         folder: Where feedback.jsonl and audit.jsonl are written.
     """
     source = model_source(model, base_url, served_model)
-    found = config or (find_config(model) if model else None)
-    run = read_config(found) if found else None
+    run = config_of(model, config)
     if not folder.is_dir():
         raise ConfigError(f"--folder must be a folder, got {folder}")
     listener = socket.socket()
