@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from tests.tiny_run import json_lines
-from text2sql_grpo.config import RolloutConfig, SelectionConfig
+from text2sql_grpo.config import LossesConfig, RolloutConfig, SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
@@ -42,6 +42,7 @@ class Bench:
         *,
         protocol: Any = "tags",
         selection: SelectionConfig | None = None,
+        losses: LossesConfig | None = None,
         model: Path | None = None,
         adapter: Any = None,
         engine: Any = "generation",
@@ -84,6 +85,7 @@ class Bench:
             processing_class=tokenizer,
             peft_config=adapter,
             rollout=RolloutConfig(engine=engine),
+            losses=losses,
             **parts,
         )
 

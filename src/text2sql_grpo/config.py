@@ -344,6 +344,33 @@ class SelectionConfig:
 
 @checked
 @dataclass(frozen=True)
+class LossesConfig:
+    """Losses beside GRPO's on the same batch, by the weight of a token (docs/losses.md).
+
+    A token of weight w has the gradient of a sampled token with the advantage w.
+
+    Attributes:
+        gold: Cross-entropy on the gold's demonstration, in groups without a right rollout; 0 for none.
+        gold_share: Largest share of a batch's groups with a demonstration.
+        observations: Cross-entropy on the tokens of query results; 0 for none.
+        kept: Weight of right answers of the policy before training, which are kept beside each batch; 0 for
+            none.
+        kept_loss: `ce`, or `ref_kl` for the KL term to the policy before training.
+        kept_questions: Training questions that are sampled once before the first step.
+        kept_share: Kept answers beside a batch, as a share of its episodes.
+    """
+
+    gold: Share = 0.0
+    gold_share: Share = 0.5
+    observations: Share = 0.0
+    kept: Share = 0.0
+    kept_loss: Literal["ce", "ref_kl"] = "ce"
+    kept_questions: Positive = 128
+    kept_share: Share = 0.25
+
+
+@checked
+@dataclass(frozen=True)
 class StartConfig:
     """Measurement of the policy before GRPO: sampled episodes on training questions.
 
@@ -458,6 +485,7 @@ class Config:
     grpo: dict[str, Any] = field(default_factory=dict)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
+    losses: LossesConfig = field(default_factory=LossesConfig)
     start: StartConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     alerts: AlertsConfig | None = None

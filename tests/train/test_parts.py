@@ -4,6 +4,7 @@ import torch
 
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.token_tree.scored_tree import trimmed
+from text2sql_grpo.training.losses import joined
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
 
@@ -12,14 +13,17 @@ def row(sampled: int, weights: dict[str, list[float]] | None = None) -> Row:
     return Row(rollout, Judged(0, {"reward": 1.0}, 1.0, "submitted"), weights=weights or {})
 
 
+def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
+    inputs = batch.tensors(pad_token_id=0, multiple=None, device=torch.device("cpu"))
+    return joined(batch, inputs, pad_token_id=0)
+
+
 def test_weights_of_a_further_loss_stay_beside_their_tokens() -> None:
     batch = Batch.of([row(3, {"ce": [0.0, 0.5, 1.0]}), row(4)])
-    inputs = batch.tensors(pad_token_id=0, multiple=None, device=torch.device("cpu"))
+    inputs = inputs_of(batch)
     assert inputs["ce_weights"].shape == inputs["completion_ids"].shape == (2, 4)
     assert inputs["ce_weights"][:, :3].tolist() == [[0.0, 0.5, 1.0], [0.0, 0.0, 0.0]]
     assert inputs["num_items_in_batch"] == 7
     cut = trimmed(inputs)
     assert cut["ce_weights"].shape == cut["completion_ids"].shape == (2, 4)
-    assert "ce_weights" not in Batch.of([row(2)]).tensors(
-        pad_token_id=0, multiple=None, device=torch.device("cpu")
-    )
+    assert "ce_weights" not in inputs_of(Batch.of([row(2)]))

@@ -21,7 +21,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.sft.demonstrations import Demonstration, demonstrate
+from text2sql_grpo.rollout.demonstrations import Demonstration, demonstrate
 from text2sql_grpo.sft.sft_trainer import (
     ForwardPass,
     SFTData,

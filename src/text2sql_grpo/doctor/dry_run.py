@@ -30,7 +30,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
-from text2sql_grpo.sft.demonstrations import action_text, play
+from text2sql_grpo.rollout.demonstrations import action_text, play
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 

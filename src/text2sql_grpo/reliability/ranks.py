@@ -31,6 +31,11 @@ def rank() -> int:
     return distributed.get_rank() if is_distributed() else 0
 
 
+def world_size() -> int:
+    """Number of ranks; 1 in a single process."""
+    return torch.distributed.get_world_size() if is_distributed() else 1
+
+
 def create_group() -> None:
     """Create the long-timeout group. Call on every rank at start-up: later calls may be hours apart."""
     if is_distributed():

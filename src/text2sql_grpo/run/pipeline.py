@@ -318,6 +318,7 @@ def grpo_trainer(
             rollout=config.rollout,
             select=select,
             gate=open_gate(config.selection),
+            losses=config.losses,
         )
     except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error

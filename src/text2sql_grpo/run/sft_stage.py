@@ -41,7 +41,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.sft.demonstrations import Demonstration, chat_demonstration
+from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.sft.sft_trainer import (
     RESULT_FIELDS,
     SFTData,
@@ -230,7 +230,7 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
     for path in (model, settings.adapter):
         if path is not None:
             files += sorted(file for file in (path, *path.glob("*")) if file.is_file())
-    for pattern in ("sft/*.py", "token_tree/*.py"):
+    for pattern in ("sft/*.py", "rollout/demonstrations.py", "token_tree/*.py"):
         files += sorted(Path(__file__).parents[1].glob(pattern))
     return cache_folder("sft") / fingerprint(what, files)
 

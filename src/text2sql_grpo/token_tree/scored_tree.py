@@ -109,7 +109,7 @@ def by_prompt(batch: dict[str, Any], *, parts: int, is_shuffled: bool) -> list[i
     Args:
         is_shuffled: Deal whole groups to the parts at random.
     """
-    prompts = _prompts(batch["prompt_ids"], batch["prompt_mask"])
+    prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
     rows = list(range(len(prompts)))
     if is_shuffled:
         groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
@@ -123,13 +123,13 @@ def by_prompt(batch: dict[str, Any], *, parts: int, is_shuffled: bool) -> list[i
 def group_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[list[int]]:
     """Group rows by prompt, in order of first occurrence; both arguments have shape (B, P)."""
     rows_of = defaultdict(list)
-    for row, prompt in enumerate(_prompts(prompt_ids, prompt_mask)):
+    for row, prompt in enumerate(prompt_texts(prompt_ids, prompt_mask)):
         rows_of[prompt].append(row)
     return list(rows_of.values())
 
 
-def _prompts(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[bytes]:
-    """Prompts without padding."""
+def prompt_texts(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[bytes]:
+    """Bytes of each prompt without padding."""
     rows = zip(prompt_ids.cpu(), prompt_mask.bool().cpu(), strict=True)
     return [ids[mask].numpy().tobytes() for ids, mask in rows]
 

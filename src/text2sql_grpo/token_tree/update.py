@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch.nn import functional
 from transformers import Trainer
 from trl import GRPOTrainer
-from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.reliability.ranks import any_reason
@@ -19,6 +17,7 @@ from text2sql_grpo.token_tree.scored_tree import (
     ScoredTree,
     by_prompt,
     keep_hidden_states,
+    prompt_texts,
     rows_with_advantage,
     scored_tree,
     trimmed,
@@ -26,25 +25,6 @@ from text2sql_grpo.token_tree.scored_tree import (
 
 logger = logging.getLogger(__name__)
 LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class LossTokens:
-    """Tokens whose log-probs the loss reads.
-
-    Attributes:
-        is_scored: 1 for completion tokens that need a log-prob; shape (B, K).
-        needs_gradient: True for rows whose log-probs need a gradient; bool, shape (B, 1).
-    """
-
-    is_scored: torch.Tensor
-    needs_gradient: torch.Tensor
-
-    @classmethod
-    def all_of(cls, inputs: Mapping[str, torch.Tensor]) -> "LossTokens":
-        """All tokens that the loss of a batch reads (`training.parts.Batch.tensors`)."""
-        is_scored = inputs["completion_mask"] * inputs["tool_mask"]
-        return cls(is_scored, torch.ones_like(is_scored[:, :1], dtype=torch.bool))
 
 
 class TokenTreeUpdate:
@@ -117,41 +97,63 @@ class TokenTreeUpdate:
         return self.is_on
 
     def split(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """Split a generation batch into micro-batches, prompts that begin alike together."""
-        args = self._trainer.args
+        """Split a generation batch into micro-batches, prompts that begin alike together.
+
+        A row beside the groups (`training.losses.joined`) goes where its prompt is, else where fewest are.
+        """
+        args, beside = self._trainer.args, list[int]()
+        if "is_beside" in batch:
+            beside = batch["is_beside"].nonzero()[:, 0].tolist()
+        groups = {name: value[: len(value) - len(beside)] if value.ndim else value for name, value in batch.items()}
+        rows = list(range(len(groups["prompt_ids"])))
         if self.is_on:
             steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
-            rows = by_prompt(batch, parts=steps, is_shuffled=not self._keeps_order)
-            batch = {name: value[rows] if value.ndim else value for name, value in batch.items()}
+            rows = by_prompt(groups, parts=steps, is_shuffled=not self._keeps_order)
         elif not self._keeps_order:
-            batch = shuffle_sequence_dict(batch)
-        micro_batches: list[dict[str, torch.Tensor]] = split_tensor_dict(batch, args.steps_per_generation)
-        return micro_batches
+            rows = torch.randperm(len(rows)).tolist()
+        size = len(rows) // args.steps_per_generation
+        parts = [rows[first : first + size] for first in range(0, len(rows), size)]
+        prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
+        of_prompt = {prompts[row]: part for part in parts for row in part}
+        added: list[list[int]] = [[] for _ in parts]
+        for row in beside:
+            part = of_prompt.get(prompts[row])
+            fewest = min(range(len(parts)), key=lambda number: len(added[number]))
+            added[fewest if part is None else parts.index(part)].append(row)
+        return [
+            {name: value[part + more] if value.ndim else value for name, value in batch.items()}
+            for part, more in zip(parts, added, strict=True)
+        ]
 
     def narrowed(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], LossTokens | None]:
-        """Return inputs of a loss without padding, and the tokens that it reads; None for TRL's update."""
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """Return inputs of a loss without padding, and the tokens that it reads; None for TRL's update.
+
+        Returns:
+            The inputs, and 1 for the completion tokens whose log-probs are needed, shape (B, K). Rows of
+            zero-variance groups are not read where they have no gradient.
+        """
         ids, mask = (
             torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask")
         )
         if not self.check(model, ids, mask, inputs["completion_mask"].shape[1], role="policy"):
             return inputs, None
         inputs = trimmed(inputs)
-        tokens = LossTokens.all_of(inputs)
         if may_skip_zero_variance(self._trainer):
-            tokens = replace(tokens, needs_gradient=rows_with_advantage(inputs))
+            inputs = inputs | {"tool_mask": inputs["tool_mask"] * rows_with_advantage(inputs)}
+        is_scored = loss_tokens(inputs)
         # A token without a log-prob could have an infinite ratio, which survives any mask.
         known = ("old_per_token_logps", "ref_per_token_logps")
-        masked = {name: inputs[name] * tokens.is_scored for name in known if name in inputs}
-        return inputs | masked, tokens
+        masked = {name: inputs[name] * is_scored for name in known if name in inputs}
+        return inputs | masked, is_scored
 
     def log_probs(
         self,
         model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
-        tokens: LossTokens,
+        is_scored: torch.Tensor,
         *,
         batch_size: int | None = None,
         compute_entropy: bool = False,
@@ -159,9 +161,16 @@ class TokenTreeUpdate:
     ) -> LogProbs:
         """Return what TRL's `_get_per_token_logps_and_entropies` does; 0 for tokens that are not scored."""
         size = batch_size or len(input_ids)
-        columns = (input_ids, attention_mask, tokens.is_scored, tokens.needs_gradient)
-        chunks = zip(*(column.split(size) for column in columns), strict=True)
-        parts = [self._chunk(model, *rows, compute_aux_loss=compute_aux_loss) for rows in chunks]
+        chunks = zip(*(column.split(size) for column in (input_ids, attention_mask, is_scored)), strict=True)
+        parts = [
+            tree_log_probs(
+                self._trainer,
+                model,
+                scored_tree(*rows, is_whole=compute_aux_loss),
+                compute_aux_loss=compute_aux_loss,
+            )
+            for rows in chunks
+        ]
         log_probs, entropies, aux_losses = zip(*parts, strict=True)
         return (
             torch.cat(log_probs),
@@ -169,31 +178,14 @@ class TokenTreeUpdate:
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
-    def _chunk(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        is_scored: torch.Tensor,
-        needs_gradient: torch.Tensor,
-        *,
-        compute_aux_loss: bool,
-    ) -> LogProbs:
-        """Log-probs, entropies and the router's loss, with a gradient only where it is needed."""
-        batch = scored_tree(input_ids, attention_mask, is_scored * needs_gradient, is_whole=compute_aux_loss)
-        log_probs, entropies, aux_loss = tree_log_probs(
-            self._trainer, model, batch, compute_aux_loss=compute_aux_loss
-        )
-        if (is_scored * ~needs_gradient).any():
-            batch = scored_tree(input_ids, attention_mask, is_scored * ~needs_gradient)
-            # Without the wrapper of distributed training, which would wait for the same pass on other ranks.
-            model = self._trainer.accelerator.unwrap_model(model)
-            with torch.no_grad():
-                other_log_probs, other_entropies, _ = tree_log_probs(self._trainer, model, batch)
-            log_probs = torch.where(needs_gradient, log_probs, other_log_probs)
-            if entropies is not None and other_entropies is not None:
-                entropies = torch.where(needs_gradient, entropies, other_entropies)
-        return log_probs, entropies, aux_loss
+
+def loss_tokens(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """1 for the completion tokens that GRPO's loss or another one reads; shape (B, K)."""
+    is_read = inputs["tool_mask"].bool()
+    for name in ("ce_weights", "ref_kl_weights"):
+        if name in inputs:
+            is_read = is_read | (inputs[name] != 0)
+    return inputs["completion_mask"] * is_read
 
 
 def tree_obstacle(trainer: Trainer) -> str | None:
@@ -230,12 +222,10 @@ def computes_in_float32(trainer: Trainer) -> bool:
 
 
 def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
-    """True if rows of zero-variance groups have no gradient, and may have a forward pass of their own.
+    """True if rows without an advantage change no gradient, so that only metrics would read them.
 
-    With sharded weights, each pass waits for the same pass on the other ranks.
+    The loss type bnpo divides by the number of their tokens.
     """
-    args, plugin = trainer.args, trainer.accelerator.state.deepspeed_plugin
-    has_bonus = args.entropy_coef or args.use_adaptive_entropy
+    has_bonus = trainer.args.entropy_coef or trainer.args.use_adaptive_entropy
     has_gradient = trainer.beta or has_bonus or trainer.aux_loss_enabled
-    is_zero3 = plugin is not None and plugin.zero_stage == 3
-    return not (has_gradient or trainer.is_fsdp_enabled or is_zero3)
+    return not (has_gradient or trainer.loss_type == "bnpo")

@@ -24,7 +24,7 @@ class GroupCredit(Credit):
     Args:
         weights: Weight of each named reward.
         group_size: Rollouts of one question.
-        scale: TRL's `scale_rewards`: divide by the deviation of the `group`, of the `batch`, or not (`none`).
+        scale: Divide by the deviation of the `group`, of the `batch`, by the group's `mean`, or not (`none`).
         normalizes_each: TRL's `normalize_then_sum`: normalise each named reward within its group, then their
             weighted sum within the batch.
     """
@@ -62,7 +62,9 @@ class GroupCredit(Credit):
 def group_advantages(rewards: torch.Tensor, group_size: int, scale: str) -> torch.Tensor:
     """Reward of each rollout less its group's mean; shape (N,).
 
-    DeepSeekMath (arXiv:2402.03300); without the deviation, Dr. GRPO (arXiv:2503.20783).
+    DeepSeekMath (arXiv:2402.03300); without the deviation, Dr. GRPO (arXiv:2503.20783); divided by the mean,
+    MaxRL (arXiv:2602.02710), where groups without a positive mean have no advantage, and the smallest divisor
+    is one success in the group.
 
     Args:
         rewards: NaN for a masked rollout, whose advantage is 0; shape (N,), groups are contiguous.
@@ -72,8 +74,11 @@ def group_advantages(rewards: torch.Tensor, group_size: int, scale: str) -> torc
     [0.5, -0.5, 0.0, 0.0]
     """
     groups = rewards.view(-1, group_size)
-    centred = groups - groups.nanmean(1, keepdim=True)
-    if scale != "none":
+    mean = groups.nanmean(1, keepdim=True)
+    centred = groups - mean
+    if scale == "mean":
+        centred = torch.where(mean > 0, centred / mean.clamp(min=1 / group_size), 0.0)
+    elif scale != "none":
         deviation = nanstd(rewards) if scale == "batch" else nanstd(groups, dim=1, keepdim=True)
         centred = centred / (deviation + EPSILON)
     return centred.flatten().nan_to_num(0.0)

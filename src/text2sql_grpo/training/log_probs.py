@@ -8,7 +8,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from text2sql_grpo import trl_compat
-from text2sql_grpo.token_tree.update import LossTokens
+from text2sql_grpo.token_tree.update import loss_tokens
 from text2sql_grpo.training.parts import Batch
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def _log_probs(
     )
     width, size = inputs["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
     if trainer.update.check(model, ids, mask, width, role=role):
-        tokens = LossTokens.all_of(inputs)
-        return trainer.update.log_probs(model, ids, mask, tokens, batch_size=size)[0]
+        return trainer.update.log_probs(model, ids, mask, loss_tokens(inputs), batch_size=size)[0]
     return trl_compat.plain_log_probs(trainer, model, ids, mask, width, batch_size=size)
 
 

@@ -88,11 +88,13 @@ class Batch:
         rows: Rollouts of this rank, in the order of their groups' places.
         judged: Facts of the rollouts of all ranks, in order of ranks.
         replaced: Rollouts of this rank that were played and are not trained on.
+        beside: E rows of this rank beside its groups, for the losses beside GRPO's.
     """
 
     rows: Sequence[Row]
     judged: Sequence[Judged]
     replaced: Sequence[Row] = ()
+    beside: Sequence[Row] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row], replaced: Sequence[Row] = ()) -> "Batch":
@@ -121,18 +123,22 @@ class Batch:
         out += [row for row in other.rows if row.judged.place not in places]
         return Batch.of(rows, [*self.replaced, *out])
 
+    def with_beside(self, rows: Sequence[Row]) -> "Batch":
+        """Return the batch with these further rows beside its groups."""
+        return replace(self, beside=[*self.beside, *rows])
+
     def tensors(
         self, *, pad_token_id: int, multiple: int | None, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Tokens and masks as TRL's loss reads them.
+        """Tokens and masks of the groups as TRL's loss reads them.
 
         Args:
             multiple: Pad to a multiple of this; None for the longest row.
 
         Returns:
             `prompt_ids` and `prompt_mask` (B, P), padded on the left; `completion_ids`, `completion_mask` and
-            `tool_mask`, 1 for tokens that the loss reads, (B, K); `num_items_in_batch`, their number on all
-            ranks, a scalar; and for each name of `Row.weights` the weights `NAME_weights` (B, K).
+            `tool_mask`, 1 for tokens that the loss reads, (B, K); and `num_items_in_batch`, their number on
+            all ranks, a scalar.
         """
 
         def padded(values: Sequence[Sequence[float]], padding: int, side: str) -> torch.Tensor:
@@ -143,17 +149,7 @@ class Batch:
         prompts = [row.rollout.prompt_ids for row in self.rows]
         completions = [row.rollout.completion_ids or [pad_token_id] for row in self.rows]  # never empty
         masks = [row.mask for row in self.rows]
-        weights = {
-            f"{name}_weights": padded(
-                [
-                    row.weights.get(name, [0.0] * len(mask))
-                    for row, mask in zip(self.rows, masks, strict=True)
-                ],
-                *(0, "right"),
-            )
-            for name in sorted({name for row in self.rows for name in row.weights})
-        }
-        return weights | {
+        return {
             "prompt_ids": padded(prompts, pad_token_id, "left"),
             "prompt_mask": padded([[1] * len(row) for row in prompts], 0, "left"),
             "completion_ids": padded(completions, pad_token_id, "right"),

@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
-from text2sql_grpo.config import LoraSettings, ModelConfig, RolloutConfig
+from text2sql_grpo.config import LoraSettings, LossesConfig, ModelConfig, RolloutConfig
 from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.models.hardware import device_type
@@ -27,6 +27,7 @@ from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
+from text2sql_grpo.training.losses import open_losses
 from text2sql_grpo.training.parts import Gate, Record, Select
 from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
@@ -57,6 +58,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         optimizers: Optimiser and learning-rate scheduler, as in transformers' `Trainer`.
         rollout: Engine of the rollouts.
         select: See `RolloutGRPOTrainer`, like `gate`; `training.select` makes them of a config.
+        losses: Losses beside GRPO's; None for none.
 
     Raises:
         RunError: Anything wrong with the model, the questions, the rewards or the arguments.
@@ -79,6 +81,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         rollout: RolloutConfig | None = None,
         select: Select | None = None,
         gate: Gate | None = None,
+        losses: LossesConfig | None = None,
     ) -> None:
         for name, value, kind in (
             ("model", model, str | Path | torch.nn.Module),
@@ -125,6 +128,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 rollout=rollout,
                 select=select,
                 gate=gate,
+                teach=open_losses(losses or LossesConfig(), examples, environment.sessions),
                 credit=GroupCredit(
                     rewards.weights,
                     group_size=args.num_generations,

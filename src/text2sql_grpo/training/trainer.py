@@ -19,10 +19,11 @@ from text2sql_grpo.errors import RewardError, RunError, ServerGoneError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
-from text2sql_grpo.token_tree.update import LogProbs, LossTokens, TokenTreeUpdate
+from text2sql_grpo.token_tree.update import LogProbs, TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.log_probs import other_log_probs
+from text2sql_grpo.training.losses import LossPass, Teach, joined
 from text2sql_grpo.training.parts import Batch, Credit, Gate, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Rewards, StepTimes
@@ -48,6 +49,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         processing_class: Tokenizer; None for that of the model.
         select: Selects questions; None for shuffled epochs.
         gate: Replaces groups before they are trained on; None for none.
+        teach: Losses beside GRPO's.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
         record: Parts that log batches, beside the metrics of rewards and lengths.
 
@@ -66,6 +68,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         select: Select | None = None,
         gate: Gate | None = None,
+        teach: Sequence[Teach] = (),
         credit: Credit | None = None,
         record: Sequence[Record] = (),
         peft_config: PeftConfig | None = None,
@@ -91,7 +94,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self.select = select or Shuffled(
             range(num_questions), generator=generator, shuffle=self.shuffle_dataset
         )
-        self.play, self.gate = play, gate
+        self.play, self.gate, self.teach = play, gate, list(teach)
         self.credit = credit or GroupCredit(
             {"reward": 1.0}, group_size=self.num_generations, scale=self.scale_rewards
         )
@@ -107,20 +110,23 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._num_groups = args.generation_batch_size // self.num_generations
         self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
-        self._loss_tokens: LossTokens | None = None  # those that the current loss reads
+        self._loss_pass: LossPass | None = None  # of the current loss
 
     def generation_batch(self) -> Inputs:
         """Make the inputs of the loss for one generation batch: a step of GRPO, in its order.
 
         Returns:
             TRL's contract with its loss: see `Batch.tensors`, `advantages` (B,) or (B, K), and log-probs
-            (B, K) of the sampler, the old policy and the reference where the loss reads them.
+            (B, K) of the sampler, the old policy and the reference where the loss reads them; with losses
+            beside GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
             questions = self.select.draw(self._num_groups, progress=self._progress)
         batch = self.played(dict(enumerate(questions)))
         if self.gate is not None:
             batch = self.gate.passed(batch, self)
+        for teach in self.teach:
+            batch = teach.taught(batch, self)
         inputs = batch.tensors(
             pad_token_id=self.processing_class.pad_token_id,
             multiple=self.pad_to_multiple_of,
@@ -133,7 +139,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             record.record(batch, inputs, self.state.global_step)
         for part in self._parts.values():
             self.collect(part.metrics())
-        return inputs
+        return joined(batch, inputs, pad_token_id=self.processing_class.pad_token_id)
 
     def played(self, questions: Mapping[int, int]) -> Batch:
         """Play and judge the groups of these questions, by place in the batch of all ranks.
@@ -169,7 +175,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Every part by the name under which checkpoints hold its state."""
         gate = {} if self.gate is None else {"gate": self.gate}
         record = {f"record {number} {type(part).__name__}": part for number, part in enumerate(self.record)}
-        return {"select": self.select, "play": self.play, **gate, "credit": self.credit, **record}
+        teach = {f"teach {type(part).__name__}": part for part in self.teach}
+        return {"select": self.select, "play": self.play, **gate, **teach, "credit": self.credit, **record}
 
     @property
     def ways(self) -> dict[str, str]:
@@ -196,10 +203,17 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
-        """Return TRL's loss of a micro-batch."""
-        inputs, self._loss_tokens = self.update.narrowed(model, inputs)
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
-        self._loss_tokens = None
+        """Return TRL's loss of a micro-batch, and the losses beside it."""
+        inputs, is_scored = self.update.narrowed(model, inputs)
+        self._loss_pass = loss_pass = LossPass(inputs, is_scored)
+        loss: torch.Tensor = super()._compute_loss(model, loss_pass.groups)
+        self._loss_pass = None
+        # TRL's normaliser of `dapo`.
+        tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+        tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        for name, value in loss_pass.side_losses(tokens).items():
+            loss = loss + value
+            self.collect({f"losses/{name}": float(value.detach())})
         self.collect(
             {"fast/rollouts": float(self.rollouts.plays_by_slots), "fast/updates": float(self.update.is_on)}
         )
@@ -215,13 +229,19 @@ class RolloutGRPOTrainer(GRPOTrainer):
         **options: Any,
     ) -> LogProbs:
         """Compute log-probs for the loss; forward each distinct prefix once if the model allows it."""
-        inputs = (model, input_ids, attention_mask)
-        if self._loss_tokens is not None:
-            wanted = {name: options.get(name, False) for name in ("compute_entropy", "compute_aux_loss")}
-            return self.update.log_probs(*inputs, self._loss_tokens, batch_size=batch_size, **wanted)
-        found: LogProbs = super()._get_per_token_logps_and_entropies(
-            *inputs, logits_to_keep, batch_size, **options
-        )
+        loss_pass = self._loss_pass
+        if loss_pass is None:
+            inputs = (model, input_ids, attention_mask)
+            return self._plain(*inputs, logits_to_keep, batch_size, **options)
+        inputs = (model, loss_pass.ids, loss_pass.mask)
+        if loss_pass.is_scored is None:
+            return loss_pass.of_groups(self._plain(*inputs, logits_to_keep, **options))
+        wanted = {name: options.get(name, False) for name in ("compute_entropy", "compute_aux_loss")}
+        return loss_pass.of_groups(self.update.log_probs(*inputs, loss_pass.is_scored, **wanted))
+
+    def _plain(self, *args: Any, **options: Any) -> LogProbs:
+        """TRL's log-probs."""
+        found: LogProbs = super()._get_per_token_logps_and_entropies(*args, **options)
         return found
 
     def collect(self, metrics: Mapping[str, float]) -> None:

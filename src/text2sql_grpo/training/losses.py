@@ -1,0 +1,276 @@
+"""Losses beside GRPO's on one batch: cross-entropy and a KL term, weighted by token (docs/losses.md).
+
+Each token of a batch has weights for up to three losses, as in prime-rl
+(github.com/PrimeIntellect-ai/prime-rl): TRL's own by its advantage, `ce` and `ref_kl`. All three read the
+same log-probs, from one forward pass. A token of weight w in `ce` has the gradient of a sampled token whose
+advantage is w.
+
+Shapes: B rows of the groups, E rows beside them, K completion tokens.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from text2sql_grpo.config import LossesConfig
+from text2sql_grpo.data.example import Example
+from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.evaluation.bench import evenly_spaced
+from text2sql_grpo.reliability.ranks import gather, rank, world_size
+from text2sql_grpo.rollout.demonstrations import gold_episode
+from text2sql_grpo.token_tree.update import LogProbs
+from text2sql_grpo.training.parts import Batch, Judged, Part, Row
+
+if TYPE_CHECKING:
+    from text2sql_grpo.training.trainer import RolloutGRPOTrainer
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+class Teach(Part, ABC):
+    """Weights of tokens in the losses beside GRPO's."""
+
+    @abstractmethod
+    def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
+        """Return the batch with weights on its rows, or with rows beside its groups."""
+
+
+class Golds(Teach):
+    """Cross-entropy on the gold's demonstration of groups without a right rollout.
+
+    HPT (arXiv:2509.04419) and ReLIFT (arXiv:2506.07527): what is never sampled cannot be reinforced.
+
+    Args:
+        examples: Questions with gold queries.
+        environment: Environment in which golds are demonstrated.
+        weight: Weight of a demonstration's token.
+        share: Largest share of a batch's groups with a demonstration; the first ones of the batch.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], environment: SQLEnvironment, *, weight: float, share: float
+    ) -> None:
+        self._examples, self._environment = examples, environment
+        self._weight, self._share = weight, share
+
+    def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
+        groups, own = batch.groups(), range(len(batch.judged))[batch.own]
+        wrong = [place for place, group in groups.items() if not any(one.verdict for one in group)]
+        taken = wrong[: math.floor(self._share * len(groups))]
+        self.figures = {
+            "losses/wrong_groups": len(wrong) / len(groups),
+            "losses/gold_rows": len(taken) / len(groups),
+        }
+        first_of: dict[int, int] = {}
+        for row, one in enumerate(batch.judged):
+            first_of.setdefault(one.place, row)
+        chosen = [groups[place][0].question for place in taken if first_of[place] in own]
+        return batch.with_beside([self._row(question, trainer) for question in chosen])
+
+    def _row(self, question: int, trainer: "RolloutGRPOTrainer") -> Row:
+        """Row of a gold's demonstration."""
+        episode = gold_episode(self._examples[question], self._environment, trainer.rollouts.chat)
+        return beside(episode, question, ce=self._weight)
+
+
+class Observations(Teach):
+    """Cross-entropy on the environment's tokens of all rollouts: ECHO (arXiv:2605.24517).
+
+    Args:
+        weight: Weight of an observation's token.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+
+    def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
+        def weighted(row: Row) -> Row:
+            weights = [self._weight * (1 - flag) for flag in row.rollout.completion_mask]
+            return row if row.judged.scores is None else replace(row, weights={"ce": weights})
+
+        return replace(batch, rows=[weighted(row) for row in batch.rows])
+
+
+class Kept(Teach):
+    """Loss on right answers of the policy before training, so that it does not forget them.
+
+    Before the first step one rollout is sampled of evenly spaced training questions, and the right ones are
+    kept. Each batch then has some of them beside its groups, in turn.
+
+    Args:
+        num_questions: Number of training questions.
+        sampled: Number of those that are sampled.
+        weight: Weight of a token.
+        loss: `ce`, or `ref_kl` for the KL term to the policy before training.
+        share: Rows beside a batch, as a share of its rows.
+    """
+
+    def __init__(self, num_questions: int, *, sampled: int, weight: float, loss: str, share: float) -> None:
+        self._questions = evenly_spaced(range(num_questions), sampled)
+        self._weight, self._loss, self._share = weight, loss, share
+        self._rows: list[dict[str, Any]] | None = None
+        self._next = 0
+
+    def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
+        if self._rows is None:
+            self._rows = self._right(trainer)
+        count = round(self._share * len(batch.judged) / world_size()) if self._rows else 0
+        rows = [self._rows[(self._next + number) % len(self._rows)] for number in range(count * world_size())]
+        self._next += len(rows)
+        self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
+        chosen = rows[rank() * count :][:count]
+        return batch.with_beside(
+            [beside(Rollout(**row["rollout"]), row["question"], **{self._loss: self._weight}) for row in chosen]
+        )
+
+    def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
+        """Right rollouts of the current policy, those of all ranks."""
+        questions = self._questions[rank() :: world_size()]
+        rows = trainer.play.play(questions, trainer.rollouts)
+        names = ("prompt_ids", "completion_ids", "completion_mask", "log_probs")
+        right = [
+            {"question": row.judged.question, "rollout": {name: getattr(row.rollout, name) for name in names}}
+            for row in rows
+            if row.judged.verdict
+        ]
+        return [row for own in gather(right) for row in own]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._rows, "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rows, self._next = state["rows"], state["next"]
+
+
+def beside(rollout: Rollout, question: int, **weights: float) -> Row:
+    """Row beside the groups, with these weights on the tokens of its assistant's turns."""
+    by_token = {name: [w * flag for flag in rollout.completion_mask] for name, w in weights.items()}
+    return Row(rollout, Judged(question, None, None, "beside"), weights=by_token)
+
+
+def open_losses(
+    settings: LossesConfig, examples: Sequence[Example], environment: SQLEnvironment
+) -> list[Teach]:
+    """Make the losses of a config."""
+    parts: list[Teach] = []
+    if settings.gold:
+        parts.append(Golds(examples, environment, weight=settings.gold, share=settings.gold_share))
+    if settings.observations:
+        parts.append(Observations(settings.observations))
+    if settings.kept:
+        parts.append(
+            Kept(
+                len(examples),
+                sampled=settings.kept_questions,
+                weight=settings.kept,
+                loss=settings.kept_loss,
+                share=settings.kept_share,
+            )
+        )
+    return parts
+
+
+def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Add the rows beside the groups to the inputs of GRPO's loss, and the weights of the other losses.
+
+    Args:
+        inputs: Of the B rows of the groups, see `RolloutGRPOTrainer.generation_batch`.
+
+    Returns:
+        `inputs` of B + E rows, the last E without an advantage and without a token that GRPO reads;
+        `is_beside`, True for these, (B + E,); and for each loss with a weight `NAME_weights`, with the
+        `start_log_probs` of the rows beside the groups, all (B + E, K). `inputs` itself if no row has a weight.
+    """
+    rows = [*batch.rows, *batch.beside]
+    names = sorted({name for row in rows for name in row.weights})
+    if not names:
+        return dict(inputs)
+    added = {
+        "prompt_ids": [row.rollout.prompt_ids for row in batch.beside],
+        "completion_ids": [row.rollout.completion_ids for row in batch.beside],
+    }
+    added |= {
+        f"{kind}_mask": [[1] * len(ids) for ids in added[f"{kind}_ids"]] for kind in ("prompt", "completion")
+    }
+    shapes = {kind: inputs[f"{kind}_ids"].shape for kind in ("prompt", "completion")}
+    widths = {kind: max(shape[1], *map(len, added[f"{kind}_ids"]), 0) for kind, shape in shapes.items()}
+
+    def padded(values: Sequence[Sequence[float]], width: int, *, padding: int = 0, left: bool = False) -> Any:
+        blanks = [[padding] * (width - len(row)) for row in values]
+        lines = [[*b, *row] if left else [*row, *b] for b, row in zip(blanks, values, strict=True)]
+        return torch.tensor(lines, device=inputs["prompt_ids"].device).view(len(values), width)
+
+    found = dict(inputs)
+    for name, value in inputs.items():
+        if not value.ndim:
+            continue
+        padding = pad_token_id if name.endswith("_ids") else 0
+        kind = "prompt" if name.startswith("prompt") else "completion"
+        width = widths[kind] if value.shape == shapes[kind] else value.shape[-1]
+        if value.ndim > 1:
+            short = width - value.shape[1]
+            value = functional.pad(value, (short, 0) if kind == "prompt" else (0, short), value=padding)
+        more = value.new_zeros(len(batch.beside), *value.shape[1:])
+        if name in added:
+            more = padded(added[name], width, padding=padding, left=kind == "prompt").to(value.dtype)
+        found[name] = torch.cat([value, more])
+    width = widths["completion"]
+    for name in names:
+        found[f"{name}_weights"] = padded([row.weights.get(name, []) for row in rows], width).float()
+    known = [[]] * len(batch.rows) + [row.rollout.log_probs for row in batch.beside]
+    found["start_log_probs"] = padded(known, width).float()
+    found["is_beside"] = torch.arange(len(rows), device=found["prompt_ids"].device) >= len(batch.rows)
+    return found
+
+
+class LossPass:
+    """One forward pass for all losses of a micro-batch.
+
+    Args:
+        inputs: Of B + E rows, see `joined`.
+        is_scored: See `TokenTreeUpdate.narrowed`.
+
+    Attributes:
+        groups: Inputs of the B rows that GRPO's loss reads.
+        ids: Prompts and completions of all rows, shape (B + E, P + K).
+        mask: 0 for padding; same shape.
+    """
+
+    def __init__(self, inputs: dict[str, torch.Tensor], is_scored: torch.Tensor | None) -> None:
+        self.is_scored, self._inputs, self.groups = is_scored, inputs, inputs
+        self._log_probs = torch.empty(0)
+        self.ids, self.mask = (
+            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        )
+        if "is_beside" in inputs:
+            count = int((~inputs["is_beside"]).sum())
+            self.groups = {name: value[:count] if value.ndim else value for name, value in inputs.items()}
+
+    def of_groups(self, found: LogProbs) -> LogProbs:
+        """Keep the log-probs and entropies of all rows, and return those of the groups."""
+        self._log_probs, entropies, aux_loss = found
+        count = len(self.groups["advantages"])
+        return self._log_probs[:count], None if entropies is None else entropies[:count], aux_loss
+
+    def side_losses(self, normalizer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Losses beside GRPO's, by name; each a scalar.
+
+        `ref_kl` is Schulman's estimator k3 of the KL divergence, TRL's, at stored tokens.
+
+        Args:
+            normalizer: Number of tokens that each is a mean of.
+        """
+        inputs, losses = self._inputs, {}
+        if "ce_weights" in inputs:
+            losses["ce"] = -(inputs["ce_weights"] * self._log_probs).sum() / normalizer
+        if "ref_kl_weights" in inputs:
+            weights = inputs["ref_kl_weights"]
+            difference = torch.where(weights > 0, inputs["start_log_probs"] - self._log_probs, 0.0)
+            losses["ref_kl"] = (weights * (difference.exp() - difference - 1)).sum() / normalizer
+        return losses
