@@ -15,7 +15,7 @@ from tests.scripted_policy import SHOP, shop
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.serving.agent import Agent, Exchange, sure_from
 from text2sql_grpo.serving.ask_session import AskSession
 from text2sql_grpo.serving.live_engine import WatchedSession
@@ -83,7 +83,7 @@ def test_a_question_that_follows_is_read_with_the_one_before(environment: Any) -
         assert read == (f"How many branches?\n{COUNT}\n{question}" if follows else question)
     assert agent.with_history("And?", [Exchange("What?", None)]) == "And?"  # there is nothing to follow
     for wrong in ("", " \x00\u202e ", "x" * 5_000):
-        with pytest.raises(DataError, match="1 to 4000 characters"):
+        with pytest.raises(ArgumentError, match="1 to 4000 characters"):
             agent.ask(wrong)
 
 
@@ -104,7 +104,7 @@ def test_right_feedback_is_a_question_file(environment: Any, tmp_path: Path) -> 
     agent = Agent(environment, Script(), "shop")
     agent.save_feedback(tmp_path, "How many branches?", COUNT, is_right=True)
     path = agent.save_feedback(tmp_path, "Cities?", "SELECT 1", is_right=False)
-    with pytest.raises(DataError, match="a question and a query"):
+    with pytest.raises(ArgumentError, match="a question and a query"):
         agent.save_feedback(tmp_path, " ", COUNT, is_right=True)
     (question,) = read_questions(path)
     assert (question.example.question, question.example.gold_sql, question.example.database) == (

@@ -5,10 +5,12 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import uvicorn
 from tests.scripted_policy import shop
 from tests.serve.test_agent import COUNT, Script, answer
 from text2sql_grpo.commands import main
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.serving.agent import Agent
 from text2sql_grpo.serving.openai_server import AgentServer
 
@@ -161,13 +164,13 @@ def test_many_at_once_are_answered_or_refused_and_clients_may_leave(environment:
                 return Future()  # never done
             return super().submit(session)
 
-    script = Slow(*[answer(COUNT)] * 300)
+    script = Slow(*[answer(COUNT)] * 1_000)
     with Served(Agent(environment, script, "shop"), tmp_path, per_minute=10_000) as served:
         body = {"messages": chat("How many?")}
-        with ThreadPoolExecutor(120) as pool:
-            found = list(pool.map(lambda _: served.post("/v1/chat/completions", body), range(120)))
+        with ThreadPoolExecutor(1_000) as pool:
+            found = list(pool.map(lambda _: served.post("/v1/chat/completions", body), range(1_000)))
         counts = {status: sum(one[0] == status for one in found) for status in (200, 429)}
-        assert counts[200] + counts[429] == 120 and counts[200] >= 64 and counts[429] > 0
+        assert counts[200] + counts[429] == 1_000 and counts[200] >= 64 and counts[429] > 0
         connection = http.client.HTTPConnection("127.0.0.1", served.port)
         leaving = json.dumps({"messages": chat("slow?"), "stream": True}).encode()
         connection.request("POST", "/v1/chat/completions", leaving, {"Authorization": f"Bearer {TOKEN}"})
@@ -178,6 +181,24 @@ def test_many_at_once_are_answered_or_refused_and_clients_may_leave(environment:
         while served.server.running and time.monotonic() < end:
             time.sleep(0.05)
         assert served.server.running == 0
+
+
+def test_a_database_that_changes_or_goes_during_a_session(environment: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.sqlite"
+    shutil.copyfile(environment.databases.address("shop"), path)
+    own = Environment({"own": path}, test_databases=0, **vars(environment.settings))
+    with own, Served(Agent(own, Script(*[answer(COUNT)] * 3), "own"), tmp_path) as served:
+        ask = {"messages": chat("How many?")}
+        rows = len(json.loads(served.post("/api/run", {"sql": LOOK})[1])["rows"])
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("INSERT INTO branch VALUES ('AVE-01', 'Aveiro', 2)")
+        assert len(json.loads(served.post("/api/run", {"sql": LOOK})[1])["rows"]) == rows + 1
+        away = path.rename(tmp_path / "away.sqlite")
+        status, text = served.post("/v1/chat/completions", ask)
+        assert (status, str(path) in text) == (503, True), text
+        assert str(path) in served.post("/api/run", {"sql": LOOK})[1]
+        away.rename(path)
+        assert served.post("/v1/chat/completions", ask)[0] == 200
 
 
 def test_the_page_asks_edits_charts_and_saves(environment: Any, tmp_path: Path) -> None:

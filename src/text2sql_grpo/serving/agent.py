@@ -16,7 +16,7 @@ from text2sql_grpo.config import Config, DataConfig, ModelConfig
 from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action
-from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.evaluation.bench import Asked, Environment, opened_model
 from text2sql_grpo.evaluation.endpoint import Endpoint
 from text2sql_grpo.evaluation.sampler import open_sampler
@@ -119,7 +119,7 @@ class Agent:
             is_cancelled: Set to stop after the current turn.
 
         Raises:
-            DataError: The question is empty or too long.
+            ArgumentError: The question is empty or too long.
             RunError: The model or the database failed.
         """
         started = time.monotonic()
@@ -179,11 +179,11 @@ class Agent:
         """The question as the model reads it.
 
         Raises:
-            DataError: It is empty or too long.
+            ArgumentError: It is empty or too long.
         """
         text = _CONTROL.sub(" ", question).strip()
         if not text or len(text) > MAX_QUESTION_CHARS:
-            raise DataError(f"a question must have 1 to {MAX_QUESTION_CHARS} characters, got {len(text)}")
+            raise ArgumentError(f"a question must have 1 to {MAX_QUESTION_CHARS} characters, got {len(text)}")
         last = history[-1] if history else None
         if last is None or last.sql is None or not _FOLLOWS.match(text):
             return text
@@ -193,11 +193,11 @@ class Agent:
         """Append a verdict of a person to `feedback.jsonl`, a question file of which right answers are read.
 
         Raises:
-            DataError: Question or query is empty.
+            ArgumentError: Question or query is empty.
             RunError: The file cannot be written.
         """
         if not question.strip() or not sql.strip():
-            raise DataError("feedback needs a question and a query")
+            raise ArgumentError("feedback needs a question and a query")
         path = folder / FEEDBACK
         record: dict[str, Any] = {
             "id": f"feedback-{uuid4().hex[:12]}",

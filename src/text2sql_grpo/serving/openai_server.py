@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from text2sql_grpo.environment.episode import Action
-from text2sql_grpo.errors import DataError, RunError
+from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
 from text2sql_grpo.serving.answer_text import look_text, outcome_record, reply_text
@@ -109,7 +109,7 @@ class AgentServer:
                 return response
             except Refused as refused:
                 return _error(refused.status, str(refused), refused.headers)
-            except DataError as error:
+            except ArgumentError as error:
                 return _error(400, str(error))
             except RunError as error:
                 return _error(503, str(error))
