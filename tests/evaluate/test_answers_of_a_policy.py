@@ -123,7 +123,7 @@ def test_summary(tmp_path: Path) -> None:
         "hard": 1,
     }
     assert result["looks_per_question"] == 0.5
-    assert result["stop_reasons"] == {"budget": 1, "max_turns": 1, "submitted": 4}
+    assert result["stop_reasons"] == {"turn_length": 1, "max_turns": 1, "submitted": 4}
     assert result["reasons"] == {"equal": 1, "not_submitted": 2, "query_failed": 1, "row_count": 2}
     assert json.loads(json.dumps(result)) == result
 

@@ -139,13 +139,18 @@ def test_an_mcp_server_that_dies_makes_no_episode(
 
 
 @pytest.mark.parametrize(
-    "cut", [says("<sql>", has_ended=False), Answer({"role": "assistant", "content": "<sql>"}, 5, 900)]
+    ("cut", "reason"),
+    [
+        (says("<sql>", has_ended=False), "turn_length"),
+        (Answer({"role": "assistant", "content": "<sql>"}, 5, 900), "budget"),
+    ],
 )
-def test_an_episode_out_of_tokens_is_masked(cut: Answer) -> None:
+def test_an_episode_out_of_tokens_is_masked(cut: Answer, reason: str) -> None:
     assert gather(lambda request: cut, "--samples", "1", "--num_questions", "1") == 0
     (row,) = episodes()
     found = (row["stop_reason"], row["is_masked"], row["strict"], row["reward"])
-    assert found == ("budget", True, False, None)
+    assert found == (reason, True, False, None)
+    assert row["messages"][-1] == {"role": "assistant", "content": "<sql>"}
 
 
 def test_a_question_that_failed_is_asked_by_the_next_call(capsys: pytest.CaptureFixture[str]) -> None:

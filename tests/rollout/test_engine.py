@@ -117,7 +117,7 @@ def test_log_probs_end_where_the_turn_is_cut(environment: SQLEnvironment, chat: 
         [environment.session(ask("Lisbon?"))], Talker(chat, {}), chat, Budgets(20, 1_000, 10_000)
     )
 
-    assert (episode.stop_reason, episode.log_probs) == ("budget", [-1.0] * 20)
+    assert (episode.stop_reason, episode.log_probs) == ("turn_length", [-1.0] * 20)
 
 
 def test_native_protocol(tmp_path: Path) -> None:
@@ -189,7 +189,8 @@ def test_turn_budget(environment: SQLEnvironment, chat: ChatFormat) -> None:
     cut = play_one(environment, chat, ANSWER, budgets=Budgets(n - 1, 2_000, 10_000))
     whole = play_one(environment, chat, ANSWER, budgets=Budgets(n, 2_000, 10_000))
 
-    assert (cut.stop_reason, cut.is_masked, cut.final_sql, cut.actions) == ("budget", True, None, [])
+    assert (cut.stop_reason, cut.is_masked, cut.final_sql, cut.actions) == ("turn_length", True, None, [])
+    assert cut.messages[-1]["content"] == chat.text(cut.completion_ids)
     assert cut.completion_ids == chat.turn_ids(ANSWER)[:-1]
     assert cut.completion_mask == [1] * (n - 1)
     assert (whole.stop_reason, whole.is_masked) == ("submitted", False)

@@ -24,6 +24,7 @@ from tests.tiny_model import exact_logits_of, logits_of, write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
+from text2sql_grpo.environment.episode import CUT
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rewards import RewardMix
 
@@ -82,7 +83,7 @@ def test_every_episode_is_logged_whole(run: Path) -> None:
         assert row["example"] in {question["id"] for question in QUESTIONS}
         assert len(row["completion_ids"]) == len(row["completion_mask"]) > 0
         assert row["prompt_ids"]
-        assert row["stop_reason"] in {"submitted", "max_turns", "budget", "context"}
+        assert row["stop_reason"] in {"submitted", "max_turns", *CUT}
         assert (row["scores"] is None) == row["is_masked"]
         if row["scores"] is not None:
             weights = {"execution": 1.0, "executes": 0.1, "format": 0.1}
@@ -186,8 +187,8 @@ def test_a_run_without_a_gradient_warns_with_its_reason_and_merges_its_start(
     config = write_config(tmp_path, sft=None, rewards={"execution": 1.0})
     argv = ["train", "--config", str(config), "--data.test", "{}"]
     assert main(argv) == 0
-    assert "step 1 has no gradient: all 16 episodes are masked (budget 16): raise " in caplog.text
-    warning = "warning: nothing was learned: no step had a gradient: all 32 episodes are masked (budget 32): "
+    assert "step 1 has no gradient: all 16 episodes are masked (turn_length " in caplog.text
+    warning = "warning: nothing was learned: no step had a gradient: all 32 episodes are masked (turn_length "
     assert warning in capsys.readouterr().out
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
     assert main([*argv, "--resume", "auto"]) == 0

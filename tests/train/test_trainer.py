@@ -105,7 +105,8 @@ def test_a_cut_episode_weighs_nothing_and_leaves_the_baseline_alone(
     assert caplog.text == ""
     row = bench.rollouts()[1]
     found = (row["is_masked"], row["stop_reason"], row["scores"], row["reward"])
-    assert found == (True, "budget", None, None)
+    assert found == (True, "turn_length", None, None)
+    assert row["messages"][-1]["role"] == "assistant" and row["messages"][-1]["content"]
 
 
 def test_a_failing_gold_masks_its_whole_group(bench: Bench) -> None:

@@ -7,11 +7,13 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 Message = dict[str, str]
-StopReason = Literal["submitted", "max_turns", "budget", "context", "error"]
+StopReason = Literal["submitted", "max_turns", "turn_length", "budget", "context", "error"]
+CUT: tuple[StopReason, ...] = ("turn_length", "budget", "context")  # by a limit of tokens
 CURES = {
     "context": "prompt and episode exceed the model's context: set environment.max_schema_tokens, so that "
     "only tables for the question are shown, or lower environment.max_episode_tokens",
-    "budget": "raise environment.max_episode_tokens or max_turn_tokens",
+    "budget": "raise environment.max_episode_tokens",
+    "turn_length": "raise environment.max_turn_tokens",
     "max_turns": "raise environment.max_turns",
 }
 ActionKind = Literal["run_sql", "submit_sql", "call_tool", "malformed"]

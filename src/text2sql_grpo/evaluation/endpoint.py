@@ -220,7 +220,10 @@ def served_episode(
             prompt_tokens = usage.prompt_tokens if prompt_tokens is None else prompt_tokens
             written = usage.prompt_tokens + usage.completion_tokens - prompt_tokens
         if choice.finish_reason == "length" or written > settings.max_episode_tokens:
-            episode.stop_reason, episode.is_masked = "budget", True
+            episode.messages.append({"role": "assistant", "content": _text(choice.message)})
+            is_turn_limit = settings.max_turn_tokens < left and choice.finish_reason == "length"
+            episode.stop_reason = "turn_length" if is_turn_limit else "budget"
+            episode.is_masked = True
             return episode
         reply = session.step(_text(choice.message))
         if episode.stop_reason == "error":

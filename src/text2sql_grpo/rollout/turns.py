@@ -99,10 +99,12 @@ def take_turn(
         log_probs: One per sampled token; None if the engine has none.
     """
     episode = session.episode
+    is_turn_limit = budgets.max_turn_tokens < budgets.left(episode)
     sampled = sampled[: budgets.turn(episode)]
     _append(episode, sampled, 1, log_probs)
     if sampled[-1] not in chat.eos_token_ids:
-        _cut(episode, budgets)
+        episode.messages.append({"role": "assistant", "content": chat.text(sampled)})
+        _cut(episode, budgets, is_turn_limit=is_turn_limit)
         return
     reply = session.step(chat.text(sampled))
     if reply is None:
@@ -120,8 +122,10 @@ def _append(episode: Rollout, ids: list[int], flag: int, log_probs: Sequence[flo
     episode.log_probs = [] if log_probs is None else [*episode.log_probs, *log_probs[: len(ids)]]
 
 
-def _cut(episode: Rollout, budgets: Budgets, *, unwritten: int = 0) -> None:
+def _cut(
+    episode: Rollout, budgets: Budgets, *, unwritten: int = 0, is_turn_limit: bool = False
+) -> None:
     wanted = len(episode.prompt_ids) + len(episode.completion_ids) + unwritten
-    reason: StopReason = "context" if wanted >= budgets.max_context else "budget"
-    episode.stop_reason = reason
+    reason: StopReason = "turn_length" if is_turn_limit else "budget"
+    episode.stop_reason = "context" if wanted >= budgets.max_context else reason
     episode.is_masked = True

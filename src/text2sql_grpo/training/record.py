@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from text2sql_grpo.environment.episode import CURES
+from text2sql_grpo.environment.episode import CURES, CUT
 from text2sql_grpo.reliability.ranks import gather, is_main
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.training.parts import Batch, Record
@@ -60,7 +60,7 @@ class Rewards(Record):
         for name in batch.judged[0].metrics:
             metrics[name] = statistics.fmean(one.metrics[name] for one in batch.judged)
         lengths = [one.num_sampled for one in batch.judged]
-        is_cut = [one.stop_reason in ("budget", "context") for one in batch.judged]
+        is_cut = [one.stop_reason in CUT for one in batch.judged]
         ended = [length for length, cut in zip(lengths, is_cut, strict=True) if not cut] or [0]
         for name, of in (("mean", statistics.fmean), ("min", min), ("max", max)):
             metrics[f"completions/{name}_length"] = float(of(lengths))
@@ -119,7 +119,7 @@ def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[s
         stop_reasons: Stop reason of each rollout.
 
     >>> no_signal([[None, None]], ["budget", "budget"])
-    'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens or max_turn_tokens'
+    'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens'
     >>> no_signal([[0.0, 0.0], [1.0, 1.0]], ["submitted"] * 4).partition(":")[0]
     'each of 2 groups has one reward (0 in 1, 1 in 1; submitted 4)'
     >>> no_signal([[0.0, 0.0], [1.0, 0.0]], ["submitted"] * 4)
@@ -130,7 +130,7 @@ def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[s
     values = Counter(reward for reward in rewards if reward is not None)
     stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
     if not values:
-        remedies = [CURES[reason] for reason in ("budget", "context") if reason in stop_reasons]
+        remedies = [CURES[reason] for reason in CUT if reason in stop_reasons]
         remedy = "; ".join(remedies) or "see the error of each episode in rollouts.jsonl"
         return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedy}"
     shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
