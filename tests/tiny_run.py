@@ -83,7 +83,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
 
 def json_lines(path: Path) -> list[Any]:
     """What the lines of a JSONL file hold."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 if __name__ == "__main__":
