@@ -17,6 +17,7 @@ import transformers
 from filelock import FileLock
 from safetensors import safe_open
 from tokenizers import pre_tokenizers
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
@@ -26,8 +27,9 @@ from text2sql_grpo.models.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # of the conversion; a new one makes cached folders again
+_VERSION = 2  # of the conversion; a new one makes cached folders again
 _MANIFEST = "manifest.json"
+_ONE_MATRIX = 0.99  # mean cosine of the rows of two quantised copies; 0.999 in Qwen's Q4_K_M files
 _PROBE_TEXT = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïve 日本 😀 ½"
 # `tokenizer.ggml.pre` of byte-level vocabularies that split numbers into digits before GPT-2's splitting
 # (llama.cpp, src/llama-vocab.cpp); transformers knows only GPT-2's for them.
@@ -35,7 +37,7 @@ _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "ex
 
 
 def converted(gguf: Path) -> Path:
-    """Folder with float32 weights, tokenizer and chat template of a GGUF file, made on first use.
+    """Folder with bfloat16 weights, tokenizer and chat template of a GGUF file, made on first use.
 
     It is cached under a hash of the file. A folder with a missing or changed file is made again. Several
     processes may call this at once: one converts, the others wait.
@@ -86,12 +88,20 @@ class _Reader(library.GGUFReader):
 
 
 def _is_whole(folder: Path) -> bool:
-    """True if every file has its hash of the manifest."""
+    """True if every file is that of the manifest: hashed where its size or time is another one."""
     try:
-        hashes = read_json(folder / _MANIFEST)
-        return all(sha256(folder / name) == value for name, value in hashes.items())
-    except (OSError, DataError):
+        files = read_json(folder / _MANIFEST)
+        return all(
+            _stamp(folder / name) == [size, time] or sha256(folder / name) == digest
+            for name, (size, time, digest) in files.items()
+        )
+    except (OSError, DataError, ValueError):
         return False
+
+
+def _stamp(path: Path) -> list[int]:
+    """Size and time of the last change of a file."""
+    return [path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -108,8 +118,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         _check_written(partial, model, tokenizer, gguf)
-        hashes = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-        write_json(partial / _MANIFEST, hashes)
+        files = {path.name: [*_stamp(path), sha256(path)] for path in sorted(partial.iterdir())}
+        write_json(partial / _MANIFEST, files)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -135,7 +145,7 @@ def _check_header(gguf: Path, folder: Path) -> str:
 
 
 def _read(gguf: Path) -> tuple[Any, Any]:
-    """Read model, with dequantised float32 weights, and tokenizer by transformers."""
+    """Read model, with dequantised weights in bfloat16, and tokenizer by transformers."""
     options: dict[str, Any] = {"gguf_file": gguf.name}
     packed = getattr(transformers, "GgufConfig", None)  # Else weights stay in 4 bits where a kernel is found.
     unpacked = {} if packed is None else {"quantization_config": packed(dequantize=True)}
@@ -155,16 +165,37 @@ def _read(gguf: Path) -> tuple[Any, Any]:
             delattr(config, name)
     if getattr(config, "rms_norm_eps", None):
         config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # 1e-05, not 9.999999747378752e-06
+    weights = read.state_dict()
+    if _tie(weights, gguf):
+        config.tie_word_embeddings = True
     # transformers refuses to save a model that was read from GGUF.
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict(), assign=True)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict({name: value.bfloat16() for name, value in weights.items()}, assign=True)
     model.tie_weights()
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     model.generation_config = GenerationConfig(**ids)
     for name in ("is_local", "local_files_only"):  # of this call, not of the tokenizer
         tokenizer.init_kwargs.pop(name, None)
     return model, tokenizer
+
+
+def _tie(weights: dict[str, torch.Tensor], gguf: Path) -> bool:
+    """True if embedding and head are one matrix; both then hold the more precise of its two copies.
+
+    llama.cpp stores a tied matrix twice, in two types, when it quantises the head less.
+    """
+    names = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
+    bits = {tensor.name: tensor.n_bytes / tensor.n_elements for tensor in library.GGUFReader(str(gguf)).tensors}
+    if not {*names} <= {*weights} or not {*names.values()} <= {*bits}:
+        return False
+    embedding, head = (weights[name] for name in names)
+    if embedding.shape != head.shape or functional.cosine_similarity(embedding, head).mean() < _ONE_MATRIX:
+        return False
+    best = max(names, key=lambda name: bits[names[name]])
+    logger.info(f"token_embd and output of {gguf.name} are one matrix: tied, from {names[best]}")
+    weights.update(dict.fromkeys(names, weights[best]))
+    return True
 
 
 def split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
