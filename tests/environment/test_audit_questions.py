@@ -125,7 +125,7 @@ def test_slow_golds_and_long_prompts(databases: Databases, executor: SQLExecutor
         ("slow", "slow"),
         ("long", "too_long"),
     ]
-    assert result.findings[2].detail.startswith("about 49")
+    assert result.findings[2].detail.startswith("about 55")
 
 
 def test_several_reasons_are_one_row_that_training_honours(

@@ -38,7 +38,10 @@ def test_look_then_submit(tmp_path: Path, protocol: Protocol, role: str) -> None
     assert episode.stop_reason is None
     end = session.step(answer)
 
-    assert reply == {"role": role, "content": "code\nLIS-02"}
+    same = {"tags": "submit the same query: <answer>SELECT ...</answer>"}
+    hint = same.get(protocol, "call submit_sql with the same query")
+    expected = f"code\nLIS-02\n(2 turns left: if these rows answer the question, {hint})"
+    assert reply == {"role": role, "content": expected}
     assert end is None
     assert episode.messages == [
         *prompt,
@@ -66,7 +69,7 @@ def test_malformed_turn_is_answered_and_the_episode_goes_on(tmp_path: Path, prot
     assert reply is not None and reply["content"].startswith("Error: expected one ")
     malformed = session.episode.actions[0]
     assert (malformed.kind, malformed.sql, malformed.outcome) == ("malformed", "", None)
-    assert reply["content"] == f"Error: {malformed.error}"
+    assert reply["content"] == f"Error: {malformed.error}\n(4 turns left: write another query)"
     assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
 
 
@@ -78,8 +81,9 @@ def test_last_turn_is_announced_and_then_over(tmp_path: Path) -> None:
     end = session.step("<sql>SELECT 2</sql>")
 
     assert [reply and reply["content"] for reply in replies] == [
-        "0\n0",
-        "1\n1\n(1 turn left: submit your answer)",
+        "0\n0\n(2 turns left: if these rows answer the question, "
+        "submit the same query: <answer>SELECT ...</answer>)",
+        "1\n1\n(1 turn left: write <answer>SELECT ...</answer>)",
     ]
     assert end is None
     assert session.episode.messages[-1]["role"] == "assistant"
@@ -93,9 +97,35 @@ def test_malformed_turns_count(tmp_path: Path) -> None:
 
     reply, end = session.step(""), session.step("")
 
-    assert reply is not None and reply["content"].endswith("\n(1 turn left: submit your answer)")
+    assert reply is not None and reply["content"].endswith("\n(1 turn left: write <answer>SELECT ...</answer>)")
     assert end is None
     assert session.episode.stop_reason == "max_turns"
+
+
+@pytest.mark.parametrize("protocol", ["tags", "native"])
+def test_a_result_in_place_of_a_query_is_answered(tmp_path: Path, protocol: Protocol) -> None:
+    session = begin(tmp_path, protocol)
+    session.start()
+    reply = session.step(say(protocol, "submit_sql", "1900"))
+    assert reply is not None and "expected the SQL query itself, got a value or text" in reply["content"]
+    assert session.step(say(protocol, "submit_sql", ANSWER)) is None
+    assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
+
+
+def test_a_repeated_query_is_named_so(tmp_path: Path) -> None:
+    session = begin(tmp_path, max_turns=4)
+    session.start()
+    replies = [session.step(f"<sql>{LOOK}</sql>") for _ in range(3)]
+    found = [reply is not None and "the same query as before; " in reply["content"] for reply in replies]
+    assert found == [False, True, True]
+
+
+def test_a_single_turn_offers_the_answer_alone(tmp_path: Path) -> None:
+    (system, _) = begin(tmp_path, max_turns=1).start()
+    assert "<sql>" not in system["content"] and system["content"].endswith("You have 1 turn.")
+    native = EnvironmentSettings(protocol="native", max_turns=1)
+    (system, _) = SQLSession(ask("?"), schema_text="", backend=Parrot(calls=1), settings=native).start()
+    assert "run_sql" not in system["content"]
 
 
 def test_single_turn_leaves_no_look(tmp_path: Path) -> None:
@@ -154,7 +184,7 @@ def test_prompt(tmp_path: Path) -> None:
     system, user = prompt_of(tmp_path, EnvironmentSettings(max_turns=4))
 
     assert system["role"] == "system"
-    assert "<sql>query</sql>" in system["content"] and "You have 4 turns." in system["content"]
+    assert "<sql>SELECT ...</sql>" in system["content"] and "You have 4 turns." in system["content"]
     assert user["role"] == "user"
     assert user["content"].startswith("CREATE TABLE branch") and user["content"].endswith("\n\nHow many?")
     assert "LIS-02" not in user["content"]  # a look must be needed
@@ -224,7 +254,7 @@ def test_another_backend_runs_the_queries_and_its_death_masks_the_episode(protoc
     reply, end = session.step(say(protocol, "run_sql", LOOK)), session.step(say(protocol, "run_sql", LOOK))
 
     episode = session.episode
-    assert reply is not None and reply["content"] == f"run_sql {dict(sql=LOOK)}"
+    assert reply is not None and reply["content"].startswith(f"run_sql {dict(sql=LOOK)}\n(3 turns left: ")
     assert end is None
     assert [(action.kind, action.sql, action.outcome) for action in episode.actions] == [
         ("run_sql", LOOK, None)

@@ -100,7 +100,7 @@ def begin(environment: MCPEnvironment) -> SQLSession:
 def reply(environment: MCPEnvironment, turn: str) -> str | None:
     """Reply to the first turn of an episode; None if its server died."""
     message = begin(environment).step(turn)
-    return None if message is None else message["content"]
+    return None if message is None else message["content"].partition("\n(")[0]  # without what is left to do
 
 
 def sleep(seconds: float, *, blocking: bool = False) -> str:
@@ -111,10 +111,11 @@ def test_calls_go_to_the_server_and_the_submission_stays_here(opened: Open) -> N
     environment = opened()
     assert [tool["function"]["name"] for tool in environment.tools] == NAMES
     session = environment.session(ask("How many people work in Lisbon?"))
-    assert f"one tool call: {', '.join(NAMES[:-1])}, or submit_sql" in session.start()[0]["content"]
+    assert f"without other text: {', '.join(NAMES[:-1])}, or submit_sql" in session.start()[0]["content"]
     turns = [call("run_sql", {"sql": "SELECT 1"}), call("fail", {}), call("submit_sql", {"sql": "SELECT 2"})]
+    hint = "(3 turns left: if these rows answer the question, call submit_sql with the same query)"
     assert [session.step(turn) for turn in turns] == [
-        {"role": "tool", "content": "ran SELECT 1"},
+        {"role": "tool", "content": f"ran SELECT 1\n{hint}"},
         {"role": "tool", "content": "Error: no such city"},
         None,
     ]
@@ -202,7 +203,7 @@ def test_no_more_connections_than_allowed_and_an_idle_one_makes_room(
         session.start()
         message = session.step(call("pid", {}))
         assert message is not None
-        return message["content"]
+        return str(message["content"].partition("\n(")[0])
 
     pids = [pid(name) for name in ("depot", "kiosk", "shop")]
     assert len(set(pids)) == 3 and events(log)["start"] == 5

@@ -128,7 +128,7 @@ def test_native_protocol(tmp_path: Path) -> None:
     episode = play_one(environment, chat, call.replace("submit", "run"), call)
 
     assert [action.kind for action in episode.actions] == ["run_sql", "submit_sql"]
-    assert spoken(episode, chat, 0).startswith("\n<|im_start|>tool\n1\n1<|im_end|>")
+    assert spoken(episode, chat, 0).startswith("\n<|im_start|>tool\n1\n1\n(4 turns left: ")
 
 
 def test_the_policy_continues_exactly_the_tokens_so_far(

@@ -1,8 +1,9 @@
-"""Prompt texts. An edit here is an experiment: it changes the model's input."""
+"""Prompt texts. An edit here is an experiment: it changes the model's input (EXPERIMENTS.md, prompts)."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 
 _TASK = (
@@ -11,14 +12,37 @@ _TASK = (
 )
 _HOW = {
     "tags": (
-        "Each turn is one action. Write <sql>query</sql> to run a query and see its rows, or "
-        "<answer>query</answer> to submit the final query. You may think first inside <think></think>."
+        "Each turn is one action. Write <sql>SELECT ...</sql> to run a query and see its rows, or "
+        "<answer>SELECT ...</answer> to submit the final query. You may think first inside <think></think>."
     ),
     "native": (
-        "Each turn is one tool call: run_sql to run a query and see its rows, "
+        "Each turn is one tool call alone, without other text: {names}, "
         "or submit_sql to submit the final query."
     ),
 }
+_HOW_AT_ONCE = {
+    "tags": (
+        "Submit the query inside <answer></answer>, for example: <answer>SELECT COUNT(*) FROM car</answer>\n"
+        "You may think first inside <think></think>."
+    ),
+    "native": "Reply with one call of the tool submit_sql alone, without other text.",
+}
+_THE_QUERY = "Submit the SQL query itself, never its rows."
+_EXAMPLE = {
+    "tags": (
+        "For example, to count the red cars, <sql>SELECT DISTINCT colour FROM car</sql> shows that red is "
+        "stored as R, and <answer>SELECT COUNT(*) FROM car WHERE colour = 'R'</answer> ends the task."
+    ),
+    "native": (
+        "For example, to count the red cars, run_sql with SELECT DISTINCT colour FROM car shows that red is "
+        "stored as R, and submit_sql with SELECT COUNT(*) FROM car WHERE colour = 'R' ends the task."
+    ),
+}
+_SAME = {
+    "tags": "submit the same query: <answer>SELECT ...</answer>",
+    "native": "call submit_sql with the same query",
+}
+_SUBMIT = {"tags": "write <answer>SELECT ...</answer>", "native": "call submit_sql with the query"}
 
 
 def system_text(
@@ -34,11 +58,38 @@ def system_text(
         tools: JSON schemas of the tools, in the native protocol.
         engine: Name of the database's engine, with its version if that matters.
     """
-    how = _HOW[protocol]
-    if protocol == "native" and list(tools) != TOOLS:
-        names = [tool["function"]["name"] for tool in tools if tool["function"]["name"] != "submit_sql"]
-        how = f"Each turn is one tool call: {', '.join(names)}, or submit_sql to submit the final query."
-    return f"{_TASK.format(engine=engine)}\n{how}\nYou have {max_turns} turns."
+    if max_turns == 1:
+        how = f"{_HOW_AT_ONCE[protocol]}\n{_THE_QUERY}\nYou have 1 turn."
+        return f"{_TASK.partition('. ')[0].format(engine=engine)}.\n{how}"
+    names = [tool["function"]["name"] for tool in tools if tool["function"]["name"] != "submit_sql"]
+    shown = ", ".join(names) if list(tools) != TOOLS else "run_sql to run a query and see its rows"
+    how = _HOW[protocol].format(names=shown)
+    return (
+        f"{_TASK.format(engine=engine)}\n{how}\n{_THE_QUERY}\n{_EXAMPLE[protocol]}\nYou have {max_turns} turns."
+    )
+
+
+def turns_left_text(protocol: Protocol, turns_left: int, actions: Sequence[Action], *, is_error: bool) -> str:
+    """Line under a reply for a model that was not trained on this format: what is left to do.
+
+    Args:
+        actions: Actions of the episode.
+        is_error: The reply is an error.
+    """
+    last = actions[-1]
+    is_repeated = bool(last.sql) and any(action.sql == last.sql for action in actions[:-1])
+    again = "the same query as before; " if is_repeated else ""
+    if turns_left == 1:
+        return f"({again}1 turn left: {_SUBMIT[protocol]})"
+    if last.kind == "call_tool":
+        return ""
+    hint = "write another query" if is_error else f"if these rows answer the question, {_SAME[protocol]}"
+    return f"({again}{turns_left} turns left: {hint})"
+
+
+def not_a_query_text(protocol: Protocol) -> str:
+    """Error of a submission that holds a result in place of a query."""
+    return f"expected the SQL query itself, got a value or text: {_SUBMIT[protocol]}"
 
 
 def user_text(question: str, schema_text: str) -> str:

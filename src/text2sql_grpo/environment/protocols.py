@@ -227,6 +227,18 @@ def is_deep(value: object) -> bool:
     return bool(level)
 
 
+_QUERY_WORD = re.compile(r"\b(select|with|values|from|table|pragma|explain|show|describe)\b", re.IGNORECASE)
+
+
+def may_be_query(text: str) -> bool:
+    """False for a text without any word that a query begins with: a value, a name, a number.
+
+    >>> [may_be_query(text) for text in ("1900", "Albany", "(SELECT 1)", "FROM t")]
+    [False, False, True, True]
+    """
+    return bool(_QUERY_WORD.search(text))
+
+
 def parse_action(
     text: str, protocol: Protocol, tools: Sequence[dict[str, Any]] = TOOLS
 ) -> ParsedAction | ParsedCall:

@@ -10,8 +10,8 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, Message
 from text2sql_grpo.environment.observation import ObservationLimits
-from text2sql_grpo.environment.prompts import system_text, user_text
-from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, parse_action
+from text2sql_grpo.environment.prompts import not_a_query_text, system_text, turns_left_text, user_text
+from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, may_be_query, parse_action
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -113,6 +113,8 @@ class SQLSession:
         episode.messages.append({"role": "assistant", "content": assistant_text})
         try:
             parsed = parse_action(assistant_text, self._settings.protocol, self._backend.tools)
+            if parsed.kind == "submit_sql" and not may_be_query(parsed.sql):
+                raise MalformedTurn(not_a_query_text(self._settings.protocol))
         except MalformedTurn as malformed:
             episode.actions.append(Action("malformed", error=str(malformed)))
             return self._reply(f"Error: {malformed}")
@@ -129,12 +131,17 @@ class SQLSession:
         return self._reply(result.text)
 
     def _reply(self, text: str) -> Message | None:
-        turns_left = self._settings.max_turns - len(self.episode.actions)
+        settings, actions = self._settings, self.episode.actions
+        turns_left = settings.max_turns - len(actions)
         if turns_left <= 0:
             self.episode.stop_reason = "max_turns"
             return None
-        if turns_left == 1:
-            text += "\n(1 turn left: submit your answer)"
+        if settings.instructions:
+            is_error = text.startswith("Error")
+            hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error)
+        else:
+            hint = "(1 turn left: submit your answer)" if turns_left == 1 else ""
+        text = f"{text}\n{hint}" if hint else text
         role = "tool" if self._settings.protocol == "native" else "user"
         message = {"role": role, "content": text}
         self.episode.messages.append(message)
