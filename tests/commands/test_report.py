@@ -114,8 +114,8 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert (dev["after"]["correct"], dev["after"]["total"]) == (3, 6)
     assert [point["step"] for point in data["curve"]] == [1, 2, 3]
     assert data["costs"]["episodes"] == data["costs"]["queries"] == 24
-    assert data["diagnosis"].startswith("75% of the episodes were in groups whose rewards do not differ")
-    assert "Most groups are all wrong" in data["diagnosis"]
+    assert data["diagnosis"][0].startswith("75% of the groups")
+    assert "run sft first" in data["diagnosis"][0]
     assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
     assert [row["after"]["strict"] for row in data["answers"]] == [False, True] * 3
     assert data["heat"]["shop"] == {"plain": [2, 2], "unread": [1, 1]}

@@ -1,4 +1,6 @@
 from collections.abc import Sequence
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 
 from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, read_config, writing_to
@@ -10,9 +12,10 @@ def doctor(
     accelerate: Path | None = None,
     dry_run: bool = True,
     json: bool = False,
+    run: Path | None = None,
     settings: Sequence[str] = (),
 ) -> int:
-    """Check that a run would work on this machine.
+    """Check that a run would work on this machine, or what went wrong in one.
 
     Estimates its memory and time too; exit code 1 if it would fail.
 
@@ -21,10 +24,30 @@ def doctor(
         accelerate: Accelerate config that will start the run.
         dry_run: Load the model and play one step.
         json: Print JSON instead of a report.
+        run: Folder of a run: print what went wrong in it, and which field to change, instead.
     """
-    run = read_config(config_or_quickstart(config), settings)
-    with writing_to(run.run.output_dir):
+    if run is not None:
+        return _print_findings(run, as_json=json)
+    checked = read_config(config_or_quickstart(config), settings)
+    with writing_to(checked.run.output_dir):
         console = quiet_console()
         from text2sql_grpo.doctor import diagnosis
 
-        return diagnosis.doctor(run, console=console, launch=accelerate, dry_run=dry_run, as_json=json)
+        return diagnosis.doctor(checked, console=console, launch=accelerate, dry_run=dry_run, as_json=json)
+
+
+def _print_findings(run: Path, *, as_json: bool) -> int:
+    """Print the findings of a run; 0 also where there are some."""
+    from text2sql_grpo.reporting.run_findings import findings, read_logs
+
+    logs = read_logs(run)
+    found = findings(logs)
+    if as_json:
+        print(dumps([asdict(finding) for finding in found], indent=1))
+        return 0
+    print(f"{run}: {len(logs.steps)} steps, {len(logs.episodes)} episodes")
+    for number, finding in enumerate(found, 1):
+        print(f"{number}. {finding.what}\n   {finding.change}")
+    if not found:
+        print("nothing found that went wrong")
+    return 0

@@ -183,7 +183,7 @@ function Overview({ data }) {
     <p class="result">${data.result || "No comparison of before and after yet."}</p>
     ${data.missing.length > 0 && html`<p class="note">Not in the run folder: ${data.missing.join(", ")}.</p>`}
     ${data.left_out && html`<p class="note">${data.left_out}</p>`}
-    ${data.diagnosis && html`<p>${data.diagnosis}</p>`}
+    ${data.diagnosis.length > 0 && html`<ol>${data.diagnosis.map((line) => html`<li>${line}</li>`)}</ol>`}
     <div class="columns">
       ${sets.length > 0 && html`<section><h2>Held-out sets</h2><${Dots} sets=${sets} sides=${sides} /></section>`}
       ${curve.length > 0 && html`<section><h2>Training</h2><${Curve} points=${curve} kept=${data.kept_step} /></section>`}

@@ -20,6 +20,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, read_jsonl, write_text
+from text2sql_grpo.reporting.run_findings import findings, logs_of
 from text2sql_grpo.run_folder import (
     CONFIG,
     EVALUATION,
@@ -92,7 +93,7 @@ def run_report(run: Path) -> Record:
         "steps": {name: [row.get(name) for row in metrics] for name in _STEP_FIELDS},
         "costs": report["costs"]
         | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)},
-        "diagnosis": _diagnosis(metrics, episodes),
+        "diagnosis": [str(one) for one in findings(logs_of(run, metrics, episodes))] if metrics else [],
         "config": config.read_text(encoding="utf-8") if config.is_file() else "",
         "missing": missing,
     }
@@ -163,7 +164,7 @@ def _report(
         "kept_step": evaluation.get("step"),
         "steps": {},
         "costs": _costs(evaluation, episodes),
-        "diagnosis": "",
+        "diagnosis": [],
         "reasons": Counter(row["after"]["reason"] for row in answers if row["after"]).most_common(),
         "gaps": {gap: count for gap, count in evaluation.get("accepted_by_gap", {}).items() if gap},
         "heat": _heat(answers),
@@ -247,31 +248,6 @@ def _costs(evaluation: Mapping[str, Any], episodes: Sequence[Record]) -> Record:
         "episodes": len(episodes),
         "queries": sum(action["kind"] == "run_sql" for row in episodes for action in row.get("actions", ())),
     }
-
-
-def _diagnosis(metrics: Sequence[Record], episodes: Sequence[Record]) -> str:
-    """Share of episodes without a gradient, the reason of most failures, and a config field to change."""
-    shares = [row["frac_reward_zero_std"] for row in metrics if "frac_reward_zero_std" in row]
-    if not shares or not episodes:
-        return ""
-    flat = sum(shares) / len(shares)
-    text = f"{flat:.0%} of the episodes were in groups whose rewards do not differ, which give no gradient."
-    wrong = [row for row in episodes if not row["strict"]]
-    if flat > 0.5:
-        is_easy = len(wrong) * 2 < len(episodes)
-        text += f" Most groups are {'all right' if is_easy else 'all wrong'}: "
-        text += (
-            "take harder questions or raise grpo.temperature."
-            if is_easy
-            else "take easier questions, or more of the section sft first."
-        )
-    if wrong:
-        (reason, count), *_ = Counter(row["reason"] for row in wrong).most_common()
-        text += f" Of {len(wrong)} wrong episodes {count} have the reason {reason}."
-    masked = sum(row["is_masked"] for row in episodes)
-    if masked * 10 > len(episodes):
-        text += f" {masked} episodes were cut and are masked: raise environment.max_episode_tokens."
-    return text
 
 
 def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Iterable[str]) -> list[Record]:

@@ -1,0 +1,263 @@
+"""What went wrong in a run, or is missing, by its logs: `doctor --run` and the run's page."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from text2sql_grpo.environment.episode import CURES, CUT
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.run_folder import CONFIG, METRICS, ROLLOUTS, read_metrics, read_schedule
+
+Record = Mapping[str, Any]
+Column = list[float]
+
+MIN_STEPS = 3  # for a trend
+FLAT_STEPS = 6  # without a rise
+CLEAR = 2.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that went wrong, or that the logs cannot show.
+
+    Attributes:
+        what: What happened, with its figures.
+        change: Config field to change, and how.
+        weight: Share of the run that it cost, in [0, 1], by which findings are sorted.
+    """
+
+    what: str
+    change: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.change}"
+
+
+@dataclass(frozen=True)
+class RunLogs:
+    """Logs of a run.
+
+    Attributes:
+        steps: Lines of `metrics.jsonl` of optimiser steps.
+        episodes: Lines of `rollouts.jsonl`.
+        schedule: Lines of `evaluation_schedule.jsonl`.
+        settings: Section `grpo` of the config.
+    """
+
+    steps: Sequence[Record]
+    episodes: Sequence[Record]
+    schedule: Sequence[Record]
+    settings: Record
+
+    def column(self, name: str) -> Column:
+        """Values of a metric by step, without the steps that lack it."""
+        return [float(row[name]) for row in self.steps if row.get(name) is not None]
+
+
+def read_logs(run: Path) -> RunLogs:
+    """Read the logs of a run folder.
+
+    Raises:
+        DataError: It holds no training steps, or a file cannot be read.
+    """
+    rollouts = run / ROLLOUTS
+    episodes = list(read_jsonl(rollouts, "episodes")) if rollouts.is_file() else []
+    logs = logs_of(run, read_metrics(run), episodes)
+    if not logs.steps:
+        raise DataError(f"no training steps: {run / METRICS} is missing or has none; give the folder of a run")
+    return logs
+
+
+def logs_of(run: Path, metrics: Sequence[Record], episodes: Sequence[Record]) -> RunLogs:
+    """Logs of a run folder whose largest files were read before."""
+    config = yaml.safe_load((run / CONFIG).read_text("utf-8")) if (run / CONFIG).is_file() else {}
+    steps = [row for row in metrics if "loss" in row]
+    return RunLogs(steps, episodes, read_schedule(run), (config or {}).get("grpo") or {})
+
+
+def findings(logs: RunLogs) -> list[Finding]:
+    """What went wrong in a run, the most costly first."""
+    found = [
+        *_without_signal(logs),
+        *_cut(logs),
+        *_reward(logs),
+        *_habits(logs),
+        *_policy(logs),
+        *_noise(logs),
+        *_held_out(logs),
+    ]
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+def _without_signal(logs: RunLogs) -> list[Finding]:
+    """Rollouts in zero-variance groups."""
+    shares = logs.column("frac_reward_zero_std")
+    share = statistics.fmean(shares) if shares else 0.0
+    if share <= 0.4:
+        return []
+    groups: dict[tuple[Any, Any], list[Record]] = {}
+    for row in logs.episodes:
+        groups.setdefault((row["step"], row["example"]), []).append(row)
+    alike = [group for group in groups.values() if len({row["reward"] for row in group}) < 2]
+    all_right = sum(all(row["strict"] for row in group) for group in alike)
+    tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
+    total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
+    spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
+    what = f"{share:.0%} of the groups{spent} gave no gradient, {all_right} of {len(alike)} of them all right"
+    if 2 * all_right > len(alike):
+        return [Finding(what, "take harder questions, or raise grpo.temperature", share)]
+    change = (
+        "run sft first, set losses.gold to 0.2, or raise grpo.num_generations or temperature; questions that "
+        "are answered sometimes teach most"
+    )
+    return [Finding(what, change, share)]
+
+
+def _cut(logs: RunLogs) -> list[Finding]:
+    """Episodes at a limit of tokens or turns."""
+    stops = Counter(row["stop_reason"] for row in logs.episodes)
+    total = sum(stops.values())
+    return [
+        Finding(f"{stops[reason]} of {total} episodes {text}", CURES[reason], stops[reason] / total)
+        for reason, text in (
+            *((reason, f"were cut by a limit of tokens ({reason}) and are masked") for reason in CUT),
+            ("max_turns", "used all turns without an answer"),
+        )
+        if total and stops[reason] > 0.1 * total
+    ]
+
+
+def _reward(logs: RunLogs) -> list[Finding]:
+    """Rewards that fall, or stop to rise."""
+    rewards, found = logs.column("reward"), list[Finding]()
+    slope = trend(rewards)
+    if slope < -CLEAR:
+        what = f"the reward falls: {_ends(rewards)}"
+        found.append(Finding(what, "lower grpo.learning_rate, or set grpo.beta to 0.1", 0.9))
+    else:
+        starts = range(len(rewards) - FLAT_STEPS + 1)
+        flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
+        if len(rewards) >= FLAT_STEPS and flat <= len(rewards) // 2:
+            what = f"the reward is flat since step {flat + 1} of {len(rewards)} ({_ends(rewards[flat:])})"
+            change = "raise grpo.learning_rate, set losses.gold to 0.2, or stop earlier"
+            found.append(Finding(what, change, 0.8 * (1 - flat / len(rewards))))
+    skipped = sum(logs.column("step/skipped"))
+    if skipped:
+        what = f"{skipped:g} steps were skipped, as their gradient was not finite"
+        found.append(Finding(what, "lower grpo.learning_rate", skipped / len(rewards)))
+    rates = logs.column("learning_rate")
+    if rates and max(rates) > 1e-3:
+        what = f"the learning rate reached {max(rates):g}"
+        found.append(Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.6))
+    return found
+
+
+def _habits(logs: RunLogs) -> list[Finding]:
+    """Malformed turns, exploratory queries and flags over the run."""
+    found = []
+    malformed, looks = logs.column("episode/malformed"), logs.column("episode/looks")
+    if malformed and _late(malformed) > max(0.1, _early(malformed) + 0.05):
+        what = f"malformed turns: {_ends(malformed)} an episode"
+        change = "lower grpo.learning_rate; without SFT set environment.instructions to true"
+        found.append(Finding(what, change, min(1.0, _late(malformed))))
+    if looks and _early(looks) > 0.1 and _late(looks) < 0.3 * _early(looks):
+        what = f"exploratory queries die out: {_ends(looks)} an episode"
+        found.append(Finding(what, "lower rewards.turn_cost, or raise grpo.temperature", 0.5))
+    flagged = logs.column("hack/rate")
+    if flagged and _late(flagged) > 0.1:
+        what = f"{_late(flagged):.0%} of the last episodes carry a reward-hacking flag"
+        found.append(Finding(what, "raise grading.test_databases, or set rewards.preset to strict", 0.7))
+    return found
+
+
+def _policy(logs: RunLogs) -> list[Finding]:
+    """Entropy and distance from the reference."""
+    found, settings = [], logs.settings
+    entropy, kl = logs.column("entropy"), logs.column("kl")
+    if entropy and _late(entropy) < 0.02 and _late(entropy) < 0.3 * _early(entropy):
+        change = "raise grpo.temperature, or set grpo.epsilon_high to 0.28"
+        found.append(Finding(f"the entropy collapsed: {_ends(entropy)} nats a token", change, 0.7))
+    if kl and _late(kl) > 0.5:
+        what = f"the policy left its start: KL {_ends(kl)} nats a token"
+        change = "lower grpo.learning_rate, or raise grpo.beta"
+        if len(logs.steps) > 200 and not settings.get("sync_ref_model"):
+            what += ", and the reference is still the start"
+            change += "; with a reference this old, set grpo.sync_ref_model to true"
+        found.append(Finding(what, change, min(1.0, _late(kl))))
+    return found
+
+
+def _noise(logs: RunLogs) -> list[Finding]:
+    """Gain of the run within the noise of a step, by the spread between questions."""
+    rewards = logs.column("reward")
+    by_group: dict[tuple[int, str], list[float]] = {}
+    for row in logs.episodes:
+        if row.get("reward") is not None:
+            by_group.setdefault((row["step"], row["example"]), []).append(row["reward"])
+    means = [statistics.fmean(group) for group in by_group.values()]
+    if len(rewards) < 2 or len(means) < 2 * len(rewards):
+        return []
+    questions = len(means) / len(rewards)
+    error = statistics.stdev(means) / math.sqrt(questions)
+    gain = abs(_late(rewards) - _early(rewards))
+    thirds = max(1, len(rewards) // 3)
+    if gain > CLEAR * error * math.sqrt(2 / thirds) or error < 0.1:
+        return []
+    what = f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run moved by {gain:.2f}"
+    change = "raise grpo.gradient_accumulation_steps or per_device_train_batch_size, or lower num_generations"
+    return [Finding(what, change, 0.4)]
+
+
+def _held_out(logs: RunLogs) -> list[Finding]:
+    """Held-out accuracy during training against its start."""
+    if not logs.schedule:
+        return [Finding("no held-out question was asked during training", "set evaluation.every and data.dev", 0.05)]
+    points = [(row["step"], row["accuracy"]["accuracy"]) for row in logs.schedule]
+    if len(points) < 2:
+        return []
+    (_, start), (last, end) = points[0], points[-1]
+    best_step, best = max(points, key=lambda point: point[1])
+    if end < start:
+        what = f"held-out accuracy fell from {start:.0%} to {end:.0%}"
+        change = "set evaluation.keep to best, lower grpo.learning_rate, set losses.kept to 0.2"
+        return [Finding(what, change, 0.85)]
+    if best_step < last and best > end:
+        what = f"held-out accuracy was best at step {best_step} ({best:.0%}; {end:.0%} at {last})"
+        return [Finding(what, "set evaluation.keep to best", 0.3)]
+    return []
+
+
+def trend(values: Sequence[float]) -> float:
+    """Slope of a line through the values, in its standard errors; 0 of fewer than `MIN_STEPS` values.
+
+    >>> trend([0.0, 1.0, 2.0, 3.1]) > 2, trend([1.0, 1.0, 1.0, 1.0])
+    (True, 0.0)
+    """
+    if len(values) < MIN_STEPS or len(set(values)) == 1:
+        return 0.0
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    y = np.array(values) - np.mean(values)
+    slope = float(x @ y / (x @ x))
+    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / (len(values) - 2) / float(x @ x))
+    return slope / error if error > 1e-12 else math.copysign(math.inf, slope)
+
+
+def _early(values: Column) -> float:
+    return statistics.fmean(values[: max(1, len(values) // 3)])
+
+
+def _late(values: Column) -> float:
+    return statistics.fmean(values[-max(1, len(values) // 3) :])
+
+
+def _ends(values: Column) -> str:
+    return f"{_early(values):.2f} in the first third, {_late(values):.2f} in the last"
