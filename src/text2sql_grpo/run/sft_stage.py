@@ -23,7 +23,7 @@ from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
-from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.hardware import device_type, release_memory
 from text2sql_grpo.models.loaded_policy import (
     LoadedPolicy,
     load_policy,
@@ -280,6 +280,8 @@ def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Co
     trainer = stage_trainer(bench, policy, work, arguments, console)
     _train(trainer, work, checkpoint, console)
     _save(trainer, policy, bench.config, work)
+    del trainer, policy
+    release_memory()
     if ranks.is_main():
         for path in saved_checkpoints(work):
             shutil.rmtree(path)
