@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from functools import partial
+from os.path import commonprefix
 
 import torch
 from torch.nn import functional
@@ -99,7 +100,7 @@ class TokenTreeUpdate:
     def split(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """Split a generation batch into micro-batches, prompts that begin alike together.
 
-        A row beside the groups (`training.losses.joined`) goes where its prompt is, else where fewest are.
+        A row beside the groups (`training.losses.joined`) goes where a prompt begins most like its own.
         """
         args, beside = self._trainer.args, list[int]()
         if "is_beside" in batch:
@@ -114,12 +115,11 @@ class TokenTreeUpdate:
         size = len(rows) // args.steps_per_generation
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
         prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
-        of_prompt = {prompts[row]: part for part in parts for row in part}
         added: list[list[int]] = [[] for _ in parts]
         for row in beside:
-            part = of_prompt.get(prompts[row])
-            fewest = min(range(len(parts)), key=lambda number: len(added[number]))
-            added[fewest if part is None else parts.index(part)].append(row)
+            shared = [max(len(commonprefix([prompts[row], prompts[one]])) for one in part) for part in parts]
+            place = max(range(len(parts)), key=lambda part: (shared[part], -len(added[part])))
+            added[place].append(row)
         return [
             {name: value[part + more] if value.ndim else value for name, value in batch.items()}
             for part, more in zip(parts, added, strict=True)

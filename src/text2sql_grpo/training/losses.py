@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,28 +102,35 @@ class Kept(Teach):
     """Loss on right answers of the policy before training, so that it does not forget them.
 
     Before the first step one rollout is sampled of evenly spaced training questions, and the right ones are
-    kept. Each batch then has some of them beside its groups, in turn.
+    kept. Each batch then has some of them beside its groups, in turn, those on its databases first: they
+    share the schema's tokens with it.
 
     Args:
-        num_questions: Number of training questions.
-        sampled: Number of those that are sampled.
+        databases: Database of each training question.
+        sampled: Number of questions that are sampled.
         weight: Weight of a token.
         loss: `ce`, or `ref_kl` for the KL term to the policy before training.
         share: Rows beside a batch, as a share of its rows.
     """
 
-    def __init__(self, num_questions: int, *, sampled: int, weight: float, loss: str, share: float) -> None:
-        self._questions = evenly_spaced(range(num_questions), sampled)
+    def __init__(
+        self, databases: Sequence[str], *, sampled: int, weight: float, loss: str, share: float
+    ) -> None:
+        self._databases = databases
+        self._questions = evenly_spaced(range(len(databases)), sampled)
         self._weight, self._loss, self._share = weight, loss, share
-        self._rows: list[dict[str, Any]] | None = None
-        self._next = 0
+        self._rows: list[dict[str, Any]] | None = None  # the next one first
 
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         if self._rows is None:
             self._rows = self._right(trainer)
         count = round(self._share * len(batch.judged) / world_size()) if self._rows else 0
-        rows = [self._rows[(self._next + number) % len(self._rows)] for number in range(count * world_size())]
-        self._next += len(rows)
+        here = {self._databases[one.question] for one in batch.judged}
+        by_place = sorted(self._rows, key=lambda row: self._databases[row["question"]] not in here)
+        rows = list(islice(cycle(by_place), count * world_size()))
+        taken = {id(row) for row in rows}
+        left = [row for row in self._rows if id(row) not in taken]
+        self._rows = left + [row for row in self._rows if id(row) in taken]
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
         chosen = rows[rank() * count :][:count]
         return batch.with_beside(
@@ -142,10 +150,10 @@ class Kept(Teach):
         return [row for own in gather(right) for row in own]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self._rows, "next": self._next}
+        return {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rows, self._next = state["rows"], state["next"]
+        self._rows = state["rows"]
 
 
 def beside(rollout: Rollout, question: int, **weights: float) -> Row:
@@ -166,7 +174,7 @@ def open_losses(
     if settings.kept:
         parts.append(
             Kept(
-                len(examples),
+                [example.database for example in examples],
                 sampled=settings.kept_questions,
                 weight=settings.kept,
                 loss=settings.kept_loss,
