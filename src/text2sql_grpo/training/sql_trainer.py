@@ -124,7 +124,9 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 model,
                 args,
                 num_questions=len(examples),
-                play=SQLPlay(examples, environment.sessions, environment.judge(rewards)),
+                play=SQLPlay(
+                    examples, environment.sessions, environment.judge(rewards), majority=(losses or LossesConfig()).majority
+                ),
                 rollout=rollout,
                 select=select,
                 gate=gate,
