@@ -130,14 +130,24 @@ def _with_model(
     context = doctor_model.context(bench, chat, questions, model)
     yield context
     longest = context.facts["longest_prompt"]
+    prompt, episode = doctor_model.typical_tokens(bench, chat, questions)
     try:
-        estimate = doctor_model.memory_of(
-            config, arguments, model, sharding, prompt_tokens=longest, episodes_per_step=episodes_per_step
+        typical, estimate = (
+            doctor_model.memory_of(
+                config,
+                arguments,
+                model,
+                sharding,
+                prompt_tokens=prompt_tokens,
+                episodes_per_step=episodes_per_step,
+                episode_tokens=episode_tokens,
+            )
+            for prompt_tokens, episode_tokens in ((prompt, episode), (longest, None))
         )
     except UntraceableError as error:
         fits, disk_needed = Finding("memory", "note", str(error)), None
     else:
-        fits = doctor_model.memory(estimate, sharding.processes)
+        fits = doctor_model.memory(typical, estimate, sharding.processes)
         disk_needed = _disk_needed(estimate, arguments)
     yield fits
     yield doctor_checks.disk(config, disk_needed)
@@ -151,6 +161,8 @@ def _with_model(
     if holding:
         yield Finding("dry run", "skipped", holding[0])
         return
+    most = f"at most {doctor_model.EPISODES} episodes"
+    yield Finding("dry run", "ok", f"loading the model, rolling out and training on {most} ...")
     try:
         policy = base_policy(config)
     except RunError as error:

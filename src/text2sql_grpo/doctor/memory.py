@@ -18,7 +18,8 @@ from text2sql_grpo.doctor.traced_update import Update, trace_update
 from text2sql_grpo.rollout.policy import cached_numbers
 
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
-_CONTEXT_BYTES = {"cuda": 1 << 30}  # kernels, workspaces, fragments: a reserve, not measured
+# On a GPU kernels, workspaces, fragments: a reserve, not measured; on a CPU the program with its libraries.
+_CONTEXT_BYTES = {"cuda": 1 << 30, "cpu": 1 << 29}
 
 
 @dataclass(frozen=True)
