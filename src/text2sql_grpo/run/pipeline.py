@@ -46,6 +46,7 @@ from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run.start import check_start
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
+from text2sql_grpo.training.blend import blend, trained_weights
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
@@ -108,6 +109,9 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
+    is_sharded = arguments.deepspeed is not None or ranks.is_distributed()
+    if config.evaluation.blend < 1 and is_sharded:
+        raise ConfigError("evaluation.blend below 1 needs a single process: set it to 1")
     names = trackers(config.grpo.get("report_to"))
     check_installed(names)
     if arguments.use_vllm:
@@ -165,6 +169,8 @@ def _improve(
     stopper = StopOnInterrupt(run.console)
     callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]
     trainer = grpo_trainer(run, arguments, policy, questions, callbacks, select)
+    share = run.config.evaluation.blend
+    start = trained_weights(trainer.model) if share < 1 else {}
     trainer.rollouts.on_episode = progress.show_episodes
     every = run.config.evaluation.every
     saves_start = run.config.evaluation.keep == "best"
@@ -193,6 +199,9 @@ def _improve(
         )
         run.console.print(Text(warning), soft_wrap=True)
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
+    if share < 1:
+        blend(trainer.model, start, share)
+        run.console.print(f"Blend: {share:.0%} of the way from the start to the weights of step {step}")
     with run.stage("merge"):
         merged = save_and_merge(trainer, policy, run.config, run.console)
     ways = trainer.ways

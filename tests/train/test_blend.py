@@ -1,0 +1,57 @@
+"""Blend of weights: by hand, of adapters that begin as zero, and in a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_model import write_model
+from tests.tiny_run import write_config
+from text2sql_grpo.commands import main
+from text2sql_grpo.training.blend import blend, trained_weights
+
+
+def test_weights_go_a_share_of_the_way() -> None:
+    model = torch.nn.Linear(2, 2)
+    start = trained_weights(model)
+    with torch.no_grad():
+        model.weight += 1.0
+        model.bias -= 2.0
+    blend(model, start, 0.75)
+    torch.testing.assert_close(model.weight, start["weight"] + 0.75)
+    torch.testing.assert_close(model.bias, start["bias"] - 1.5)
+
+
+@pytest.mark.parametrize("begins_as_zero", [True, False])
+def test_an_adapter_that_begins_as_zero_is_scaled(tmp_path: Path, begins_as_zero: bool) -> None:
+    base = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "model"))
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=begins_as_zero)
+    model = get_peft_model(base, config)
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    start, before = trained_weights(model), layer.get_delta_weight("default").clone()
+    with torch.no_grad():
+        for weight in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
+            weight += torch.randn_like(weight)
+    after = layer.get_delta_weight("default").clone()
+    blend(model, start, 0.5)
+    if begins_as_zero:
+        torch.testing.assert_close(layer.get_delta_weight("default"), 0.5 * after)
+    else:
+        assert (layer.get_delta_weight("default") - before).norm() < (after - before).norm()
+
+
+def test_a_run_merges_the_blend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = {}
+    for share in (1.0, 0.5):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        config = write_config(folder, sft=None, rewards={"execution": 1.0, "executes": 0.1, "format": 0.1})
+        assert main(["train", "--config", str(config), "--data.test", "{}", "--evaluation.blend", str(share)]) == 0
+        merged[share] = load_file(folder / "run" / "merged" / "model.safetensors")
+    start = load_file(folder / "model" / "model.safetensors")
+    assert "Blend: 50% of the way" in capsys.readouterr().out
+    for name, weight in start.items():
+        torch.testing.assert_close(merged[0.5][name], (weight + merged[1.0][name]) / 2, atol=1e-6, rtol=1e-5)
