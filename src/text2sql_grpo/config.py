@@ -414,8 +414,8 @@ class EvaluationConfig:
         schedule_samples: N questions of `data.dev`, evenly spaced.
         keep: Weights to merge: those of the `last` step, or of the `best` scheduled one, which is step 0,
             before training, if no later step was as good.
-        blend: Share of the way from the weights before GRPO to the kept ones, which are merged (docs/losses.md);
-            below 1 the model keeps more of what it knew.
+        blend: Share of the way from the weights before GRPO to the kept ones, where the merged weights lie
+            (docs/losses.md); below 1 the model keeps more of what it knew.
     """
 
     temperature: Temperature = 0.0

@@ -56,7 +56,11 @@ def test_a_run_that_learns_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("name", "of", "words"),
     [
-        ("reward", lambda step: 0.9 - 0.08 * step, "the reward falls: 0.82 in the first third, 0.34 in the last"),
+        (
+            "reward",
+            lambda step: 0.9 - 0.08 * step,
+            "the reward falls: 0.82 in the first third, 0.34 in the last",
+        ),
         ("reward", lambda step: 0.5 + 0.01 * (-1) ** step, "flat since step 1 of 9"),
         ("reward", lambda step: 0.1 * min(step, 3) + 0.01 * (-1) ** step, "flat since step 4 of 9"),
         ("episode/malformed", lambda step: 0.05 * step, "malformed turns: 0.05 in the first third, 0.35"),

@@ -97,7 +97,9 @@ def test_malformed_turns_count(tmp_path: Path) -> None:
 
     reply, end = session.step(""), session.step("")
 
-    assert reply is not None and reply["content"].endswith("\n(1 turn left: write <answer>SELECT ...</answer>)")
+    assert reply is not None and reply["content"].endswith(
+        "\n(1 turn left: write <answer>SELECT ...</answer>)"
+    )
     assert end is None
     assert session.episode.stop_reason == "max_turns"
 

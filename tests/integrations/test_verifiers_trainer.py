@@ -19,8 +19,8 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.rollout.demonstrations import chat_demonstration
+from text2sql_grpo.rollout.engine import Continuations
 
 vf = pytest.importorskip("verifiers.v1", reason="needs verifiers (pip install text2sql-grpo[verifiers])")
 

@@ -49,7 +49,10 @@ def test_a_run_merges_the_blend(tmp_path: Path, capsys: pytest.CaptureFixture[st
         folder = tmp_path / str(share)
         folder.mkdir()
         config = write_config(folder, sft=None, rewards={"execution": 1.0, "executes": 0.1, "format": 0.1})
-        assert main(["train", "--config", str(config), "--data.test", "{}", "--evaluation.blend", str(share)]) == 0
+        assert (
+            main(["train", "--config", str(config), "--data.test", "{}", "--evaluation.blend", str(share)])
+            == 0
+        )
         merged[share] = load_file(folder / "run" / "merged" / "model.safetensors")
     start = load_file(folder / "model" / "model.safetensors")
     assert "Blend: 50% of the way" in capsys.readouterr().out

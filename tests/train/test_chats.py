@@ -12,8 +12,8 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.engine import Budgets, run
 from text2sql_grpo.rollout.demonstrations import chat_demonstration
+from text2sql_grpo.rollout.engine import Budgets, run
 from text2sql_grpo.sft.trajectories import EpisodeFile, select_chats
 
 

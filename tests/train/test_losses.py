@@ -105,7 +105,11 @@ def test_rows_beside_the_groups_add_the_gradient_of_their_loss(
 def test_observations_are_learned_also_in_groups_of_one_reward(trainer: Sharing, is_shared: bool) -> None:
     batch, advantages = random_batch(3)
     rows = [
-        Row(row.rollout, row.judged, weights={"ce": [0.125 * (1 - flag) for flag in row.rollout.completion_mask]})
+        Row(
+            row.rollout,
+            row.judged,
+            weights={"ce": [0.125 * (1 - flag) for flag in row.rollout.completion_mask]},
+        )
         for row in batch.rows
     ]
     inputs = inputs_of(Batch.of(rows), advantages)

@@ -28,10 +28,10 @@ from text2sql_grpo.models.hardware import GIB, device_memory, device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reporting.progress import duration
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.demonstrations import action_text, play
 from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
-from text2sql_grpo.rollout.demonstrations import action_text, play
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
@@ -170,7 +170,9 @@ def typical_tokens(bench: Bench, chat: ChatFormat, questions: Sequence[Example])
         _scripted(question, bench, chat, is_native=chat.tools is not None)
         for question in evenly_spaced(questions, _EPISODES_MEASURED)
     ]
-    prompts, completions = ([len(getattr(one, name)) for one in episodes] for name in ("prompt_ids", "completion_ids"))
+    prompts, completions = (
+        [len(getattr(one, name)) for one in episodes] for name in ("prompt_ids", "completion_ids")
+    )
     return math.ceil(statistics.fmean(prompts)), math.ceil(statistics.fmean(completions))
 
 

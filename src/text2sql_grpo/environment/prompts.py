@@ -64,9 +64,8 @@ def system_text(
     names = [tool["function"]["name"] for tool in tools if tool["function"]["name"] != "submit_sql"]
     shown = ", ".join(names) if list(tools) != TOOLS else "run_sql to run a query and see its rows"
     how = _HOW[protocol].format(names=shown)
-    return (
-        f"{_TASK.format(engine=engine)}\n{how}\n{_THE_QUERY}\n{_EXAMPLE[protocol]}\nYou have {max_turns} turns."
-    )
+    rules = f"{how}\n{_THE_QUERY}\n{_EXAMPLE[protocol]}"
+    return f"{_TASK.format(engine=engine)}\n{rules}\nYou have {max_turns} turns."
 
 
 def turns_left_text(protocol: Protocol, turns_left: int, actions: Sequence[Action], *, is_error: bool) -> str:

@@ -186,7 +186,9 @@ def _tie(weights: dict[str, torch.Tensor], gguf: Path) -> bool:
     llama.cpp stores a tied matrix twice, in two types, when it quantises the head less.
     """
     names = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
-    bits = {tensor.name: tensor.n_bytes / tensor.n_elements for tensor in library.GGUFReader(str(gguf)).tensors}
+    bits = {
+        tensor.name: tensor.n_bytes / tensor.n_elements for tensor in library.GGUFReader(str(gguf)).tensors
+    }
     if not {*names} <= {*weights} or not {*names.values()} <= {*bits}:
         return False
     embedding, head = (weights[name] for name in names)

@@ -73,7 +73,9 @@ def read_logs(run: Path) -> RunLogs:
     episodes = list(read_jsonl(rollouts, "episodes")) if rollouts.is_file() else []
     logs = logs_of(run, read_metrics(run), episodes)
     if not logs.steps:
-        raise DataError(f"no training steps: {run / METRICS} is missing or has none; give the folder of a run")
+        raise DataError(
+            f"no training steps: {run / METRICS} is missing or has none; give the folder of a run"
+        )
     return logs
 
 
@@ -212,7 +214,10 @@ def _noise(logs: RunLogs) -> list[Finding]:
     thirds = max(1, len(rewards) // 3)
     if gain > CLEAR * error * math.sqrt(2 / thirds) or error < 0.1:
         return []
-    what = f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run moved by {gain:.2f}"
+    what = (
+        f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run "
+        f"moved by {gain:.2f}"
+    )
     change = "raise grpo.gradient_accumulation_steps or per_device_train_batch_size, or lower num_generations"
     return [Finding(what, change, 0.4)]
 
@@ -220,7 +225,11 @@ def _noise(logs: RunLogs) -> list[Finding]:
 def _held_out(logs: RunLogs) -> list[Finding]:
     """Held-out accuracy during training against its start."""
     if not logs.schedule:
-        return [Finding("no held-out question was asked during training", "set evaluation.every and data.dev", 0.05)]
+        return [
+            Finding(
+                "no held-out question was asked during training", "set evaluation.every and data.dev", 0.05
+            )
+        ]
     points = [(row["step"], row["accuracy"]["accuracy"]) for row in logs.schedule]
     if len(points) < 2:
         return []

@@ -122,9 +122,7 @@ def _append(episode: Rollout, ids: list[int], flag: int, log_probs: Sequence[flo
     episode.log_probs = [] if log_probs is None else [*episode.log_probs, *log_probs[: len(ids)]]
 
 
-def _cut(
-    episode: Rollout, budgets: Budgets, *, unwritten: int = 0, is_turn_limit: bool = False
-) -> None:
+def _cut(episode: Rollout, budgets: Budgets, *, unwritten: int = 0, is_turn_limit: bool = False) -> None:
     wanted = len(episode.prompt_ids) + len(episode.completion_ids) + unwritten
     reason: StopReason = "turn_length" if is_turn_limit else "budget"
     episode.stop_reason = "context" if wanted >= budgets.max_context else reason

@@ -38,10 +38,10 @@ from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, save
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.sft.sft_trainer import (
     RESULT_FIELDS,
     SFTData,

@@ -33,8 +33,8 @@ from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
-from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.rollout.demonstrations import Demonstration, weighted_demonstrations
+from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees
 from text2sql_grpo.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.token_tree.tree import TokenTree

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from functools import partial
-from os.path import commonprefix
 
 import torch
 from torch.nn import functional
@@ -13,6 +12,7 @@ from trl import GRPOTrainer
 from text2sql_grpo import trl_compat
 from text2sql_grpo.reliability.ranks import any_reason
 from text2sql_grpo.rollout.check import disagreement
+from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
 from text2sql_grpo.token_tree.scored_tree import (
     ScoredTree,
@@ -105,7 +105,9 @@ class TokenTreeUpdate:
         args, beside = self._trainer.args, list[int]()
         if "is_beside" in batch:
             beside = batch["is_beside"].nonzero()[:, 0].tolist()
-        groups = {name: value[: len(value) - len(beside)] if value.ndim else value for name, value in batch.items()}
+        groups = {
+            name: value[: len(value) - len(beside)] if value.ndim else value for name, value in batch.items()
+        }
         rows = list(range(len(groups["prompt_ids"])))
         if self.is_on:
             steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
@@ -117,7 +119,7 @@ class TokenTreeUpdate:
         prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
         added: list[list[int]] = [[] for _ in parts]
         for row in beside:
-            shared = [max(len(commonprefix([prompts[row], prompts[one]])) for one in part) for part in parts]
+            shared = [max(shared_length(prompts[row], prompts[one]) for one in part) for part in parts]
             place = max(range(len(parts)), key=lambda part: (shared[part], -len(added[part])))
             added[place].append(row)
         return [

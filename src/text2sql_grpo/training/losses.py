@@ -134,7 +134,10 @@ class Kept(Teach):
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
         chosen = rows[rank() * count :][:count]
         return batch.with_beside(
-            [beside(Rollout(**row["rollout"]), row["question"], **{self._loss: self._weight}) for row in chosen]
+            [
+                beside(Rollout(**row["rollout"]), row["question"], **{self._loss: self._weight})
+                for row in chosen
+            ]
         )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
@@ -193,7 +196,7 @@ def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torc
     Returns:
         `inputs` of B + E rows, the last E without an advantage and without a token that GRPO reads;
         `is_beside`, True for these, (B + E,); and for each loss with a weight `NAME_weights`, with the
-        `start_log_probs` of the rows beside the groups, all (B + E, K). `inputs` itself if no row has a weight.
+        `start_log_probs` of the rows beside the groups, all (B + E, K). `inputs` itself without weights.
     """
     rows = [*batch.rows, *batch.beside]
     names = sorted({name for row in rows for name in row.weights})
@@ -231,7 +234,7 @@ def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torc
     width = widths["completion"]
     for name in names:
         found[f"{name}_weights"] = padded([row.weights.get(name, []) for row in rows], width).float()
-    known = [[]] * len(batch.rows) + [row.rollout.log_probs for row in batch.beside]
+    known: list[list[float]] = [[]] * len(batch.rows) + [row.rollout.log_probs for row in batch.beside]
     found["start_log_probs"] = padded(known, width).float()
     found["is_beside"] = torch.arange(len(rows), device=found["prompt_ids"].device) >= len(batch.rows)
     return found

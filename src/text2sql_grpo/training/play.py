@@ -214,7 +214,6 @@ class SQLPlay(Play):
         self.figures = {"grading/changed_golds": float(len(changed))}
         return [_row(number, answer) for number, answer in zip(questions, answers, strict=True)]
 
-
     def _vote(self, episodes: Sequence[Episode]) -> None:
         """Put the query of each group's majority in place of the gold query, in the group's episodes."""
         assert self._majority is not None

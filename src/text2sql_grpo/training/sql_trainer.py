@@ -125,7 +125,10 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 args,
                 num_questions=len(examples),
                 play=SQLPlay(
-                    examples, environment.sessions, environment.judge(rewards), majority=(losses or LossesConfig()).majority
+                    examples,
+                    environment.sessions,
+                    environment.judge(rewards),
+                    majority=(losses or LossesConfig()).majority,
                 ),
                 rollout=rollout,
                 select=select,
