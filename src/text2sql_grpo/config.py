@@ -358,8 +358,6 @@ class LossesConfig:
         kept_loss: `ce`, or `ref_kl` for the KL term to the policy before training.
         kept_questions: Training questions that are sampled once before the first step.
         kept_share: Kept answers beside a batch, as a share of its episodes.
-        majority: Reward agreement with the result that at least this share of a group has, in place of the
-            gold query's; None to use gold queries.
     """
 
     gold: Share = 0.0
@@ -369,7 +367,6 @@ class LossesConfig:
     kept_loss: Literal["ce", "ref_kl"] = "ce"
     kept_questions: Positive = 128
     kept_share: Share = 0.25
-    majority: AboveZeroShare | None = None
 
 
 @checked

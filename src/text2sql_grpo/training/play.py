@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import count, groupby
+from itertools import count
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -13,9 +12,7 @@ from trl import GRPOTrainer
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.evaluation.votes import votes
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
 from text2sql_grpo.rewards import Answer, Judge, episode_metrics
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -183,20 +180,10 @@ class SQLPlay(Play):
         examples: Questions with gold queries that `load_examples` checked.
         environment: Environment of the sessions.
         judge: Judge of the episodes.
-        majority: Smallest share of a group's rollouts whose common result stands for the gold query's (TTRL,
-            arXiv:2504.16084); groups without such a majority are masked. None to judge by the gold queries.
     """
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        environment: SQLEnvironment,
-        judge: Judge,
-        *,
-        majority: float | None = None,
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:
         self._examples, self._environment, self._judge = examples, environment, judge
-        self._majority = majority
         settings = environment.settings
         self.tools = environment.tools if settings.protocol == "native" else None
         self.max_turn_tokens = settings.max_turn_tokens
@@ -207,27 +194,10 @@ class SQLPlay(Play):
         episodes = rollouts.run([self._environment.session(example) for example in examples])
         address = self._environment.databases.address
         with rollouts.stages.of(grade=1):
-            if self._majority is not None:
-                self._vote(episodes)
             answers = self._judge.judge_many([(one, address(one.example.database)) for one in episodes])
         changed = {gold for golds in gather(list(self._judge.grader.changed_golds)) for gold in golds}
         self.figures = {"grading/changed_golds": float(len(changed))}
         return [_row(number, answer) for number, answer in zip(questions, answers, strict=True)]
-
-    def _vote(self, episodes: Sequence[Episode]) -> None:
-        """Put the query of each group's majority in place of the gold query, in the group's episodes."""
-        assert self._majority is not None
-        for _, group in groupby(episodes, key=lambda episode: episode.example):
-            rollouts = list(group)
-            database = self._environment.databases.address(rollouts[0].example.database)
-            queries = [episode.final_sql for episode in rollouts]
-            chosen = votes(queries, database, self._judge.grader).soft
-            for episode in rollouts:
-                if chosen.place is None or chosen.share < self._majority:
-                    episode.is_masked = True
-                else:
-                    gold = queries[chosen.place] or ""
-                    episode.example = replace(episode.example, gold_sql=gold, other_golds=())
 
 
 def _row(number: int, answer: Answer) -> Row:

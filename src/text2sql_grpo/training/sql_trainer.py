@@ -124,12 +124,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 model,
                 args,
                 num_questions=len(examples),
-                play=SQLPlay(
-                    examples,
-                    environment.sessions,
-                    environment.judge(rewards),
-                    majority=(losses or LossesConfig()).majority,
-                ),
+                play=SQLPlay(examples, environment.sessions, environment.judge(rewards)),
                 rollout=rollout,
                 select=select,
                 gate=gate,
