@@ -1,21 +1,25 @@
-"""The figures of the quickstart in the README, out of a run folder.
+"""The figures of the quickstart in the README, out of run folders that differ by their seed.
 
-    python docs/quickstart_figures.py [runs/quickstart]
+    python docs/quickstart_figures.py [runs/quickstart/seed-0 runs/quickstart/seed-1 ..]
 
-Writes the figures of a run folder to docs/quickstart.json, and those of this file between two markers of
-README.md. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
+Writes the figures of the first run, and counts of all, to docs/quickstart.json, and those of this file
+between two markers of README.md. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
 """
 
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.statistics import Accuracy
-from text2sql_grpo.files import read_json, write_json, write_text
+from text2sql_grpo.files import read_json, read_jsonl, write_json, write_text
 from text2sql_grpo.run.start import LOOKUPS, OTHERS, StartFigures
-from text2sql_grpo.run_folder import START, read_evaluation, read_schedule
+from text2sql_grpo.run_folder import CONFIG, START, answers_file, read_evaluation, read_schedule
 
+NEEDS = ("look-up", "others")
 HERE = Path(__file__).parent
 FIGURES = HERE / "quickstart.json"
 BEGIN = "<!-- begin: python docs/quickstart_figures.py RUN -->\n"
@@ -47,6 +51,58 @@ def figures(run: Path) -> dict[str, Any]:
         "verdict": evaluation["change"]["verdict"],
         "seconds": {name: round(seconds) for name, seconds in evaluation["seconds"].items()},
     }
+
+
+def seeds(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Right answers of each run before and after, by what the questions need; and `looks` of the others."""
+    found = []
+    for run in runs:
+        evaluation = read_evaluation(run)
+        sides = (evaluation["before"]["sets"], evaluation["sets"])
+        unseen = [side["test_databases"]["by_need"]["look-up"]["strict"] for side in sides]
+        parts = {
+            need: [[scores["by_need"][need]["strict"] for scores in side.values()] for side in sides]
+            for need in NEEDS
+        }
+        counts = {
+            need: [sum(one["correct"] for one in side) for side in each] for need, each in parts.items()
+        }
+        totals = {need: sum(one["total"] for one in each[0]) for need, each in parts.items()}
+        found.append(
+            {
+                "seed": int(load_config(run / CONFIG).run.seed),
+                **{need: {"right": counts[need], "total": totals[need]} for need in NEEDS},
+                "unseen": {"right": [one["correct"] for one in unseen], "total": unseen[0]["total"]},
+                "looks": [_look_share(answers_file(run, when)) for when in ("before", "after")],
+                "minutes": round(sum(evaluation["seconds"].values()) / 60, 1),
+            }
+        )
+    return found
+
+
+def _look_share(answers: Path) -> float:
+    """Share of answers with an exploratory query, to questions that need no look-up."""
+    rows = [row for row in read_jsonl(answers, "answers") if row["family"] != "lookup"]
+    looked = [any(action["kind"] == "run_sql" for action in row["actions"]) for row in rows]
+    return round(fmean(looked), 4)
+
+
+def seed_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows of the table of seeds, in Markdown, with the mean change of each column in points."""
+    kinds = (("look-up", "look-ups"), ("unseen", "of them on unseen databases"), ("others", "others"))
+    titles = [f"{title} ({runs[0][kind]['total']})" for kind, title in kinds]
+    lines = [f"| seed | {' | '.join(titles)} | others that explore |", f"| --- |{' ---: |' * 4}"]
+    changes: dict[str, list[float]] = {kind: [] for kind, _ in kinds}
+    for run in runs:
+        cells = []
+        for kind, _ in kinds:
+            before, after = run[kind]["right"]
+            changes[kind].append(100 * (after - before) / run[kind]["total"])
+            cells.append(f"{before} -> {after}")
+        before, after = run["looks"]
+        lines.append(f"| {run['seed']} | {' | '.join(cells)} | {before:.0%} -> {after:.0%} |")
+    means = [f"{fmean(each):+.1f} points ({min(each):+.1f} to {max(each):+.1f})" for each in changes.values()]
+    return [*lines, f"| mean | {' | '.join(means)} | |"]
 
 
 def _quoted(record: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +145,10 @@ def block(figures: dict[str, Any]) -> str:
     """Return the text between the markers."""
     after = [textwrap.fill(line, 118, break_on_hyphens=False) for line in lines_after(figures)]
     text = "\n".join(["```text", *lines_before(figures), "...", *after, "```"])
-    return "\n".join([text, "", "Accuracy in % with 95% intervals by database:", "", *rows(figures)])
+    parts = [text, "", "Accuracy in % with 95% intervals by database:", "", *rows(figures)]
+    if figures.get("seeds"):
+        parts += ["", "Right answers before and after, by seed:", "", *seed_rows(figures["seeds"])]
+    return "\n".join(parts)
 
 
 def between_markers(readme: str) -> str:
@@ -99,7 +158,8 @@ def between_markers(readme: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        write_json(FIGURES, figures(Path(sys.argv[1])))
+        runs = list(map(Path, sys.argv[1:]))
+        write_json(FIGURES, figures(runs[0]) | {"seeds": seeds(runs)})
     path = HERE.parent / "README.md"
     text = path.read_text(encoding="utf-8")
     shown = BEGIN + block(read_json(FIGURES)) + END
