@@ -7,7 +7,12 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "text2sql_grpo"
 # Texts that the model sees: an edit is an experiment.
-PROMPT_TEXTS = {"environment/protocols.py", "sql/failure_text.py", "sql/postgres_database.py"}
+PROMPT_TEXTS = {
+    "environment/prompts.py",
+    "environment/protocols.py",
+    "sql/failure_text.py",
+    "sql/postgres_database.py",
+}
 
 HEADLESS = re.compile(r"(Of|What|Whether|Else|By|To be)\b")
 HEADLESS_FIELD = re.compile(r"^ +\w+: ((?:Of|What|Else|To be)\b.*)", re.M)

@@ -1,4 +1,4 @@
-"""What went wrong in a run, or is missing, by its logs: `doctor --run` and the run's page."""
+"""Findings on a run by its logs: faults and gaps, for `doctor --run` and the run's page."""
 
 import math
 import statistics
@@ -29,7 +29,7 @@ class Finding:
     """One thing that went wrong, or that the logs cannot show.
 
     Attributes:
-        what: What happened, with its figures.
+        what: The fault, with its figures.
         change: Config field to change, and how.
         weight: Share of the run that it cost, in [0, 1], by which findings are sorted.
     """
@@ -87,7 +87,7 @@ def logs_of(run: Path, metrics: Sequence[Record], episodes: Sequence[Record]) ->
 
 
 def findings(logs: RunLogs) -> list[Finding]:
-    """What went wrong in a run, the most costly first."""
+    """List the faults of a run, the most costly first."""
     found = [
         *_without_signal(logs),
         *_cut(logs),

@@ -191,7 +191,7 @@ def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torc
     """Add the rows beside the groups to the inputs of GRPO's loss, and the weights of the other losses.
 
     Args:
-        inputs: Of the B rows of the groups, see `RolloutGRPOTrainer.generation_batch`.
+        inputs: Inputs of the B rows of the groups, see `RolloutGRPOTrainer.generation_batch`.
 
     Returns:
         `inputs` of B + E rows, the last E without an advantage and without a token that GRPO reads;
@@ -244,7 +244,7 @@ class LossPass:
     """One forward pass for all losses of a micro-batch.
 
     Args:
-        inputs: Of B + E rows, see `joined`.
+        inputs: Inputs of B + E rows, see `joined`.
         is_scored: See `TokenTreeUpdate.narrowed`.
 
     Attributes:
