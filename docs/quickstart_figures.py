@@ -3,7 +3,8 @@
     python docs/quickstart_figures.py [runs/quickstart/seed-0 runs/quickstart/seed-1 ..]
 
 Writes the figures of the first run, and counts of all, to docs/quickstart.json, and those of this file
-between two markers of README.md. `tests/unit/test_docs.py` then names the sentences that still quote other figures.
+between two markers of README.md. `tests/unit/test_docs.py` then names the sentences that still quote other
+figures.
 """
 
 import sys
@@ -80,6 +81,17 @@ def seeds(runs: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
+def changes(runs: Sequence[dict[str, Any]], kinds: Sequence[str]) -> dict[str, float]:
+    """Mean, least and most change of these questions' right answers over the runs, in points."""
+    each = [
+        100
+        * sum(run[kind]["right"][1] - run[kind]["right"][0] for kind in kinds)
+        / sum(run[kind]["total"] for kind in kinds)
+        for run in runs
+    ]
+    return {"mean": round(fmean(each), 2), "least": round(min(each), 2), "most": round(max(each), 2)}
+
+
 def _look_share(answers: Path) -> float:
     """Share of answers with an exploratory query, to questions that need no look-up."""
     rows = [row for row in read_jsonl(answers, "answers") if row["family"] != "lookup"]
@@ -92,16 +104,12 @@ def seed_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
     kinds = (("look-up", "look-ups"), ("unseen", "of them on unseen databases"), ("others", "others"))
     titles = [f"{title} ({runs[0][kind]['total']})" for kind, title in kinds]
     lines = [f"| seed | {' | '.join(titles)} | others that explore |", f"| --- |{' ---: |' * 4}"]
-    changes: dict[str, list[float]] = {kind: [] for kind, _ in kinds}
     for run in runs:
-        cells = []
-        for kind, _ in kinds:
-            before, after = run[kind]["right"]
-            changes[kind].append(100 * (after - before) / run[kind]["total"])
-            cells.append(f"{before} -> {after}")
-        before, after = run["looks"]
-        lines.append(f"| {run['seed']} | {' | '.join(cells)} | {before:.0%} -> {after:.0%} |")
-    means = [f"{fmean(each):+.1f} points ({min(each):+.1f} to {max(each):+.1f})" for each in changes.values()]
+        cells = [" -> ".join(map(str, run[kind]["right"])) for kind, _ in kinds]
+        looks = " -> ".join(f"{share:.0%}" for share in run["looks"])
+        lines.append(f"| {run['seed']} | {' | '.join(cells)} | {looks} |")
+    points = [changes(runs, [kind]) for kind, _ in kinds]
+    means = [f"{one['mean']:+.1f} points ({one['least']:+.1f} to {one['most']:+.1f})" for one in points]
     return [*lines, f"| mean | {' | '.join(means)} | |"]
 
 
@@ -159,7 +167,10 @@ def between_markers(readme: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1:]:
         runs = list(map(Path, sys.argv[1:]))
-        write_json(FIGURES, figures(runs[0]) | {"seeds": seeds(runs)})
+        each = seeds(runs)
+        kinds = {"all": NEEDS, "unseen": ["unseen"], "others": ["others"]}
+        points = {name: changes(each, parts) for name, parts in kinds.items()}
+        write_json(FIGURES, figures(runs[0]) | {"seeds": each, "points": points})
     path = HERE.parent / "README.md"
     text = path.read_text(encoding="utf-8")
     shown = BEGIN + block(read_json(FIGURES)) + END
