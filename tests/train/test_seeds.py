@@ -36,6 +36,9 @@ def test_each_seed_is_trained_once_and_all_are_one_table(
     assert "seed 3: finished" in out and "seed 4: finished" in out and "GRPO" not in out
     assert main(["compare", *map(str, folders), str(folders[0]), "--out", str(tmp_path / "c.json")]) == 0
     assert "in the mean of 3 runs" in capfd.readouterr().out
+    pages = json.loads((tmp_path / "c.report.json").read_text())
+    assert [page["name"] for page in pages] == ["seed-3", "seed-4", "seed-3"]
+    assert (tmp_path / "c.html").is_file()
 
 
 @pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--seeds", "1", "1"], ["--seeds", "1", "2", "--smoke"]])

@@ -110,6 +110,7 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
     from text2sql_grpo.evaluation.several_runs import read_runs
     from text2sql_grpo.files import write_json
     from text2sql_grpo.reporting.comparison_tables import runs_table
+    from text2sql_grpo.reporting.report_page import run_report, write_page
 
     out = out or folders[-1].parent / "comparison.json"
     with writing_to(out):
@@ -119,7 +120,8 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
         console = quiet_console()
         console.print(runs_table(several))
         console.print(several.verdict(), markup=False, soft_wrap=True)
-        console.print(f"comparison: {out}", markup=False, soft_wrap=True)
+        page = write_page(out.with_suffix(".html"), *map(run_report, folders))
+        console.print(f"comparison: {out}, with every answer: {page}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -55,9 +55,7 @@ def write_report(run: Path) -> Path:
         DataError: The folder holds nothing of a run, or a file that cannot be read.
         OSError: The page cannot be written.
     """
-    report = run_report(run)
-    write_text(run / PAGE_DATA, json.dumps(report, ensure_ascii=True))
-    return write_page(run / PAGE, report)
+    return write_page(run / PAGE, run_report(run))
 
 
 def run_report(run: Path) -> Record:
@@ -128,7 +126,13 @@ def episodes_report(name: str, episodes: Sequence[Record]) -> Record:
 
 
 def write_page(path: Path, *reports: Record) -> Path:
-    """Write a page; where it would be too long, the first groups and answers are left out."""
+    """Write a page, and its data beside it: `report.json` in a run folder, else `NAME.report.json`.
+
+    Where the page would be too long, the first groups and answers are left out of it.
+    """
+    beside = path.with_name(PAGE_DATA) if path.name == PAGE else path.with_suffix(".report.json")
+    data = reports[0] if len(reports) == 1 else reports
+    write_text(beside, json.dumps(data, ensure_ascii=True))
     page = page_text(reports)
     while len(page) > MAX_PAGE_BYTES and any(report["groups"] or report["answers"] for report in reports):
         for report in reports:
