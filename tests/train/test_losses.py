@@ -12,7 +12,8 @@ from tests.scripted_trainer import LISBON, LOOK, RIGHT, WRONG, Bench
 from tests.train.test_token_trees import Sharing
 from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.training.losses import beside, joined
+from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.training.losses import beside, is_wrong, joined
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
 TEMPERATURE = 0.7
@@ -179,6 +180,14 @@ def test_the_tokens_of_results_are_weighted(tmp_path: Path) -> None:
     assert seen[0].any() and not seen[1].any()
 
 
+def test_a_failing_gold_is_not_taught(tmp_path: Path) -> None:
+    failed = [Judged(0, None, None, "submitted")] * 2
+    assert not is_wrong(failed)
+    assert is_wrong([Judged(0, None, None, "turn_length")] * 2)
+    assert is_wrong([Judged(0, {"r": 0.0}, 0.0, "submitted", verdict=False), *failed])
+    assert not is_wrong([Judged(0, {"r": 1.0}, 1.0, "submitted", verdict=True), *failed])
+
+
 @pytest.mark.parametrize("loss", ["ce", "ref_kl"])
 def test_right_answers_before_training_are_kept_and_saved(tmp_path: Path, loss: Any) -> None:
     bench = taught(tmp_path, kept=0.5, kept_loss=loss, kept_share=0.5)
@@ -188,6 +197,10 @@ def test_right_answers_before_training_are_kept_and_saved(tmp_path: Path, loss: 
         policies.append(bench.trainer.rollouts.policy)
     left = iter(policies)
     bench.trainer.rollouts.policy = lambda model: next(left)(model)  # type: ignore[method-assign]
+    if loss == "ref_kl":  # a script has no log-probs
+        with pytest.raises(ConfigError, match="needs the log-probs"):
+            bench.batch(0)
+        return
     inputs = bench.batch(0)
     assert inputs["is_beside"].tolist() == [False] * 4 + [True] * 2
     assert f"{loss}_weights" in inputs

@@ -20,8 +20,9 @@ from torch.nn import functional
 
 from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.environment.episode import Rollout
+from text2sql_grpo.environment.episode import CUT, Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.bench import evenly_spaced
 from text2sql_grpo.reliability.ranks import gather, rank, world_size
 from text2sql_grpo.rollout.demonstrations import gold_episode
@@ -62,7 +63,7 @@ class Golds(Teach):
 
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         groups, own = batch.groups(), range(len(batch.judged))[batch.own]
-        wrong = [place for place, group in groups.items() if not any(one.verdict for one in group)]
+        wrong = [place for place, group in groups.items() if is_wrong(group)]
         taken = wrong[: math.floor(self._share * len(groups))]
         self.figures = {
             "losses/wrong_groups": len(wrong) / len(groups),
@@ -78,6 +79,12 @@ class Golds(Teach):
         """Row of a gold's demonstration."""
         episode = gold_episode(self._examples[question], self._environment, trainer.rollouts.chat)
         return beside(episode, question, ce=self._weight)
+
+
+def is_wrong(group: Sequence[Judged]) -> bool:
+    """True without a right rollout; False where the gold query failed, which judges none."""
+    is_judged = any(one.scores is not None or one.stop_reason in CUT for one in group)
+    return is_judged and not any(one.verdict for one in group)
 
 
 class Observations(Teach):
@@ -141,7 +148,11 @@ class Kept(Teach):
         )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
-        """Right rollouts of the current policy, those of all ranks."""
+        """Right rollouts of the current policy, those of all ranks.
+
+        Raises:
+            ConfigError: `ref_kl` needs log-probs at sampling, and the engine has none.
+        """
         questions = self._questions[rank() :: world_size()]
         rows = trainer.play.play(questions, trainer.rollouts)
         names = ("prompt_ids", "completion_ids", "completion_mask", "log_probs")
@@ -150,13 +161,21 @@ class Kept(Teach):
             for row in rows
             if row.judged.verdict
         ]
-        return [row for own in gather(right) for row in own]
+        everywhere = [row for own in gather(right) for row in own]
+        if self._loss == "ref_kl" and not all(all(map(math.isfinite, _log_probs(row))) for row in everywhere):
+            raise ConfigError("losses.kept_loss ref_kl needs the log-probs of rollout.engine slots")
+        return everywhere
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rows = state["rows"]
+
+
+def _log_probs(row: Mapping[str, Any]) -> list[float]:
+    """Log-probs of a kept rollout; NaN if it has none."""
+    return row["rollout"]["log_probs"] or [math.nan]
 
 
 def beside(rollout: Rollout, question: int, **weights: float) -> Row:
