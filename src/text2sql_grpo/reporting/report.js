@@ -182,6 +182,7 @@ function Overview({ data }) {
   return html`<h1>${data.name}</h1>
     <p class="result">${data.result || "No comparison of before and after yet."}</p>
     ${data.missing.length > 0 && html`<p class="note">Not in the run folder: ${data.missing.join(", ")}.</p>`}
+    ${data.warnings.map((text) => html`<p class="note">Warning: ${text}</p>`)}
     ${data.left_out && html`<p class="note">${data.left_out}</p>`}
     ${data.diagnosis.length > 0 && html`<ol>${data.diagnosis.map((line) => html`<li>${line}</li>`)}</ol>`}
     <div class="columns">

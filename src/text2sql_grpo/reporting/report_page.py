@@ -177,6 +177,7 @@ def _report(
         "schemas": _schemas(episodes, after),
         "config": "",
         "hardware": evaluation.get("hardware", {}),
+        "warnings": [_cut(text) for text in evaluation.get("warnings", ())],
         "versions": {name: version(name) for name in _PACKAGES},
         "missing": [],
         "left_out": "",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from peft import PeftModel
 from rich.console import Console
-from rich.text import Text
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from text2sql_grpo.config import Config, dump_config
@@ -145,7 +144,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
         plain = yaml.safe_load(dump_config(config))
-        with bench, tracking(names, arguments, plain) as tracked:
+        with bench, run.keeping_warnings(), tracking(names, arguments, plain) as tracked:
             return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
@@ -194,10 +193,7 @@ def _improve(
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
     if reason := _why_unlearned(trainer, run.folder):
-        warning = (
-            f"warning: nothing was learned: no step had a gradient: {reason}; merging the model as it was"
-        )
-        run.console.print(Text(warning), soft_wrap=True)
+        run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
     if share < 1:
         blend(trainer.model, start, share)
@@ -313,7 +309,7 @@ def grpo_trainer(
     is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
     rewards = config.reward_mix()
     if rewards.warning:
-        run.console.print(Text(f"warning: {rewards.warning}"), soft_wrap=True)
+        run.warn(rewards.warning)
     try:
         trainer = SQLGRPOTrainer(
             policy.model,

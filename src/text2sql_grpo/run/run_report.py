@@ -30,7 +30,7 @@ def report(
     """Write and print the report of a run."""
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
-    record["hardware"] = hardware()
+    record["hardware"], record["warnings"] = hardware(), list(run.warnings)
     grader = run.bench.environment.grader
     record["accepted_by_gap"] = dict(grader.accepted.most_common())
     record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in grader.changed_golds)

@@ -178,9 +178,8 @@ def check_start(
         f"{name} {figures[name].look_share:.0%}" for name in (LOOKUPS, OTHERS) if name in figures
     )
     low, high = settings.look_share or (0.0, 1.0)
-    warning = (
-        f"warning: the start is outside of its band, so GRPO may learn little: look {shares}; "
+    run.warn(
+        f"the start is outside of its band, so GRPO may learn little: look {shares}; "
         f"start.look_share is {low:.0%} to {high:.0%} of look-ups, start.margin {settings.margin:.0%} fewer "
         f"of others: {_REMEDIES[advice]}"
     )
-    run.console.print(Text(warning), soft_wrap=True)
