@@ -116,12 +116,12 @@ def _without_signal(logs: RunLogs) -> list[Finding]:
     spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
     what = f"{share:.0%} of the groups{spent} gave no gradient, {all_right} of {len(alike)} of them all right"
     if 2 * all_right > len(alike):
-        return [Finding(what, "take harder questions, or raise grpo.temperature", share)]
+        return [Finding(what, "take harder questions, or raise grpo.temperature", 0.8 * share)]
     change = (
         "run sft first, set losses.gold to 0.2, or raise grpo.num_generations or temperature; questions that "
         "are answered sometimes teach most"
     )
-    return [Finding(what, change, share)]
+    return [Finding(what, change, 0.8 * share)]  # mostly an effect: causes come first
 
 
 def _cut(logs: RunLogs) -> list[Finding]:
@@ -159,7 +159,7 @@ def _reward(logs: RunLogs) -> list[Finding]:
     rates = logs.column("learning_rate")
     if rates and max(rates) > 1e-3:
         what = f"the learning rate reached {max(rates):g}"
-        found.append(Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.6))
+        found.append(Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.95))
     return found
 
 
