@@ -375,7 +375,7 @@ def test_two_processes_without_a_gradient_warn_with_the_reason(tmp_path: Path) -
     config = write_config(tmp_path, grpo=GRPO | {"max_steps": 1}, sft=None, rewards={"execution": 1.0})
     folder = tmp_path / "run"
     assert ended(start(config, folder, first=only_train)) == [0, 0]
-    reason = "nothing was learned: no step had a gradient: all 16 episodes are masked (budget 16): raise "
+    reason = "nothing was learned: no step had a gradient: all 16 episodes are masked (turn_length "
     assert reason in said(folder, 0) and reason not in said(folder, 1)
 
 
