@@ -148,7 +148,7 @@ class Kept(Teach):
         )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
-        """Right rollouts of the current policy, those of all ranks.
+        """Right rollouts of the current policy, on all ranks.
 
         Raises:
             ConfigError: `ref_kl` needs log-probs at sampling, and the engine has none.
@@ -283,7 +283,7 @@ class LossPass:
             self.groups = {name: value[:count] if value.ndim else value for name, value in inputs.items()}
 
     def of_groups(self, found: LogProbs) -> LogProbs:
-        """Keep the log-probs and entropies of all rows, and return those of the groups."""
+        """Keep the log-probs of all rows, and return the log-probs and entropies of the groups."""
         self._log_probs, entropies, aux_loss = found
         count = len(self.groups["advantages"])
         return self._log_probs[:count], None if entropies is None else entropies[:count], aux_loss
