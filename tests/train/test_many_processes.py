@@ -377,6 +377,7 @@ def test_two_processes_without_a_gradient_warn_with_the_reason(tmp_path: Path) -
     assert ended(start(config, folder, first=only_train)) == [0, 0]
     reason = "nothing was learned: no step had a gradient: all 16 episodes are masked (turn_length "
     assert reason in said(folder, 0) and reason not in said(folder, 1)
+    assert "raise environment.max_turn_tokens" in said(folder, 0)
 
 
 def test_processes_with_fewer_turns_ask_for_nothing_until_all_are_done(tmp_path: Path) -> None:

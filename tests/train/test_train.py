@@ -193,6 +193,7 @@ def test_a_run_without_a_gradient_warns_with_its_reason_and_merges_its_start(
     kept = json.loads((tmp_path / "run" / "report.json").read_text("utf-8"))["warnings"]
     assert any(text.startswith("step 1 has no gradient") for text in kept)
     assert any(text.startswith("nothing was learned") for text in kept)
+    assert "raise environment.max_turn_tokens" in caplog.text
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
     assert main([*argv, "--resume", "auto"]) == 0
     assert warning in capsys.readouterr().out, "a resumed run that is finished learned nothing either"
