@@ -352,7 +352,6 @@ class LossesConfig:
     Attributes:
         gold: Cross-entropy on the gold's demonstration, in groups without a right rollout; 0 for none.
         gold_share: Largest share of a batch's groups with a demonstration.
-        observations: Cross-entropy on the tokens of query results; 0 for none.
         kept: Weight of right answers of the policy before training, which are kept beside each batch; 0 for
             none.
         kept_loss: `ce`, or `ref_kl` for the KL term to the policy before training.
@@ -362,7 +361,6 @@ class LossesConfig:
 
     gold: Share = 0.0
     gold_share: Share = 0.5
-    observations: Share = 0.0
     kept: Share = 0.0
     kept_loss: Literal["ce", "ref_kl"] = "ce"
     kept_questions: Positive = 128

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.rounding import assert_same
-from tests.scripted_trainer import LISBON, LOOK, RIGHT, WRONG, Bench
+from tests.scripted_trainer import LISBON, RIGHT, WRONG, Bench
 from tests.train.test_token_trees import Sharing
 from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.environment.episode import Rollout
@@ -169,15 +169,6 @@ def test_a_group_with_a_right_rollout_gets_none(tmp_path: Path) -> None:
     bench = taught(tmp_path / "none", gold=0.25, gold_share=0.5)  # half of one group is none
     bench.say(*[[WRONG]] * 4)
     assert "is_beside" not in bench.batch(0)
-
-
-def test_the_tokens_of_results_are_weighted(tmp_path: Path) -> None:
-    bench = taught(tmp_path, observations=0.1)
-    bench.say([LOOK, RIGHT], [WRONG], [LOOK, WRONG], [WRONG])
-    inputs = bench.batch(0)
-    seen = inputs["completion_mask"] * (1 - inputs["tool_mask"])
-    assert torch.equal(inputs["ce_weights"] > 0, seen.bool())
-    assert seen[0].any() and not seen[1].any()
 
 
 def test_a_failing_gold_is_not_taught(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ Shapes: B rows of the groups, E rows beside them, K completion tokens.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -85,24 +84,6 @@ def is_wrong(group: Sequence[Judged]) -> bool:
     """True without a right rollout; False where the gold query failed, which judges none."""
     is_judged = any(one.scores is not None or one.stop_reason in CUT for one in group)
     return is_judged and not any(one.verdict for one in group)
-
-
-class Observations(Teach):
-    """Cross-entropy on the environment's tokens of all rollouts: ECHO (arXiv:2605.24517).
-
-    Args:
-        weight: Weight of an observation's token.
-    """
-
-    def __init__(self, weight: float) -> None:
-        self._weight = weight
-
-    def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
-        def weighted(row: Row) -> Row:
-            weights = [self._weight * (1 - flag) for flag in row.rollout.completion_mask]
-            return row if row.judged.scores is None else replace(row, weights={"ce": weights})
-
-        return replace(batch, rows=[weighted(row) for row in batch.rows])
 
 
 class Kept(Teach):
@@ -191,8 +172,6 @@ def open_losses(
     parts: list[Teach] = []
     if settings.gold:
         parts.append(Golds(examples, environment, weight=settings.gold, share=settings.gold_share))
-    if settings.observations:
-        parts.append(Observations(settings.observations))
     if settings.kept:
         parts.append(
             Kept(
