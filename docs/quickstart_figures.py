@@ -1,10 +1,10 @@
-"""The figures of the quickstart in the README, out of run folders that differ by their seed.
+"""Figures of the quickstart in README.md and docs/quickstart.md, from run folders of several seeds.
 
     python docs/quickstart_figures.py [runs/quickstart/seed-0 runs/quickstart/seed-1 ..]
 
-Writes the figures of the first run, and counts of all, to docs/quickstart.json, and those of this file
-between two markers of README.md. `tests/unit/test_docs.py` then names the sentences that still quote other
-figures.
+Writes the figures of the first run, and counts of all, to docs/quickstart.json. From this file it writes
+the blocks between two markers of both pages. `tests/unit/test_docs.py` then names the sentences that still
+quote different figures.
 """
 
 import sys
@@ -113,6 +113,27 @@ def seed_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, f"| mean | {' | '.join(means)} | |"]
 
 
+def first_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows of the README's table, in Markdown: right answers before and after, over all runs."""
+    titles = {
+        "look-up": "need an exploratory query",
+        "unseen": "of these, on databases that are not trained on",
+        "others": "do not need one",
+    }
+    lines = [f"| held-out questions that | number | before | after, mean of {len(runs)} seeds (range) |"]
+    lines.append(f"| --- |{' ---: |' * 3}")
+    for kind, title in titles.items():
+        before, after = zip(*(run[kind]["right"] for run in runs), strict=True)
+        cells = [runs[0][kind]["total"], _range(before), f"**{fmean(after):.1f}** ({_range(after)})"]
+        lines.append(f"| {title} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def _range(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return str(least) if least == most else f"{least} to {most}"
+
+
 def _quoted(record: dict[str, Any]) -> dict[str, Any]:
     one = Accuracy.read(record)
     counts = {"correct": one.correct, "total": one.total}
@@ -159,9 +180,9 @@ def block(figures: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def between_markers(readme: str) -> str:
-    """Return the block of a README."""
-    return readme.partition(BEGIN)[2].partition(END)[0]
+def between_markers(page: str) -> str:
+    """Return the block of a page."""
+    return page.partition(BEGIN)[2].partition(END)[0]
 
 
 if __name__ == "__main__":
@@ -171,7 +192,8 @@ if __name__ == "__main__":
         kinds = {"all": NEEDS, "unseen": ["unseen"], "others": ["others"]}
         points = {name: changes(each, parts) for name, parts in kinds.items()}
         write_json(FIGURES, figures(runs[0]) | {"seeds": each, "points": points})
-    path = HERE.parent / "README.md"
-    text = path.read_text(encoding="utf-8")
-    shown = BEGIN + block(read_json(FIGURES)) + END
-    write_text(path, text.replace(BEGIN + between_markers(text) + END, shown))
+    stored = read_json(FIGURES)
+    blocks = {HERE.parent / "README.md": "\n".join(first_rows(stored["seeds"]))}
+    for path, shown in (blocks | {HERE / "quickstart.md": block(stored)}).items():
+        text = path.read_text(encoding="utf-8")
+        write_text(path, text.replace(BEGIN + between_markers(text) + END, BEGIN + shown + END))

@@ -62,6 +62,13 @@ def test_the_program_of_the_docs_runs(model: str, repo_root: Path, own_cache: Pa
     assert {"adapter", "merged", "rollouts.jsonl"} <= {path.name for path in Path("runs/mine").iterdir()}
 
 
+def test_the_program_of_the_readme_runs(model: str, repo_root: Path, own_cache: Path) -> None:
+    page = (repo_root / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    block = block.replace("Qwen/Qwen2.5-Coder-0.5B-Instruct", model).replace("max_steps=100", "max_steps=1")
+    assert run_blocks([block], model)["trainer"].state.global_step == 1
+
+
 def test_the_page_lists_every_public_name_with_its_parameters(repo_root: Path) -> None:
     page = (repo_root / "docs" / "api.md").read_text(encoding="utf-8")
     documented = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", page, re.MULTILINE))

@@ -13,9 +13,11 @@ from docs.quickstart_figures import (
     between_markers,
     block,
     figures,
+    first_rows,
     lines_after,
     lines_before,
 )
+from docs.reference import PAGES
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.evaluation.answers import judged, write_answers
@@ -140,13 +142,77 @@ def test_docs_quote_the_stored_figures(repo_root: Path) -> None:
 
 
 def test_another_figure_is_found(repo_root: Path) -> None:
-    quotes = "README.md: refuses none of {grading[right]:,} right\nREADME.md: of {grading[wrong]} queries"
+    quotes = (
+        "docs/grading.md: refuses none of {grading[right]:,} right\nREADME.md: of {grading[wrong]} queries"
+    )
     assert other_figures(quotes, repo_root) == ["README.md: of 5188 queries"]
 
 
-def test_the_readme_shows_the_stored_figures_of_the_quickstart(repo_root: Path) -> None:
-    shown = between_markers((repo_root / "README.md").read_text(encoding="utf-8"))
-    assert shown == block(stored(repo_root)["quickstart"])
+def test_two_pages_show_the_stored_figures_of_the_quickstart(repo_root: Path) -> None:
+    quickstart = stored(repo_root)["quickstart"]
+    shown = {"README.md": "\n".join(first_rows(quickstart["seeds"])), "docs/quickstart.md": block(quickstart)}
+    for page, expected in shown.items():
+        assert between_markers((repo_root / page).read_text(encoding="utf-8")) == expected, page
+
+
+def test_the_first_table_has_means_and_ranges() -> None:
+    runs = [
+        {kind: {"right": [before, after], "total": 9} for kind in ("look-up", "unseen", "others")}
+        for before, after in ((1, 4), (1, 7))
+    ]
+    assert first_rows(runs)[2:] == [
+        f"| {title} | 9 | 1 | **5.5** (4 to 7) |"
+        for title in (
+            "need an exploratory query",
+            "of these, on databases that are not trained on",
+            "do not need one",
+        )
+    ]
+
+
+def test_reference_pages_are_those_of_the_code() -> None:
+    old = [path.name for path, made in PAGES.items() if path.read_text(encoding="utf-8") != made()]
+    assert old == [], "run python docs/reference.py"
+
+
+def anchors(page: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path) -> list[str]:
+    """Links and pictures of a page that lead to no file, or to no heading of a Markdown file."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        file, _, anchor = target.partition("#")
+        found = path.parent / file if file else path
+        if re.match(r"\w+:", target):
+            continue
+        is_missing = not found.exists()
+        if is_missing or (anchor and anchor not in anchors(found.read_text(encoding="utf-8"))):
+            broken.append(f"{path.name}: {target}")
+    return broken
+
+
+def test_links_of_the_docs_lead_somewhere(repo_root: Path) -> None:
+    pages = [*repo_root.glob("*.md"), *(repo_root / "docs").glob("*.md")]
+    pages += [repo_root / "benchmarks" / "RESULTS.md", repo_root / "data" / "README.md"]
+    assert [link for page in pages for link in broken_links(page)] == []
+
+
+def test_every_page_is_in_the_index(repo_root: Path) -> None:
+    index = (repo_root / "docs" / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in (repo_root / "docs").glob("*.md")} - {"README.md"} == {
+        target for target in re.findall(r"\]\((\w+\.md)[)#]", index)
+    }
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "b.md").write_text("# Two words\n")
+    page = tmp_path / "a.md"
+    page.write_text("[x](b.md#two-words) [y](b.md#three) [z](c.md) [w](https://example.org)")
+    assert broken_links(page) == ["a.md: b.md#three", "a.md: c.md"]
 
 
 def answers(right: str) -> list[Answer]:
