@@ -177,7 +177,7 @@ class SFTSettings:
     or the answer at once. Only tokens of the assistant count in the loss.
 
     Attributes:
-        questions: Question files whose golds are demonstrated; None for `data.train`, or with
+        questions: Question files whose gold queries are demonstrated; None for `data.train`, or with
             `chats` for none.
         chats: JSONL that `collect --keep` wrote; None for none.
         look_share: Weight of demonstrating a question's `look_sql` before its answer, in [0, 1]; the rest of
@@ -227,8 +227,8 @@ class GradingConfig:
             with it too; 0 judges on the database alone. They are made at the first right answer,
             in some tenths of a second per gold, and kept in the cache folder.
         server_url: URL of a superuser of a PostgreSQL server on which test databases of PostgreSQL databases
-            are made; without it a private server is started from the system's package. It may hold no
-            password: use PGPASSWORD or ~/.pgpass.
+            are made; without it a private server is started from the system's package. The URL
+            must not contain a password: use PGPASSWORD or ~/.pgpass.
         nulls: Columns that hold NULLs when an accepted answer is tried once more: `observed`, those in which
             the database holds one; `declared`, all that may hold one, which refuses answers that are right
             as long as none is missing.
@@ -241,7 +241,7 @@ class GradingConfig:
     def __post_init__(self) -> None:
         host = (self.server_url or "").partition("://")[2].rpartition("@")[0]
         if ":" in host or "password=" in (self.server_url or ""):
-            raise ValueError("server_url may hold no password: put it into PGPASSWORD or ~/.pgpass")
+            raise ValueError("server_url must not contain a password: put it into PGPASSWORD or ~/.pgpass")
 
 
 @checked
@@ -317,12 +317,12 @@ class SelectionConfig:
         by: Method of the draw. `uniform`: shuffled epochs; `learnability`: by p(1 - p), with p the share of
             right episodes.
         level: Fields of a question whose statistics it borrows, the coarsest first, each within the one
-            before; a question that was played relies on itself first.
+            before; a question that was drawn relies on itself first.
         prior: Weight of borrowed statistics, in episodes.
         explore: Share of the draws in shuffled order, so that every question is met.
         half_life: Generation batches after which an episode counts half; None for ever.
-        resample_flat: Further rounds in which other questions are played in place of groups whose verdicts
-            are all equal (DAPO); 0 for none.
+        resample_flat: Further rounds in which other questions take the place of groups whose verdicts are
+            all equal (DAPO); 0 for none.
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
             the rest in proportion to their questions. Empty for none.
     """
@@ -437,7 +437,7 @@ class EvaluationConfig:
 class AlertsConfig:
     """When to alert on a failing run; the means are over the last `window` logged steps.
 
-    Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None is no limit.
+    Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None for none.
 
     Attributes:
         webhook: URL that each alert is posted to as JSON (Slack shows `text`, Discord `content`). `$NAME`

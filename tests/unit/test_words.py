@@ -1,4 +1,4 @@
-"""Plain words: docstrings start with a noun or an imperative verb, errors with the failure."""
+"""Plain words: in docstrings, errors, pages, comments of configs and help texts."""
 
 import ast
 import re
@@ -13,6 +13,15 @@ PROMPT_TEXTS = {
     "sql/failure_text.py",
     "sql/postgres_database.py",
 }
+
+# What no page of PyTorch or SQLite would print.
+ODD = re.compile(
+    r"\b(mend(?:s|ed|ing)?|heed(?:s|ed)?|anew|besides|alike|whatever|to be had|as a whole|nobody|"
+    r"whoever|somebody|says|tells?|speaks?|plays?|played|golds|exam|wall(?!.clock| time)|dead|"
+    r"(?:may|must) hold no)\b|"
+    r"(?<!here )\b(?:is|are) no\b(?! longer)",
+    re.IGNORECASE,
+)
 
 HEADLESS = re.compile(r"(Of|What|Whether|Else|By|To be)\b")
 HEADLESS_FIELD = re.compile(r"^ +\w+: ((?:Of|What|Else|To be)\b.*)", re.M)
@@ -54,3 +63,28 @@ def f(x):
     raise ValueError(f"expected x > 0, got {x}")
 '''
     assert list(faults(source)) == ["What f returns.", "Of f.", "expected x > 0, got "]
+
+
+def odd_words(page: str) -> list[str]:
+    """Words of a page's prose that no docs page of PyTorch or SQLite would print."""
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", page, flags=re.DOTALL)
+    return [found[0] for found in ODD.finditer(" ".join(prose.split()))]
+
+
+def test_pages_and_comments_use_plain_words(repo_root: Path) -> None:
+    pages = [*(repo_root / "docs").glob("*.md"), *(repo_root / "benchmarks").glob("*.md")]
+    pages += [repo_root / name for name in ("README.md", "CONTRIBUTING.md", "data/README.md", ".env.example")]
+    texts = {path: path.read_text(encoding="utf-8") for path in pages}
+    for path in (repo_root / "config").rglob("*.yaml"):
+        texts[path] = "\n".join(re.findall(r"#.*", path.read_text(encoding="utf-8")))
+    found = {path.name: words for path, text in texts.items() if (words := odd_words(text))}
+    assert found == {}
+
+
+def test_odd_words_are_found() -> None:
+    assert odd_words("It is no file, and `is no` file; it is no longer. There is no file.") == ["is no"]
+    assert odd_words("```\nsays\n```\nThe program says [x](plays.md) that golds are played.") == [
+        "says",
+        "golds",
+        "played",
+    ]

@@ -28,7 +28,7 @@ def data(
     suspects: Path = Path("suspects.jsonl"),
     json: bool = False,
 ) -> int:
-    """Run every gold of a file; find copies, leaks, long prompts, golds that most answers contradict.
+    """Run the gold queries of a file; find copies, leaks, long prompts, queries that answers contradict.
 
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
@@ -117,7 +117,7 @@ def reward(
 
     Args:
         config: YAML of the run.
-        golds: Number of golds of data.train.
+        golds: Number of gold queries of data.train.
         seed: Random seed.
         json: Print JSON instead of a report.
     """

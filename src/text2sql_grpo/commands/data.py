@@ -28,7 +28,7 @@ def make(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Make questions with checked golds from databases.
+    """Make questions with checked gold queries from databases.
 
     Prints how many questions each table got, and why one got none. Exits with 1 if a table with rows got
     none, or a file came out empty.
@@ -136,14 +136,14 @@ def teach(
     retries: Retries = 5,
     timeout_s: Seconds = 120.0,
 ) -> int:
-    """Let a teacher model word questions for golds; another sample must answer each as its gold does.
+    """Let a teacher model word questions for gold queries; another sample must agree.
 
     Prints first what would leave this machine, and exits with 2 without --yes. Exits with 1 if no question
     was kept. Every request is logged in OUT_log.jsonl; run again, it asks only what was not answered.
 
     Args:
         databases: As data.databases.
-        questions: Golds: rows of a question file; in JSONL the question may be empty.
+        questions: Gold queries: rows of a question file; in JSONL the question may be empty.
         teacher: URL of an OpenAI-compatible endpoint.
         model: Name of the model there.
         out: JSONL of questions to write.
@@ -152,7 +152,7 @@ def teach(
         real_rows: Show the teacher rows of the database instead of made-up ones.
         seed: Random seed; also the style of the first question.
         price_per_million: Price of a million tokens read, and of a million written.
-        parallel: Concurrent golds.
+        parallel: Concurrent gold queries.
         retries: Retries of one request.
         timeout_s: Seconds for one request.
     """
@@ -205,7 +205,7 @@ def log(
     words: Path | None = None,
     seed: int = 0,
 ) -> int:
-    """Make questions of the queries that people ran: golds from logs.
+    """Make questions of the queries that people ran, from logs.
 
     Read-only queries that return 1 to 50 rows on the database are kept, each once. Those that rules can word
     go to `out` with a question, the others to `.._to_word.jsonl` for you to word; `.._made.json` holds how
@@ -246,7 +246,7 @@ def overlap(*, questions: Path = Path("data/questions"), databases: str | None =
     Args:
         questions: Folder of question files; the default is the package's own where the working folder has
             none.
-        databases: Their databases, as data.databases, if some are no SQLite files.
+        databases: Their databases, as data.databases, if some are not SQLite files.
     """
     from text2sql_grpo.data import overlap as shared
     from text2sql_grpo.data.databases import Databases

@@ -22,7 +22,7 @@ def doctor(
     Args:
         config: YAML of the run; default: the quickstart's.
         accelerate: Accelerate config that will start the run.
-        dry_run: Load the model and play one step.
+        dry_run: Load the model, and roll out and train one step.
         json: Print JSON instead of a report.
         run: Folder of a run: print what went wrong in it, and which field to change, instead.
     """

@@ -30,7 +30,7 @@ def mcp(
         host: Address of http; any other than this machine needs a token.
         port: Port of http; 0 for any free one.
         token: Token that http requests must carry; better in $TEXT2SQL_GRPO_MCP_TOKEN.
-        allowed_host: Names under which http is served besides local ones, such as that of a proxy.
+        allowed_host: Names under which http is served, next to local ones, such as that of a proxy.
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
         config: YAML whose environment sets the limits; default: the defaults.
     """

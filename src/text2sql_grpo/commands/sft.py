@@ -14,11 +14,11 @@ def sft(
     resume: str | None = None,
     settings: Sequence[str] = (),
 ) -> int:
-    """Fine-tune a model on golds or collected chats.
+    """Fine-tune a model on gold queries or collected chats.
 
     Args:
         config: YAML; its sections model and sft are used.
-        questions: Questions whose golds are demonstrated.
+        questions: Questions whose gold queries are demonstrated.
         chats: Chats, as collect --keep writes them.
         out: Folder to write; default: the run folder's name with -sft.
         resume: Checkpoint to resume from; auto: the newest of --out.
