@@ -1,5 +1,6 @@
 """Rules that keep the package readable, beside the contracts of import-linter in pyproject.toml."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -142,3 +143,14 @@ def test_private_names_of_trl_and_transformers_live_in_one_module(repo_root: Pat
     in_compat = used.pop(COMPAT)
     assert {module: names for module, names in used.items() if names} == ELSEWHERE
     assert table & hosts == in_compat | overridden | ELSEWHERE[f"{PACKAGE}.rollout.policy"]
+
+
+def test_contributing_lists_the_subpackages_by_their_docstrings(repo_root: Path) -> None:
+    package = repo_root / "src" / "text2sql_grpo"
+    sources = {path.parent.name: path.read_text("utf-8") for path in package.glob("*/__init__.py")}
+    lines = {
+        name: (ast.get_docstring(ast.parse(source)) or "").split("\n")[0] for name, source in sources.items()
+    }
+    page = (repo_root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("| subpackage | what it decides |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    assert dict(re.findall(r"\| `(\w+)` \| (.+) \|", table)) == lines

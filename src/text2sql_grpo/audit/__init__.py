@@ -1,1 +1,1 @@
-"""Audits of questions and rewards before training."""
+"""Faults of questions and of a reward, found before training."""

@@ -1,0 +1,1 @@
+"""Questions and databases: where they are read from, and which fields they have."""

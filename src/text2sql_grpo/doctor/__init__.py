@@ -1,0 +1,1 @@
+"""Checks that a run would work on this machine, with its memory and time."""

@@ -1,0 +1,1 @@
+"""Sessions: the prompt, the tools and their limits, and the record of an episode."""

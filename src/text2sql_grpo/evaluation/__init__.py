@@ -1,0 +1,1 @@
+"""Answers to held-out questions, their accuracy with intervals, and comparisons."""

@@ -1,1 +1,1 @@
-"""Resolving, converting and running models."""
+"""Loading, converting and exporting of weights."""

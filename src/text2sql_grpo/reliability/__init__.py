@@ -1,0 +1,1 @@
+"""Checkpoints, ranks, bad steps, signals and alerts."""

@@ -1,0 +1,1 @@
+"""Views of a run folder: tables, page, picture, trackers, findings."""

@@ -1,0 +1,1 @@
+"""Generation of episodes, token by token, for a whole batch at once."""

@@ -1,0 +1,1 @@
+"""A trained agent behind a session, a server and a page; the page for reviews."""

@@ -1,0 +1,1 @@
+"""Questions made for a database: from templates, logs or a teacher model."""

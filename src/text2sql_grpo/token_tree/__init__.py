@@ -1,0 +1,1 @@
+"""Update in which each distinct token prefix of a batch is forwarded once."""

@@ -1,0 +1,1 @@
+"""GRPO's step out of parts, on TRL's trainer and loss."""
