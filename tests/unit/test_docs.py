@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from docs.pictures import draw, grading
 from docs.quickstart_figures import (
     BEGIN,
     END,
@@ -256,3 +257,11 @@ def test_figures_of_a_run_are_shown_and_stored(tmp_path: Path) -> None:
     assert [line for line in expected if words(line) not in words(shown)] == []
     assert "| `test_values` (6) | 33% " in shown and "| look-up (3) | 0% " in shown
     assert between_markers(f"Text.\n\n{BEGIN}{shown}{END}\n") == shown
+
+
+def test_pictures_name_the_stored_figures(repo_root: Path, tmp_path: Path) -> None:
+    measured = stored(repo_root)["grading"]
+    draw(tmp_path / "grading.svg", (6, 1.3), grading, measured)
+    label = f"{measured['wrong_accepted']:.2%}"
+    for path in (tmp_path / "grading.svg", repo_root / "docs" / "grading.svg"):
+        assert label in path.read_text(encoding="utf-8"), path
