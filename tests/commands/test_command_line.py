@@ -341,6 +341,15 @@ def test_interrupts_full_disks_and_bugs_end_as_they_should(
             main(fails(bug))
 
 
+def test_a_reader_that_ends_early_ends_the_program_quietly() -> None:
+    command = [sys.executable, "-m", "text2sql_grpo", "config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 1
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
 def test_a_full_disk_names_the_file_and_leaves_none_half_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

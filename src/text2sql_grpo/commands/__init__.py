@@ -60,9 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `text2sql-grpo config | head`; a second flush at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if _has_reader():
+            raise
         return 1
+
+
+def _has_reader() -> bool:
+    """False if stdout is a pipe whose reader ended, as in `config | head`; stdout then leads nowhere."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails again
+        return False
+    return True
 
 
 def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]:
