@@ -5,8 +5,8 @@
 One database with a schema of about 2,000 tokens, a real model (smollm2-135m), greedy, in this process. It
 prints the seconds to the first token of the first question and of the second, whose schema is in the cache;
 the time of 16 users at once, and of the same questions one after the other; resident memory. With --minutes,
-4 users ask for so long, and time and memory of the first and the last fifth are compared. The last line is
-JSON.
+4 users ask for so long, and time, processor time and memory of the first and the last fifth are compared:
+processor time is comparable on a busy machine too. The last line is JSON.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def at_once(agent: Agent, users: int) -> tuple[float, float]:
 def load(agent: Agent, minutes: float, users: int = 4) -> dict[str, float]:
     """Users ask one question after the other; figures of the first and the last fifth of the time."""
     end, times = time.monotonic() + 60 * minutes, defaultdict[int, list[float]](list)
-    memory = {}
+    memory, used = {}, {-1: time.process_time()}
     process = psutil.Process()
 
     def ask(user: int) -> None:
@@ -100,7 +100,7 @@ def load(agent: Agent, minutes: float, users: int = 4) -> dict[str, float]:
             part = min(4, int(5 * (1 - (end - now) / (60 * minutes))))
             agent.ask(f"Sum of measure_{number % TABLES}_{user} of station_{number % TABLES}, {number}?")
             times[part].append(time.monotonic() - now)
-            memory[part] = process.memory_info().rss
+            memory[part], used[part] = process.memory_info().rss, time.process_time()
             number += 1
 
     threads = [threading.Thread(target=ask, args=(user,)) for user in range(users)]
@@ -113,6 +113,8 @@ def load(agent: Agent, minutes: float, users: int = 4) -> dict[str, float]:
         "questions": sum(map(len, times.values())),
         "first_s": round(median(times[0]), 3),
         "last_s": round(median(times[4]), 3),
+        "first_cpu_s": round((used[0] - used[-1]) / len(times[0]), 3),
+        "last_cpu_s": round((used[4] - used[3]) / len(times[4]), 3),
         "first_mib": round(memory[0] / 2**20),
         "last_mib": round(memory[4] / 2**20),
     }
