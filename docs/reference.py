@@ -66,6 +66,10 @@ def config() -> str:
         "`text2sql-grpo config > my.yaml` prints these fields as a config with comments. On the command"
     ]
     lines += ["line any field is an option: `--grpo.learning_rate 1e-5`; `--sft null` leaves out a section."]
+    lines += [
+        "The section `grpo` takes the fields of `SQLGRPOConfig`, which are TRL's ([losses](losses.md)), and"
+    ]
+    lines += ["`rewards` takes names with their weights ([rewards](rewards.md))."]
     fields = list(config_fields())
     for section in (field for field in fields if field.section):
         optional = " Optional: absent unless given." if section.default is None else ""

@@ -7,6 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from docs.pictures import draw, grading
 from docs.quickstart_figures import (
     BEGIN,
@@ -207,6 +209,11 @@ def test_every_page_is_in_the_index(repo_root: Path) -> None:
     assert {path.name for path in (repo_root / "docs").glob("*.md")} - {"README.md"} == {
         target for target in re.findall(r"\]\((\w+\.md)[)#]", index)
     }
+
+
+def test_every_page_is_in_the_menu_of_the_site(repo_root: Path) -> None:
+    menu = yaml.safe_load((repo_root / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert {*re.findall(r"\w+\.md", str(menu))} == {path.name for path in (repo_root / "docs").glob("*.md")}
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
