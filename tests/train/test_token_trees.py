@@ -19,6 +19,7 @@ from trl.kernels import ChunkedLogProbFunction
 
 from tests.rounding import assert_same, in_float64
 from tests.tiny_model import write_model
+from text2sql_grpo.token_tree import attention
 from text2sql_grpo.token_tree.scored_tree import group_rows, rows_with_advantage, trimmed
 from text2sql_grpo.token_tree.tree import TokenTree
 from text2sql_grpo.token_tree.update import LogProbs
@@ -246,6 +247,24 @@ def test_architectures(tmp_path: Path, architecture: str) -> None:
     trainer = Sharing(tmp_path, architecture=architecture, temperature=0.7)
     assert trainer.update.is_on
     assert_alike(trainer, batch_of(random.Random(2), [4, 2]))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_one_fused_attention_with_a_mask_is_that_of_the_tiles(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA device attends so; mistral's layers have a window."""
+    trainer = Sharing(tmp_path, architecture=architecture)
+    fused = []
+    plain = attention.scaled_dot_product_attention
+    monkeypatch.setattr(attention, "_is_fused", lambda device: True)
+    monkeypatch.setattr(
+        attention,
+        "scaled_dot_product_attention",
+        lambda *args, **options: fused.append(1) or plain(*args, **options),
+    )
+    assert_alike(trainer, batch_of(random.Random(4), [4, 2]))
+    assert len(fused) == 2 * trainer.num_layers  # again for the gradient: layers are checkpointed
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_reentrant": False}, {"use_reentrant": True}], ids=str)

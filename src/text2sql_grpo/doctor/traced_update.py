@@ -144,8 +144,8 @@ def _fill_with_fakes(model: torch.nn.Module) -> None:
 class _LargestTile(TreePass):
     """Pass over a tree that attends by its largest tile: tiles run one after another, with one peak."""
 
-    def _tiles(self, window: int | None) -> list[Tile]:
-        return [max(super()._tiles(window), key=lambda tile: tile.scores)]
+    def tiles(self, window: int | None) -> list[Tile]:
+        return [max(super().tiles(window), key=lambda tile: tile.scores)]
 
 
 def _tree_pass(update: Update) -> TreePass:

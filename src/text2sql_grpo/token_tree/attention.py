@@ -1,7 +1,8 @@
 """Attention over a `TokenTree`, as a transformers attention: each token attends to its ancestors and itself.
 
 Scores are computed tile by tile, and again for the gradient, so that their memory does not grow with the
-batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135).
+batch (as in FlashAttention, Dao et al. 2022, arXiv:2205.14135). On a CUDA device, where launching the kernels
+of many tiles takes longer than running them, torch's fused attention does the same in one call, with a mask.
 
 Shapes: N tokens, H key-value heads, Q query heads of each, D head size.
 """
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -25,6 +28,8 @@ from text2sql_grpo.token_tree.tree import Tile, TokenTree
 
 _PREFIX = "token_tree_"  # of the attention's name, before the one for other inputs
 _FAR = -1e30  # finite, so that no score is NaN
+_MASKED = 16_384  # tokens of a tree, up to which a mask of all pairs is made on a CUDA device: 512 MiB
+_ALIGNED = 16  # torch's fused attention copies a mask whose rows do not start at a multiple of it
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,44 @@ class _DeviceTile:
     hidden: torch.Tensor
 
 
-@dataclass(frozen=True)
 class _TreeMask:
-    """Attention mask of some layers of a model, in place of transformers' tensor."""
+    """Attention mask of some layers of a model, in place of transformers' tensor.
 
-    tiles: list[_DeviceTile]
-    counted: Callable[[], None]
+    Args:
+        window: A token attends to this many tokens, itself the last of them; None for all.
+    """
+
+    def __init__(self, running: "TreePass", window: int | None) -> None:
+        self._running, self._window = running, window
+        self._added: dict[torch.dtype, torch.Tensor] = {}
+
+    def counted(self) -> None:
+        """Count the attention of one layer."""
+        self._running.num_attentions += 1
+
+    @cached_property
+    def tiles(self) -> list[_DeviceTile]:
+        """Tiles of all queries."""
+        device = self._running.device
+        return [
+            _DeviceTile(tile.queries, tile.keys, torch.from_numpy(tile.hidden).to(device))
+            for tile in self._running.tiles(self._window)
+        ]
+
+    def added(self, dtype: torch.dtype) -> torch.Tensor:
+        """Mask that is added to scores, shape (N, N): one for all layers, which keep it for the gradient."""
+        if dtype not in self._added:
+            tree, device = self._running.tree, self._running.device
+            count = len(tree.ids)
+            ends, depths = (torch.as_tensor(each, device=device) for each in (tree.ends, tree.depths))
+            places = torch.arange(count, device=device)
+            hidden = (places > places[:, None]) | (places[:, None] >= ends)
+            if self._window is not None and tree.depths.max() >= self._window:
+                hidden |= depths[:, None] - depths >= self._window
+            width = -(-count // _ALIGNED) * _ALIGNED
+            added = torch.zeros(count, width, dtype=dtype, device=device)[:, :count]
+            self._added[dtype] = added.masked_fill_(hidden, -torch.inf)
+        return self._added[dtype]
 
     def __getitem__(self, parts: tuple[slice, ...]) -> "_TreeMask":
         """Return the mask of all queries, as Gemma 4 asks for where it could leave some out."""
@@ -54,10 +91,9 @@ class TreePass:
     """One forward pass of a model over a tree."""
 
     def __init__(self, tree: TokenTree, device: torch.device) -> None:
-        self.tree = tree
-        self._device = device
+        self.tree, self.device = tree, device
+        self.num_attentions = 0
         self._masks: dict[int | None, _TreeMask] = {}
-        self._num_attentions = 0
 
     @contextmanager
     def running(self, model: PreTrainedModel) -> Iterator[dict[str, Any]]:
@@ -73,28 +109,20 @@ class TreePass:
         }
         token = _RUNNING.set(self)
         try:
-            yield {name: torch.as_tensor(each, device=self._device)[None] for name, each in arrays.items()}
+            yield {name: torch.as_tensor(each, device=self.device)[None] for name, each in arrays.items()}
         finally:
             _RUNNING.reset(token)
         layers = model.config.get_text_config().num_hidden_layers
-        if self._num_attentions < layers:
-            raise ModelError(f"{self._num_attentions} of its {layers} layers use transformers' attention")
+        if self.num_attentions < layers:
+            raise ModelError(f"{self.num_attentions} of its {layers} layers use transformers' attention")
 
     def mask(self, window: int | None) -> _TreeMask:
         """Mask of layers with a sliding window, or without one."""
-        if window not in self._masks:
-            tiles = [
-                _DeviceTile(tile.queries, tile.keys, torch.from_numpy(tile.hidden).to(self._device))
-                for tile in self._tiles(window)
-            ]
-            self._masks[window] = _TreeMask(tiles, self._count)
-        return self._masks[window]
+        return self._masks.setdefault(window, _TreeMask(self, window))
 
-    def _tiles(self, window: int | None) -> Sequence[Tile]:
+    def tiles(self, window: int | None) -> Sequence[Tile]:
+        """Tiles of the tree's attention."""
         return self.tree.tiles(window)
-
-    def _count(self) -> None:
-        self._num_attentions += 1
 
 
 _RUNNING: ContextVar[TreePass | None] = ContextVar("token tree of the current forward pass", default=None)
@@ -219,11 +247,31 @@ def _attention(
     # Under autocast, rotated queries and keys are float32.
     scaled = (query[0] * scaling).to(value.dtype).unflatten(0, heads)
     sinks = None if s_aux is None else s_aux.unflatten(0, heads)
+    keys, values = key[0].to(value.dtype), value[0]
     with torch.autocast(query.device.type, enabled=False):
-        output = _TreeAttention.apply(  # type: ignore[no-untyped-call]
-            scaled, key[0].to(value.dtype), value[0], sinks, attention_mask.tiles, softcap
-        )
+        if _is_fused(query.device) and query.shape[2] <= _MASKED and softcap is None and sinks is None:
+            output = _fused(scaled, keys, values, attention_mask.added(value.dtype))
+        else:
+            output = _TreeAttention.apply(  # type: ignore[no-untyped-call]
+                scaled, keys, values, sinks, attention_mask.tiles, softcap
+            )
     return output.flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+
+
+def _is_fused(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """Attention of scaled queries (H, Q, N, D) to keys and values (H, N, D) by torch's own kernels."""
+    keys, values = (each.repeat_interleave(query.shape[1], dim=0)[None] for each in (key, value))
+    # Not cuDNN's kernel, which plans anew for each number of tokens.
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        output = scaled_dot_product_attention(
+            query.flatten(0, 1)[None], keys, values, attn_mask=added, scale=1.0
+        )
+    by_head: torch.Tensor = output[0].unflatten(0, query.shape[:2])
+    return by_head
 
 
 def _mask(*args: Any, plain: Callable[..., Any], local_size: int | None = None, **options: Any) -> Any:
