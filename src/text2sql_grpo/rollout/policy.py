@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 Engine = Literal["auto", "slots", "generation"]
 _LENGTH_ROPES = ("dynamic", "longrope")  # the types that `dynamic_rope_update` of transformers acts on
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
+# Not cuDNN's, which plans anew for each number of tokens; a pass has new ones each time.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TRIAL_STEPS = torch.tensor([[3, 3, 3], [1, 2, 1], [2, 1, 2]])  # new tokens of each row in each pass
 _TRIAL_WINDOW = 256  # windows up to this are filled
 _TRIALS: MutableMapping[PreTrainedModel, str | None] = WeakKeyDictionary()
@@ -145,7 +148,8 @@ class SlotPolicy:
         before = attention_of(self.model.config)
         self.model.set_attn_implementation(ATTENTION)
         try:
-            with torch.no_grad():  # autocast does not cache cast weights in inference mode
+            # Autocast does not cache cast weights in inference mode.
+            with torch.no_grad(), sdpa_kernel(_KERNELS):
                 yield
         finally:
             self.model.set_attn_implementation(before)
