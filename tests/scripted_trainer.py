@@ -17,7 +17,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.select import open_gate, open_select
+from text2sql_grpo.training.select import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"
@@ -72,10 +72,7 @@ class Bench:
         )
         parts: dict[str, Any] = {}
         if selection is not None:
-            parts = {
-                "select": open_select(examples, selection, seed=args.seed),
-                "gate": open_gate(selection),
-            }
+            parts = {"select": open_select(examples, selection, seed=args.seed)}
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
             shop(folder, **settings),
@@ -111,13 +108,13 @@ class Bench:
     def batch(self, *questions: int) -> dict[str, torch.Tensor]:
         """The generation batch of one group of each of these questions."""
         self.trainer.model.train()
-        self.trainer.select.draw = lambda count, progress=0.0: list(questions)  # type: ignore[method-assign]
+        self.trainer.select.draw = lambda count: list(questions)  # type: ignore[method-assign]
         return self.trainer.generation_batch()
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last generation batch."""
         trainer = self.trainer
-        parts = [trainer.play, trainer.credit, *trainer.record, *([trainer.gate] if trainer.gate else [])]
+        parts = [trainer.play, trainer.credit, *trainer.record]
         return {name: value for part in parts for name, value in part.metrics().items()}
 
     def rollouts(self) -> list[dict[str, Any]]:

@@ -314,27 +314,10 @@ class SelectionConfig:
     """Selection of the training questions of a GRPO step (docs/selection.md).
 
     Attributes:
-        by: Method of the draw. `uniform`: shuffled epochs; `learnability`: by p(1 - p), with p the share of
-            right episodes.
-        level: Fields of a question whose statistics it borrows, the coarsest first, each within the one
-            before; a question that was drawn relies on itself first.
-        prior: Weight of borrowed statistics, in episodes.
-        explore: Share of the draws in shuffled order, so that every question is met.
-        half_life: Generation batches after which an episode counts half; None for ever.
-        resample_flat: Further rounds in which other questions take the place of groups whose verdicts are
-            all equal (DAPO); 0 for none.
         strata: Share of each named family in a step (`{lookup: 0.5}`), in (0, 1]; the other families share
             the rest in proportion to their questions. Empty for none.
     """
 
-    by: Literal["uniform", "learnability"] = "uniform"
-    level: list[Literal["family", "template", "database", "difficulty"]] = field(
-        default_factory=lambda: ["family", "template", "database"]
-    )
-    prior: AboveZero = 4.0
-    explore: Share = 0.2
-    half_life: AboveZero | None = 8.0
-    resample_flat: NotNegative = 0
     strata: dict[str, AboveZeroShare] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -671,6 +654,12 @@ _REMOVED = {
     "start.round_steps": "see start.rounds",
     "rollout.same_draws": "equal draws for equal seeds are how the engine works (docs/resume.md)",
     "rollout.staleness": "it saved no wall-clock time; docs/scale.md names TRL's and prime-rl's ways",
+    "selection.by": "no weight by verdicts gained anything in three seeds (docs/selection.md)",
+    "selection.level": "see selection.by",
+    "selection.prior": "see selection.by",
+    "selection.explore": "see selection.by",
+    "selection.half_life": "see selection.by",
+    "selection.resample_flat": "it gained nothing in three seeds (docs/selection.md)",
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
     "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
     "selection.databases_per_batch": "a step took as long with it",

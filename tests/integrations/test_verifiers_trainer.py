@@ -47,7 +47,7 @@ def scripted(trainer: Any, turns: Sequence[str], *, task: int = 5) -> dict[str, 
     """One generation batch of a task, in which a script writes the turns of all rollouts in rotation."""
     policy = Script(trainer.rollouts.chat, turns)
     trainer.rollouts.policy = lambda model: policy
-    trainer.select.draw = lambda count, progress=0.0: [task] * count
+    trainer.select.draw = lambda count: [task] * count
     output: dict[str, Any] = trainer.generation_batch()
     assert not policy.left
     return output | {"sampled": (output["tool_mask"] * output["completion_mask"]).bool()}

@@ -72,7 +72,7 @@ def test_a_selection_of_other_settings_begins_anew(
     state = trained.state_dict()
     trained.load_state_dict(state)
     assert "starts without state" not in caplog.text
-    changed = open_select([ask("Lisbon?")] * 5, SelectionConfig(by="learnability"), seed=0)
+    changed = open_select([ask("Lisbon?")] * 5, SelectionConfig(strata={"other": 1.0}), seed=0)
     monkeypatch.setattr(trained, "select", changed)
     trained.load_state_dict(state)
     assert "select starts without state: the checkpoint holds that of another part" in caplog.text

@@ -226,7 +226,7 @@ def assert_same_learning(one: Path, other: Path) -> None:
 
 # Of some gradients there is only rounding (keys' biases move no attention), which Adam would blow up.
 SGD = ("--grpo.optim", "sgd", "--grpo.learning_rate", "0.1")
-STRATA = ("--selection.strata.lookup", "0.25", "--selection.by", "learnability")
+STRATA = ("--selection.strata.lookup", "0.25")
 
 
 @pytest.fixture(scope="module")
@@ -262,25 +262,18 @@ def steps_of(count: int) -> tuple[str, ...]:
 
 
 def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
-    """Each plays the groups of its part, and other questions in place of its dead ones; one state."""
-    options = (
-        "--selection.by",
-        "learnability",
-        "--selection.resample_flat",
-        "1",
-        "--grpo.num_generations",
-        "8",
-    )
-    finish(config, tmp_path / "run", *options, "--grpo.max_steps", "3", first=only_train)
+    """Each plays the groups of its part; one state."""
+    options = (*STRATA, "--grpo.num_generations", "8", "--grpo.max_steps", "3")
+    finish(config, tmp_path / "run", *options, first=only_train)
     (newest, *_) = saved_checkpoints(tmp_path / "run")[::-1]
     one, other = (torch.load(newest / f"step_parts_{rank}.pt")["parts"] for rank in range(2))
-    assert one["select"]["rates"]["counts"][0].sum() > 0
+    assert len(one["select"]["strata"]) == 2
     torch.testing.assert_close(one, other, atol=0, rtol=0)
     rows = json_lines(tmp_path / "run" / "metrics.jsonl")
     episodes = json_lines(tmp_path / "run" / "rollouts.jsonl")
-    assert len(episodes) == sum(row["selection/episodes"] for row in rows) > 3 * 16  # some were replaced
-    played = sum(row["accuracy/strict_played"] * row["selection/episodes"] for row in rows)
-    assert played == pytest.approx(sum(episode["strict"] for episode in episodes))
+    assert len(episodes) == 3 * 16
+    right = sum(row["accuracy/strict"] for row in rows) * 16
+    assert right == pytest.approx(sum(episode["strict"] for episode in episodes))
 
 
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])

@@ -21,7 +21,7 @@ from transformers import (
 
 from tests.rounding import assert_same
 from tests.scripted_policy import ASSISTANT, ask
-from tests.scripted_trainer import BROKEN, FAILS, GOLD, LISBON, LOOK, PORTO, RIGHT, WRONG, Bench
+from tests.scripted_trainer import BROKEN, FAILS, LISBON, LOOK, PORTO, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model, write_tokenizer
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.environment.episode import Rollout
@@ -292,41 +292,8 @@ def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -
     assert len(set(others)) == 4  # two generation batches, each with two others
 
 
-def test_other_questions_are_played_for_groups_of_equal_verdicts(tmp_path: Path) -> None:
-    """Kept rollouts are trained on; the metrics of all played ones stand beside theirs."""
-    bench = Bench(
-        tmp_path,
-        [ask(f"{i}?", GOLD) for i in range(4)],
-        selection=SelectionConfig(by="learnability", resample_flat=1),
-        num_generations=2,
-    )
-    trainer, rounds = bench.trainer, list[list[int]]()
-    play = trainer.play.play
-
-    def played(questions: Sequence[int], rollouts: Any) -> Any:
-        episodes = [[RIGHT], [WRONG]] if rounds else [[RIGHT], [LOOK, RIGHT]]
-        bench.say(*episodes * (len(questions) // 2))
-        rounds.append(list(questions))
-        return play(questions, rollouts)
-
-    trainer.play.play = played  # type: ignore[method-assign]
-    batch = trainer.generation_batch()
-    first, second = rounds
-    assert sorted({*first, *second}) == [0, 1, 2, 3]
-    logged = bench.metrics()
-    assert logged["accuracy/strict"] == 0.5
-    assert logged["accuracy/strict_played"] == 0.75
-    assert logged["selection/episodes"] == 8
-    assert logged["selection/frac_verdict_zero_std_played"] == 0.5
-    assert logged["frac_reward_zero_std"] == logged["selection/frac_verdict_zero_std"] == 0
-    assert (batch["advantages"].abs() > 0.5).all()
-    texts = trainer.processing_class.batch_decode(batch["prompt_ids"])
-    assert [int(text[text.index("?") - 1]) for text in texts] == second
-    assert len(bench.rollouts()) == 8
-
-
 def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
-    selection = SelectionConfig(by="learnability")
+    selection = SelectionConfig(strata={"other": 1.0})
     bench = Bench(
         tmp_path, [LISBON, PORTO], engine="slots", max_turn_tokens=16, selection=selection, max_steps=2
     )
@@ -521,10 +488,10 @@ class Counted:
 class EveryOther(Counted, Select):
     """Every other question."""
 
-    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
+    def draw(self, count: int) -> list[int]:
         drawn = [2 * (self.batches * count + i) % 10 for i in range(count)]
         self.batches += 1
-        self.figures = {"own/first": drawn[0], "own/progress": progress}
+        self.figures = {"own/first": drawn[0]}
         return drawn
 
 
@@ -559,8 +526,7 @@ class Seen(Counted, Record):
 def test_parts_of_a_user_are_used_logged_saved_and_restored(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
 
-    def steps_of(max_steps: int, checkpoint: str | None = None, **fields: Any) -> list[dict[str, float]]:
-        batch = {"per_device_train_batch_size": 4, "num_generations": 2, **fields}
+    def steps_of(max_steps: int, checkpoint: str | None = None) -> list[dict[str, float]]:
         args = SQLGRPOConfig(
             output_dir=str(tmp_path / "run"),
             max_steps=max_steps,
@@ -568,7 +534,8 @@ def test_parts_of_a_user_are_used_logged_saved_and_restored(tmp_path: Path) -> N
             report_to="none",
             use_cpu=True,
             disable_tqdm=True,
-            **batch,
+            per_device_train_batch_size=4,
+            num_generations=2,
         )
         trainer = RolloutGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
@@ -586,16 +553,14 @@ def test_parts_of_a_user_are_used_logged_saved_and_restored(tmp_path: Path) -> N
     steps_of(2)
     checkpoint = str(tmp_path / "run" / "checkpoint-2")
     steps = steps_of(4, checkpoint)
-    names = ("own/first", "own/progress", "own/advantage", "own/batches", "reward")
+    names = ("own/first", "own/advantage", "own/batches", "reward")
     assert [[row[name] for name in names] for row in steps] == [
-        [0, 0, 1, 1, 1],
-        [4, 1 / 2, 2, 2, 1],
-        [8, 2 / 4, 3, 3, 1],
-        [2, 3 / 4, 4, 4, 1],
+        [0, 1, 1, 1],
+        [4, 2, 2, 1],
+        [8, 3, 3, 1],
+        [2, 4, 4, 1],
     ]
     assert min(row["grad_norm"] for row in steps) > 0  # by the advantages alone: rewards are equal
-    others = steps_of(4, checkpoint, per_device_train_batch_size=2)
-    assert [row["own/progress"] for row in others[2:]] == [2 / 4, 3 / 4]  # as far in batches of another size
 
 
 @pytest.mark.usefixtures("rewards_with_spread")

@@ -49,7 +49,7 @@ from text2sql_grpo.training.blend import blend, trained_weights
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
-from text2sql_grpo.training.select import open_gate, open_select
+from text2sql_grpo.training.select import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 if TYPE_CHECKING:
@@ -322,7 +322,6 @@ def grpo_trainer(
             callbacks=callbacks,
             rollout=config.rollout,
             select=select,
-            gate=open_gate(config.selection),
             losses=config.losses,
         )
     except ValueError as error:  # TRL refuses a combination of fields

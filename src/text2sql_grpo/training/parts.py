@@ -1,15 +1,15 @@
 """The parts of a GRPO step behind one interface, and the batch that passes through them.
 
-A step selects questions, plays and judges them, may replace groups (the gate), credits tokens, and records
+A step selects questions, plays and judges them, credits tokens, and records
 (`RolloutGRPOTrainer.generation_batch`). Each part has one verb; the trainer logs the metrics and saves the
-state of every part. The interface follows prime-rl's samplers, gates and algorithms
+state of every part. The interface follows prime-rl's samplers and algorithms
 (github.com/PrimeIntellect-ai/prime-rl).
 
 Shapes: B rows of this rank, P prompt tokens, K completion tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -87,20 +87,18 @@ class Batch:
     Attributes:
         rows: Rollouts of this rank, in the order of their groups' places.
         judged: Facts of the rollouts of all ranks, in order of ranks.
-        replaced: Rollouts of this rank that were played and are not trained on.
         beside: E rows of this rank beside its groups, for the losses beside GRPO's.
     """
 
     rows: Sequence[Row]
     judged: Sequence[Judged]
-    replaced: Sequence[Row] = ()
     beside: Sequence[Row] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Row], replaced: Sequence[Row] = ()) -> "Batch":
+    def of(cls, rows: Sequence[Row]) -> "Batch":
         """Make the batch of these rows of this rank. A collective: each rank calls it."""
         judged = [one for rank in gather([row.judged for row in rows]) for one in rank]
-        return cls(rows, judged, replaced)
+        return cls(rows, judged)
 
     @property
     def own(self) -> slice:
@@ -114,14 +112,6 @@ class Batch:
         for one in self.judged:
             groups.setdefault(one.place, []).append(one)
         return groups
-
-    def with_groups(self, places: Collection[int], other: "Batch") -> "Batch":
-        """Take the groups at these places from another batch, and keep its other rows as `replaced`."""
-        theirs = iter([row for row in other.rows if row.judged.place in places])
-        rows = [next(theirs) if row.judged.place in places else row for row in self.rows]
-        out = [row for row in self.rows if row.judged.place in places]
-        out += [row for row in other.rows if row.judged.place not in places]
-        return Batch.of(rows, [*self.replaced, *out])
 
     def with_beside(self, rows: Sequence[Row]) -> "Batch":
         """Return the batch with these further rows beside its groups."""
@@ -234,17 +224,8 @@ class Select(Part, ABC):
     keeps_order = False
 
     @abstractmethod
-    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
-        """Draw the questions of the next generation batch.
-
-        Args:
-            count: Number of groups of all ranks.
-            progress: Share of the run's generation batches before this one, in [0, 1].
-        """
-
-    def another(self, question: int, taken: Collection[int]) -> int | None:
-        """Draw a question in place of one, none of `taken`; None if there is none left."""
-        return None
+    def draw(self, count: int) -> list[int]:
+        """Draw the questions of the next generation batch, `count` for the groups of all ranks."""
 
     def observe(self, groups: Mapping[int, Sequence[Judged]]) -> None:
         """Note the facts of the groups that were played, by place."""
@@ -266,14 +247,6 @@ class Play(Part, ABC):
     @abstractmethod
     def play(self, questions: Sequence[int], rollouts: "Rollouts") -> list[Row]:
         """Play one rollout of each of these questions with the current policy, and judge it."""
-
-
-class Gate(Part, ABC):
-    """Replacement of groups before they are trained on."""
-
-    @abstractmethod
-    def passed(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
-        """Return the batch to train on; `trainer.played` plays other questions."""
 
 
 class Credit(Part, ABC):

@@ -21,7 +21,7 @@ STAGES = ("select", "prefill", "decode", "tools", "grade", "update")
 
 
 class Episodes(Record):
-    """Writer of a line for every rollout that was played, replaced ones included, in order of ranks.
+    """Writer of a line for every rollout that was played, in order of ranks.
 
     Args:
         write: Writes lines; called on rank 0.
@@ -31,7 +31,7 @@ class Episodes(Record):
         self._write = write
 
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
-        rows = [row.record for row in (*batch.replaced, *batch.rows) if row.record is not None]
+        rows = [row.record for row in batch.rows if row.record is not None]
         gathered = gather([{**record, "step": step} for record in rows])
         if is_main():
             self._write(record for records in gathered for record in records)

@@ -28,7 +28,7 @@ from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.losses import open_losses
-from text2sql_grpo.training.parts import Gate, Record, Select
+from text2sql_grpo.training.parts import Record, Select
 from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
 from text2sql_grpo.training.schedule import schedule_evaluations
@@ -57,7 +57,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         quantization_config: Quantization of the base of an adapter.
         optimizers: Optimiser and learning-rate scheduler, as in transformers' `Trainer`.
         rollout: Engine of the rollouts.
-        select: See `RolloutGRPOTrainer`, like `gate`; `training.select` makes them of a config.
+        select: See `RolloutGRPOTrainer`; `training.select` makes it of a config.
         losses: Losses beside GRPO's; None for none.
 
     Raises:
@@ -80,7 +80,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         rollout: RolloutConfig | None = None,
         select: Select | None = None,
-        gate: Gate | None = None,
         losses: LossesConfig | None = None,
     ) -> None:
         for name, value, kind in (
@@ -127,7 +126,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 play=SQLPlay(examples, environment.sessions, environment.judge(rewards)),
                 rollout=rollout,
                 select=select,
-                gate=gate,
                 teach=open_losses(losses or LossesConfig(), examples, environment.sessions),
                 credit=GroupCredit(
                     rewards.weights,

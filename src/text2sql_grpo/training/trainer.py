@@ -24,7 +24,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.log_probs import other_log_probs
 from text2sql_grpo.training.losses import LossPass, Teach, joined
-from text2sql_grpo.training.parts import Batch, Credit, Gate, Part, Play, Record, Select, placed
+from text2sql_grpo.training.parts import Batch, Credit, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Rewards, StepTimes
 from text2sql_grpo.training.select.shuffled import Shuffled
@@ -48,7 +48,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         rollout: Engine of the rollouts.
         processing_class: Tokenizer; None for that of the model.
         select: Selects questions; None for shuffled epochs.
-        gate: Replaces groups before they are trained on; None for none.
         teach: Losses beside GRPO's.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
         record: Parts that log batches, beside the metrics of rewards and lengths.
@@ -67,7 +66,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         rollout: RolloutConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         select: Select | None = None,
-        gate: Gate | None = None,
         teach: Sequence[Teach] = (),
         credit: Credit | None = None,
         record: Sequence[Record] = (),
@@ -94,7 +92,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self.select = select or Shuffled(
             range(num_questions), generator=generator, shuffle=self.shuffle_dataset
         )
-        self.play, self.gate, self.teach = play, gate, list(teach)
+        self.play, self.teach = play, list(teach)
         self.credit = credit or GroupCredit(
             {"reward": 1.0}, group_size=self.num_generations, scale=self.scale_rewards
         )
@@ -121,10 +119,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
             beside GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
-            questions = self.select.draw(self._num_groups, progress=self._progress)
-        batch = self.played(dict(enumerate(questions)))
-        if self.gate is not None:
-            batch = self.gate.passed(batch, self)
+            questions = self.select.draw(self._num_groups)
+        batch = self.played(questions)
         for teach in self.teach:
             batch = teach.taught(batch, self)
         inputs = batch.tensors(
@@ -141,8 +137,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
             self.collect(part.metrics())
         return joined(batch, inputs, pad_token_id=self.processing_class.pad_token_id)
 
-    def played(self, questions: Mapping[int, int]) -> Batch:
-        """Play and judge the groups of these questions, by place in the batch of all ranks.
+    def played(self, questions: Sequence[int]) -> Batch:
+        """Play and judge a group of each of these questions, which are those of all ranks.
 
         Raises:
             RunError: Ranks drew different questions.
@@ -150,12 +146,11 @@ class RolloutGRPOTrainer(GRPOTrainer):
         size = self.args.per_device_train_batch_size * self.args.steps_per_generation
         first = self.accelerator.process_index * size
         places = [row // self.num_generations for row in range(first, first + size)]
-        places = [place for place in places if place in questions]
         rows = self.play.play([questions[place] for place in places], self.rollouts)
         batch = Batch.of([placed(row, place) for row, place in zip(rows, places, strict=True)])
         groups = batch.groups()
         if {place: {one.question for one in group} for place, group in groups.items()} != {
-            place: {question} for place, question in questions.items()
+            place: {question} for place, question in enumerate(questions)
         }:
             raise RunError(
                 "ranks drew different questions: a part of the step has another state on another rank"
@@ -164,19 +159,11 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return batch
 
     @property
-    def _progress(self) -> float:
-        """Share of the run's generation batches before the next one, in [0, 1]."""
-        micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
-        total = max(1, math.ceil(micro_batches / self._batch_lifetime))
-        return float(min(1.0, self._num_taken // self._batch_lifetime / total))
-
-    @property
     def _parts(self) -> dict[str, Part]:
         """Every part by the name under which checkpoints hold its state."""
-        gate = {} if self.gate is None else {"gate": self.gate}
         record = {f"record {number} {type(part).__name__}": part for number, part in enumerate(self.record)}
         teach = {f"teach {type(part).__name__}": part for part in self.teach}
-        return {"select": self.select, "play": self.play, **gate, **teach, "credit": self.credit, **record}
+        return {"select": self.select, "play": self.play, **teach, "credit": self.credit, **record}
 
     @property
     def ways(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Shuffled epochs, the default: each question once before one repeats."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from text2sql_grpo.training.parts import Select
 
 
 class Shuffled(Select):
-    """Questions in shuffled order; a question that is passed over keeps its turn.
+    """Questions in shuffled order, without one twice in a batch.
 
     Args:
         questions: Indices of the questions.
@@ -21,13 +21,19 @@ class Shuffled(Select):
         self._questions, self._generator, self._is_random = questions, generator, shuffle
         self._left: list[int] = []  # the next one last
 
-    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
-        return distinct(count, self.next)
+    def draw(self, count: int) -> list[int]:
+        drawn: list[int] = []
+        taken: set[int] = set()
+        while len(drawn) < count:
+            question = self._next(taken)
+            if question is None:  # a batch of more questions than there are
+                taken = set()
+                continue
+            taken.add(question)
+            drawn.append(question)
+        return drawn
 
-    def another(self, question: int, taken: Collection[int]) -> int | None:
-        return self.next(taken)
-
-    def next(self, taken: Collection[int]) -> int | None:
+    def _next(self, taken: Collection[int]) -> int | None:
         """Draw the next question that is not taken; None if all are."""
         while True:
             for place in reversed(range(len(self._left))):
@@ -52,21 +58,3 @@ class Shuffled(Select):
             raise ValueError(f"{state['questions']} questions, not {len(self._questions)}")
         self._left = list(state["left"])
         self._generator.set_state(state["generator"].cpu())
-
-
-def distinct(count: int, take: Callable[[Collection[int]], int | None]) -> list[int]:
-    """Take `count` questions by a function of those taken before; one repeats only if there are fewer.
-
-    >>> distinct(3, lambda taken: min({1, 2} - set(taken), default=None))
-    [1, 2, 1]
-    """
-    found: list[int] = []
-    taken: set[int] = set()
-    while len(found) < count:
-        question = take(taken)
-        if question is None:
-            taken = set()
-            continue
-        taken.add(question)
-        found.append(question)
-    return found

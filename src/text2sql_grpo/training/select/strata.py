@@ -1,10 +1,10 @@
 """Fixed shares of families in each step."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.training.parts import Judged, Select
+from text2sql_grpo.training.parts import Select
 
 _ROUNDING = 1e-9
 
@@ -24,15 +24,11 @@ class Strata(Select):
     ) -> None:
         self._shares = [share for _, share in shares]
         self._strata = [over(questions) for questions, _ in shares]
-        self._number = {one: number for number, (questions, _) in enumerate(shares) for one in questions}
         self._debts = [0.0] * len(shares)  # draws by which a stratum lags behind its share
 
-    def draw(self, count: int, *, progress: float = 0.0) -> list[int]:
+    def draw(self, count: int) -> list[int]:
         places = [self._next_stratum() for _ in range(count)]
-        drawn = [
-            iter(stratum.draw(places.count(number), progress=progress))
-            for number, stratum in enumerate(self._strata)
-        ]
+        drawn = [iter(stratum.draw(places.count(number))) for number, stratum in enumerate(self._strata)]
         return [next(drawn[number]) for number in places]
 
     def _next_stratum(self) -> int:
@@ -41,16 +37,6 @@ class Strata(Select):
         most = max(range(len(self._debts)), key=lambda number: round(self._debts[number], 6))
         self._debts[most] -= 1
         return most
-
-    def another(self, question: int, taken: Collection[int]) -> int | None:
-        return self._strata[self._number[question]].another(question, taken)
-
-    def observe(self, groups: Mapping[int, Sequence[Judged]]) -> None:
-        for number, stratum in enumerate(self._strata):
-            own = {
-                place: group for place, group in groups.items() if self._number[group[0].question] == number
-            }
-            stratum.observe(own)
 
     def state_dict(self) -> dict[str, Any]:
         return {"debts": list(self._debts), "strata": [one.state_dict() for one in self._strata]}
