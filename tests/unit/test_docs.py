@@ -7,8 +7,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from docs.claims import CLAIMS, PAGE, Claim, value
+from docs.claims import page as claims_page
+from docs.claims import stored as claimed
 from docs.pictures import draw, grading
 from docs.quickstart_figures import (
     BEGIN,
@@ -149,6 +153,35 @@ def test_another_figure_is_found(repo_root: Path) -> None:
         "docs/grading.md: refuses none of {grading[right]:,} right\nREADME.md: of {grading[wrong]} queries"
     )
     assert other_figures(quotes, repo_root) == ["README.md: of 5188 queries"]
+
+
+def faults(claim: Claim, front_page: str) -> list[str]:
+    """What a claim of the front page lacks: its figures, the size of its set, its seeds."""
+    figures = claimed()
+    wanted = [claim.says.format(**figures), f"{value(claim.size, figures):,}"]
+    if claim.seeds is not None:
+        seeds = value(claim.seeds, figures)
+        wanted.append(claim.named.format(count=len(seeds)))
+        if claim.named.startswith("seed "):
+            assert claim.named == f"seed {seeds[0]}"
+    return [text for text in wanted if words(text) not in words(front_page)]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.size)
+def test_the_front_page_names_the_set_and_the_seeds_of_its_claims(claim: Claim, repo_root: Path) -> None:
+    assert faults(claim, (repo_root / "README.md").read_text(encoding="utf-8").replace("\n> ", " ")) == []
+
+
+def test_a_claim_of_another_set_or_seed_is_found() -> None:
+    spider = next(claim for claim in CLAIMS if claim.size == "spider[questions]")
+    said = words(spider.says.format(**claimed()))
+    assert faults(spider, said) == []
+    assert faults(spider, said.replace("seed 0", "seed 1")) == [spider.says.format(**claimed()), "seed 0"]
+    assert faults(spider, said.replace("1,026", "1,034")) == [spider.says.format(**claimed()), "1,026"]
+
+
+def test_the_table_of_claims_is_that_of_the_code() -> None:
+    assert PAGE.read_text(encoding="utf-8") == claims_page(), "run python -m docs.claims"
 
 
 def test_two_pages_show_the_stored_figures_of_the_quickstart(repo_root: Path) -> None:
