@@ -65,6 +65,40 @@ def f(x):
     assert list(faults(source)) == ["What f returns.", "Of f.", "expected x > 0, got "]
 
 
+MOST_WORDS = 25  # of a sentence, or of a part between colons and semicolons
+BLOCKS = re.compile(r"\n\s*\n|\n(?=\s*[-*|>] ?)|\n(?=\d+\. )|\n(?= {4})")
+GENERATED = ("cli.md", "config.md")
+
+
+def long_sentences(page: str) -> Iterator[str]:
+    """Sentences of a page's prose with more words than `MOST_WORDS`; code counts as one."""
+    prose = re.sub(r"```.*?```|<!--.*?-->", "", page, flags=re.DOTALL)
+    prose = re.sub(r"^#.*$", "\n", prose, flags=re.MULTILINE)
+    for block in BLOCKS.split(prose):
+        if block.lstrip().startswith("|"):
+            continue
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+        for sentence in re.split(r"(?<=[.!?:;])(?:\*\*)?\s+", re.sub(r"`[^`]*`", "code", text)):
+            if len(re.findall(r"\w[\w.,%'-]*", sentence)) > MOST_WORDS:
+                yield sentence
+
+
+def test_sentences_of_pages_are_short(repo_root: Path) -> None:
+    pages = [path for path in (repo_root / "docs").glob("*.md") if path.name not in GENERATED]
+    pages += [
+        repo_root / name
+        for name in ("README.md", "CONTRIBUTING.md", "data/README.md", "benchmarks/RESULTS.md")
+    ]
+    found = {path.name: list(long_sentences(path.read_text(encoding="utf-8"))) for path in pages}
+    assert {name: sentences for name, sentences in found.items() if sentences} == {}
+
+
+def test_a_long_sentence_is_found() -> None:
+    words = " ".join(["word"] * 26)
+    assert list(long_sentences(f"Short one. {words}.\n\n| {words} |\n```\n{words}\n```")) == [f"{words}."]
+    assert not list(long_sentences("Of these: " + words[:120] + "; `" + words + "` is code."))
+
+
 def odd_words(page: str) -> list[str]:
     """Words of a page's prose that no docs page of PyTorch or SQLite would print."""
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", page, flags=re.DOTALL)

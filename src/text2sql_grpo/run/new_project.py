@@ -116,6 +116,7 @@ def write_config(
             "group_size": 6,
             "learning_rate": 2e-4,
             "save_steps": 10,
+            "evaluate_every": SFT_STEPS // 2,
         }
     time = "measured by `text2sql-grpo doctor`" if minutes is None else f"about {minutes:.0f} minutes"
     header = (
