@@ -1,6 +1,7 @@
 """The trainer on a tiny random model: masks, baselines, rewards, sampled tokens, parts, and resuming."""
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.rounding import assert_same
 from tests.scripted_policy import ASSISTANT, ask
 from tests.scripted_trainer import BROKEN, FAILS, LISBON, LOOK, PORTO, RIGHT, WRONG, Bench
 from tests.tiny_model import write_model, write_tokenizer
-from text2sql_grpo.config import SelectionConfig
+from text2sql_grpo.config import LossesConfig, SelectionConfig
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
@@ -290,6 +291,26 @@ def test_each_optimiser_step_holds_the_strata(tmp_path: Path, is_shared: bool) -
     others = [row["question"] for row in bench.rollouts() if row["family"] != "lookup"]
     assert len(others) == 8
     assert len(set(others)) == 4  # two generation batches, each with two others
+
+
+def test_the_page_of_metrics_names_what_a_run_logs(tmp_path: Path, repo_root: Path) -> None:
+    page = (repo_root / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    names = [re.escape(name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    known = [re.compile(re.sub(r"NAME|STAGE|FAMILY|\\\*", "[^/]+", name)) for name in names]
+    bench = Bench(
+        tmp_path,
+        [LISBON, PORTO],
+        engine="slots",
+        max_turn_tokens=16,
+        losses=LossesConfig(gold=0.5, kept=0.5, kept_questions=2),
+        max_steps=1,
+        beta=0.1,
+    )
+    bench.trainer.train()
+    logged = {name for row in bench.steps() for name in row}
+    assert "losses/gold_rows" in logged
+    assert {name for name in logged if not any(one.fullmatch(name) for one in known)} == set()
 
 
 def test_the_stages_of_a_step_add_up_to_it(tmp_path: Path) -> None:
