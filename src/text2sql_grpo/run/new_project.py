@@ -98,6 +98,7 @@ def write_config(
     }
     if "dev" in files:
         tree["data"]["dev"] = str(questions / "dev.jsonl")
+        tree.setdefault("evaluation", {})["keep"] = "best"  # the start where no step of GRPO is better
     else:
         tree.get("evaluation", {}).pop("every", None)
         tree.get("evaluation", {}).pop("keep", None)
