@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from text2sql_grpo.training.arguments import SQLGRPOConfig as SQLGRPOConfig
     from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer as SQLGRPOTrainer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _NAMES = {
     "config": "Config EnvironmentConfig EvaluationConfig MCPConfig RolloutConfig load_config",
     "data.databases": "Databases",
