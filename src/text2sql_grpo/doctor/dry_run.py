@@ -32,7 +32,6 @@ from text2sql_grpo.rollout.demonstrations import action_text, play
 from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
-from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 EPISODES = 16
@@ -64,10 +63,8 @@ def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) 
 
 
 def _scripted(example: Example, bench: Bench, chat: ChatFormat, *, is_native: bool) -> Episode:
-    """Play an episode with an exploratory query and the gold query."""
-    engine = DIALECTS[bench.environment.databases.dialect(example.database)]
-    look = example.look_sql or engine.tables_sql
-    calls = (("run_sql", look), ("submit_sql", example.gold_sql))
+    """Play an episode with an exploratory query, which may be the gold query, and the gold query."""
+    calls = (("run_sql", example.look_sql or example.gold_sql), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
     turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
     return play(example, turns, bench.environment.sessions, chat)

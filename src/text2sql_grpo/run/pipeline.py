@@ -195,7 +195,7 @@ def _improve(
     if reason := _why_unlearned(trainer, run.folder):
         run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
-    if share < 1:
+    if share < 1 and step:
         blend(trainer.model, start, share)
         run.console.print(f"Blend: {share:.0%} of the way from the start to the weights of step {step}")
     with run.stage("merge"):

@@ -22,7 +22,6 @@ class Engine:
         title: Name for people.
         dialect: Name of its SQL in sqlglot.
         version_sql: Query for its version, where its SQL differs by it; empty for none.
-        tables_sql: Query that lists names of tables.
         columns_sql: Query that lists a table's columns, for the model; it runs where columns are hidden too.
         functions_sql: Query for the names of functions that a database defines; empty where none can.
         sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
@@ -46,7 +45,6 @@ class Engine:
     title: str
     dialect: str
     version_sql = ""
-    tables_sql = "SELECT table_name FROM information_schema.tables LIMIT 3"
     columns_sql: str
     functions_sql = ""
     sample_sql: str
@@ -83,7 +81,6 @@ class Engine:
 class _SQLite(Engine):
     kind = dialect = "sqlite"
     title = "SQLite"
-    tables_sql = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 3"
     columns_sql = "PRAGMA table_info(name)"
     sample_sql = "SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}"
     module = "sqlite"
