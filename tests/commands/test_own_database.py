@@ -37,4 +37,4 @@ def test_commands_of_the_tutorial_run(tmp_path: Path, repo_root: Path) -> None:
     assert "answer" in asked.stdout or "no final SQL" in asked.stdout, asked.stderr
     assert (shop / "run" / "merged" / "model.safetensors").is_file()
     assert len(json_lines(shop / "run" / "rollouts.jsonl")) == 6 * 64
-    assert len(json_lines(shop / "start.jsonl")) == len(json_lines(shop / "after.jsonl")) == 10
+    assert len(json_lines(shop / "start.jsonl")) == len(json_lines(shop / "after.jsonl")) == 130
