@@ -86,6 +86,7 @@ def test_training_episodes_and_wrong_input(
         assert main(["replay", *argv]) == 1
         return capsys.readouterr().err
 
+    assert f"there is no {tmp_path / 'nowhere'}: give a run folder" in fails(str(tmp_path / "nowhere"))
     assert "rollouts.jsonl is missing" in fails(str(run), "--episodes")
     (run / "evaluation.jsonl").rename(run / "rollouts.jsonl")
     assert "--episodes grades the training episodes" in fails(str(run))

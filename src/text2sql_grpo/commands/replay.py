@@ -35,6 +35,8 @@ def replay(
         golds: Question file whose gold queries replace those of the questions with the same id.
         out: JSONL to write the new judgements to.
     """
+    if not source.exists():
+        raise DataError(f"there is no {source}: give a run folder or a file of recorded answers")
     run = read_config(config or config_around(str(source)), settings)
     from rich.progress import track
 
