@@ -86,7 +86,6 @@ def test_training_episodes_and_wrong_input(
         assert main(["replay", *argv]) == 1
         return capsys.readouterr().err
 
-    assert f"there is no {tmp_path / 'nowhere'}: give a run folder" in fails(str(tmp_path / "nowhere"))
     assert "rollouts.jsonl is missing" in fails(str(run), "--episodes")
     (run / "evaluation.jsonl").rename(run / "rollouts.jsonl")
     assert "--episodes grades the training episodes" in fails(str(run))
@@ -96,5 +95,7 @@ def test_training_episodes_and_wrong_input(
     assert "has the id of an answer" in fails(str(run), "--episodes", "--golds", str(others))
     (run / "wrong.jsonl").write_text(json.dumps({"example": "a"}) + "\n")
     assert "not a record of an episode: KeyError('database')" in fails(str(run / "wrong.jsonl"))
-    assert "no config.yaml around" in fails(str(tmp_path / "nowhere"))
+    assert f"there is no {tmp_path / 'nowhere'}: give a run folder" in fails(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    assert "no config.yaml around" in fails(str(tmp_path / "empty"))
     assert SHOP in (tmp_path / "databases" / "shop.sql").read_text()
