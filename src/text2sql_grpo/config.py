@@ -630,6 +630,7 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
     """
     from pydantic import ValidationError
 
+    _update(tree)
     try:
         # JSON mode is strict about numbers and text, but still reads text as a path.
         config: Config = adapter(Config).validate_json(json.dumps(tree, default=str), strict=True)
@@ -640,11 +641,42 @@ def parse_config(tree: dict[str, Any], *, source: str) -> Config:
     return config
 
 
+def _update(tree: dict[str, Any]) -> None:
+    """Bring the config of an earlier version's run up to date: rename keys, and drop removed ones.
+
+    Dropped are those whose value was the default, so that the run can still be evaluated, resumed and served;
+    `_REMOVED` refuses the others.
+    """
+    for old, new in _RENAMED.items():
+        section, name = old.split(".")
+        values = tree.get(section)
+        if isinstance(values, dict) and name in values and new not in values:
+            values[new] = values.pop(name)
+    for key, default in _DEFAULTS.items():
+        section, name = key.split(".")
+        values = tree.get(section)
+        if isinstance(values, dict) and name in values and values[name] == default:
+            del values[name]
+
+
 def dump_config(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
     return yaml.dump(json.loads(adapter(Config).dump_json(config)), Dumper=_Dumper, sort_keys=False)
 
 
+_RENAMED = {"grading.neighbours": "test_databases", "grading.neighbour_url": "server_url"}
+_DEFAULTS = {
+    "sft.stop": None,
+    "start.rounds": 3,
+    "start.round_steps": 20,
+    "selection.by": "uniform",
+    "selection.level": ["family", "template", "database"],
+    "selection.prior": 4.0,
+    "selection.explore": 0.2,
+    "selection.half_life": 8.0,
+    "selection.resample_flat": 0,
+    "losses.observations": 0.0,
+}
 _REMOVED = {
     "warm_start": "use the section sft (docs/sft.md)",
     "model.tiny": "set model.path to a pre-trained model, and the section sft to fine-tune it before GRPO",
@@ -660,6 +692,7 @@ _REMOVED = {
     "selection.explore": "see selection.by",
     "selection.half_life": "see selection.by",
     "selection.resample_flat": "it gained nothing in three seeds (docs/selection.md)",
+    "losses.observations": "it gained no look-up (EXPERIMENTS.md)",
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
     "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
     "selection.databases_per_batch": "a step took as long with it",

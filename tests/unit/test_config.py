@@ -157,13 +157,16 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("warm_start: {}", "warm_start was removed: use the section sft (docs/sft.md)"),
         ("rollout: {same_draws: true}", "rollout.same_draws was removed: equal draws for equal seeds are"),
         ("rollout: {staleness: 1}", "rollout.staleness was removed: it saved no wall-clock time; docs/scale"),
+        ("selection: {by: learnability}", "selection.by was removed: no weight by verdicts gained"),
+        ("selection: {resample_flat: 1}", "selection.resample_flat was removed: it gained nothing"),
+        ("losses: {observations: 0.1}", "losses.observations was removed: it gained no look-up"),
         ("selection: {max_share: 0.5}", "selection.max_share was removed: it gained nothing"),
         ("selection: {databases_per_batch: 4}", "selection.databases_per_batch was removed: a step took as"),
         ("selection: {quarantine_suspects: 1}", "removed: run text2sql-grpo audit data --answers between"),
         ("selection: {easy_by: difficulty}", "selection.easy_by was removed: no order by difficulty"),
         ("rewards: {execution: 1, turns: {gold_shown: 1}}", "rewards.turns was removed: it gained nothing"),
         ("sft: {stop: {accuracy: 0.6}}", "sft.stop was removed: set sft.max_steps"),
-        ("start: {rounds: 3}", "start.rounds was removed: set sft.look_share"),
+        ("start: {rounds: 4}", "start.rounds was removed: set sft.look_share"),
         ("sft: {look_share: 2}", "sft.look_share must be <= 1, got 2"),
         ("sft: {batch_size: 0}", "sft.batch_size must be >= 1, got 0"),
         ("sft: {epochs: 0}", "sft.epochs must be > 0, got 0"),
@@ -341,3 +344,17 @@ def test_the_packages_own_config_works_in_any_folder(
     (tmp_path / "config").mkdir()
     (tmp_path / "config/quickstart.yaml").write_text(SMALLEST)
     assert load_config(Path("config/quickstart.yaml")).model.path == "some/model"
+
+
+def test_the_config_of_a_run_of_an_earlier_version_is_read(repo_root: Path, tmp_path: Path) -> None:
+    """As `train` of 0.2.0 wrote it, with every field; removed ones have their defaults, some are renamed."""
+    old = repo_root / "tests" / "golden" / "quickstart_0.2.0.yaml"
+    config = load_config(old)
+    assert (config.grading.test_databases, config.selection.strata) == (4, {"lookup": 0.5})
+    later = tmp_path / "later.yaml"
+    later.write_text(dump_config(config))
+    assert load_config(later) == config
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(old.read_text().replace("rounds: 3", "rounds: 5"))
+    with pytest.raises(ConfigError, match=r"start\.rounds was removed"):
+        load_config(changed)
