@@ -80,6 +80,15 @@ CLAIMS = (
         "benchmarks/results.json",
     ),
     Claim(
+        "from {coder_own[zero_shot]} to {coder_own[grpo]} of {coder_own[questions]} questions (one seed)",
+        "questions of `init` and ten by hand on the music store, the same model",
+        "coder_own[questions]",
+        "coder_own[seeds]",
+        "one seed",
+        "docs/own_database.md, section 9",
+        "benchmarks/results.json",
+    ),
+    Claim(
         "Of {grading[wrong]:,} mutants known to be wrong, {grading[wrong_accepted]:.2%} are paid",
         "mutants of 300 gold queries of Spider dev",
         "grading[wrong]",

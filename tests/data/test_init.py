@@ -11,7 +11,7 @@ import yaml
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.models.hardware import GIB
-from text2sql_grpo.run.new_project import minutes_for, size_for
+from text2sql_grpo.run.new_project import can_train_coder, minutes_for, size_for
 
 SHOP = """
 CREATE TABLE stg_customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined TEXT);
@@ -113,5 +113,24 @@ def test_the_config_follows_the_machine() -> None:
     assert sizes == ["quickstart", *larger]
     cpu = size_for({"type": "cpu", "memory_bytes": 64 * GIB})
     assert cpu.example == "quickstart"
+    coder = size_for({"type": "cpu", "memory_bytes": 64 * GIB}, has_coder=True)
+    assert coder.example == "qwen2.5_coder_0.5b_cpu"
+    assert [can_train_coder({"type": "cpu", "memory_bytes": gib * GIB}) for gib in (8, 16)] == [False, True]
+    assert minutes_for(coder, 2, 6) == 15
     assert minutes_for(cpu, 4, 6) == pytest.approx(minutes_for(cpu, 2, 6) / 2)
     assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2, 6) is None
+
+
+def test_init_with_a_model_follows_the_config_of_an_instruct_model(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "made"
+    assert main(["init", str(shop), "--out", str(out), "--model", "coder.gguf"]) == 0
+    shown = capsys.readouterr().out
+    commands = [line.split()[1] for line in shown.splitlines() if line.startswith("  text2sql-grpo ")]
+    assert commands == ["doctor", "train", "ask"]
+    config = load_config(out / "config.yaml")
+    assert (config.model.path, config.sft) == ("coder.gguf", None)
+    assert (config.grpo["max_steps"], config.evaluation.keep) == (8, "best")
+    assert str(config.data.databases) == str(shop)

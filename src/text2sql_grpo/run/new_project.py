@@ -26,6 +26,7 @@ SETS = (
 
 SFT_STEPS, GRPO_STEPS = 40, 6
 """Steps on demonstrations and of GRPO: twenty minutes each on two cores."""
+_CODER, _CODER_GIB, _CODER_MINUTES = "qwen2.5_coder_0.5b_cpu", 15.0, 15  # eight steps of 4 x 8 on two cores
 _SFT_STEP_S, _GRPO_STEP_S, _CORES = 31, 190, 2  # of config/quickstart.yaml on two busy cores with AVX2 alone
 _PROMPT_TOKENS = 600
 
@@ -49,29 +50,47 @@ _SIZES = (
     Size("qwen2.5_coder_7b_qlora", 22.0, "15.6 GiB of the GPU, estimated"),
     Size("qwen2.5_coder_1.5b_qlora", 14.0, "10.7 GiB of the GPU, estimated"),
     Size("qwen2.5_coder_0.5b_lora", 7.0, "5.8 GiB of the GPU, estimated"),
+    Size(_CODER, 0.0, "4.8 GiB, measured"),
     Size("quickstart", 0.0, "5.5 GB, measured"),
 )
 
 
-def size_for(hardware: Mapping[str, Any]) -> Size:
+def can_train_coder(hardware: Mapping[str, Any]) -> bool:
+    """True for a machine without a GPU whose memory suffices for the coder of half a billion weights."""
+    return hardware["type"] == "cpu" and bool(hardware["memory_bytes"] >= _CODER_GIB * _GIB)
+
+
+def size_for(hardware: Mapping[str, Any], *, has_coder: bool = False) -> Size:
     """Largest shipped config that a machine can train.
+
+    Args:
+        has_coder: Without a GPU, take the config of an instruct model instead of the quickstart's.
 
     >>> size_for({"type": "cuda", "memory_bytes": 24 * _GIB}).example, size_for({"type": "cpu"}).example
     ('qwen2.5_coder_7b_qlora', 'quickstart')
     """
     memory = hardware["memory_bytes"] / _GIB if hardware["type"] == "cuda" else 0.0
-    return next(size for size in _SIZES if memory >= size.gpu_gib)
+    return next(size for size in _SIZES if memory >= size.gpu_gib and (has_coder or size.example != _CODER))
 
 
 def minutes_for(size: Size, cores: int, grpo_steps: int) -> float | None:
     """Estimate of a run's minutes, from those of the quickstart on two cores; None for a GPU."""
     if size.gpu_gib:
         return None
+    if size.example == _CODER:
+        return _CODER_MINUTES * _CORES / max(1, min(cores, 8))
     return (SFT_STEPS * _SFT_STEP_S + grpo_steps * _GRPO_STEP_S) * _CORES / max(1, min(cores, 8)) / 60
 
 
 def write_config(
-    path: Path, profile: Profile, size: Size, minutes: float | None, *, database: str, files: list[str]
+    path: Path,
+    profile: Profile,
+    size: Size,
+    minutes: float | None,
+    *,
+    database: str,
+    files: list[str],
+    model: str = "",
 ) -> bool:
     """Write the config of a run on a database; one that is there stays. True if it was written.
 
@@ -82,6 +101,7 @@ def write_config(
         minutes: Estimate of the time; None if there is none.
         database: The database as the user named it.
         files: Names of the question files that were made.
+        model: The model to train; empty for that of the shipped config.
     """
     if path.exists():
         return False
@@ -106,8 +126,14 @@ def write_config(
     tree.pop("start", None)
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
         tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
-    if not size.gpu_gib:
+    if size.example == _CODER:
+        tree["grpo"] |= {"max_steps": 8, "gradient_accumulation_steps": 4, "warmup_steps": 1}
+        tree["evaluation"] |= {"every": 4, "schedule_samples": 30} if "dev" in files else {}
+    if model:
+        tree["model"]["path"] = model
+    elif size.example == "quickstart":
         tree["model"]["path"] = str(folder / "start")
+    if size.example == "quickstart":
         tree["grpo"]["max_steps"] = GRPO_STEPS
         tree["sft"] = {
             "questions": str(questions / "demonstrations.jsonl"),
@@ -133,8 +159,9 @@ def write_config(
 def next_commands(folder: Path, size: Size, *, database: str, question: str) -> list[str]:
     """The commands behind `init`, in order."""
     start = f"text2sql-grpo merge --adapter data/start --out {folder / 'start'}"
+    check = f"text2sql-grpo doctor --config {folder / 'config.yaml'}"
     return [
-        *([start] if not size.gpu_gib else [f"text2sql-grpo doctor --config {folder / 'config.yaml'}"]),
+        start if size.example == "quickstart" else check,
         f"text2sql-grpo train --config {folder / 'config.yaml'}",
         f'text2sql-grpo ask "{question}" --model {folder / "run" / "merged"} --db {database}',
     ]
