@@ -232,9 +232,16 @@ def broken_links(path: Path) -> list[str]:
 
 
 def test_links_of_the_docs_lead_somewhere(repo_root: Path) -> None:
-    pages = [*repo_root.glob("*.md"), *(repo_root / "docs").glob("*.md")]
+    pages = [*repo_root.glob("*.md"), *(repo_root / "docs").glob("*.md"), *repo_root.glob("experiments/*.md")]
     pages += [repo_root / "benchmarks" / "RESULTS.md", repo_root / "data" / "README.md"]
     assert [link for page in pages for link in broken_links(page)] == []
+
+
+def test_sections_of_experiments_are_short(repo_root: Path) -> None:
+    """At most 250 words each, tables not counted; longer ones have a page in experiments/."""
+    _, *sections = re.split(r"^## ", (repo_root / "EXPERIMENTS.md").read_text(encoding="utf-8"), flags=re.M)
+    lengths = {text.split("\n")[0]: len(re.sub(r"^\|.*$", "", text, flags=re.M).split()) for text in sections}
+    assert {title: length for title, length in lengths.items() if length > 250} == {}
 
 
 def test_every_page_is_in_the_index(repo_root: Path) -> None:
