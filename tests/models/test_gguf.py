@@ -122,7 +122,7 @@ def test_one_version_of_the_package_is_named_everywhere(repo_root: Path) -> None
 
 
 def test_the_hub_id_is_the_hub_s_where_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_is_on_hub", lambda: True)
+    monkeypatch.setattr(sources, "is_on_hub", lambda hub_id: True)
     assert model_folder(SMOLLM2_HUB_ID) == SMOLLM2_HUB_ID
     assert model_folder("someone/else") == "someone/else"
 
