@@ -113,6 +113,14 @@ def test_right_feedback_is_a_question_file(environment: Any, tmp_path: Path) -> 
     )
 
 
+def test_the_last_judgement_of_an_answer_counts(environment: Any, tmp_path: Path) -> None:
+    agent = Agent(environment, Script(), "shop")
+    for question, verdicts in {"Kept?": (False, True, True), "Taken back?": (True, False)}.items():
+        for is_right in verdicts:
+            path = agent.save_feedback(tmp_path, question, COUNT, is_right=is_right)
+    assert [one.example.question for one in read_questions(path)] == ["Kept?"]
+
+
 def test_a_session_on_a_terminal(environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "sed -i s/count/max/;s/[*]/staff/")
     script = Script(["<sql>SELECT city FROM branch</sql>", *answer(COUNT)], answer("SELECT x"), answer(COUNT))

@@ -115,12 +115,28 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
 
 
 def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            row = _json_row(line, f"{path}:{number}")
-            is_reviewed = isinstance(row, dict) and "verified_at" in row
-            if not is_reviewed or row.get("verdict") not in _LEFT_OUT:
-                yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
+    """Questions of JSONL; of several judgements of one query of a question, the last one counts."""
+    lines = list(enumerate(text.split("\n"), start=1))
+    last = {key: number for number, line in lines if (key := _judged(line)) is not None}
+    for number, line in lines:
+        if not line.strip():
+            continue
+        row, key = _json_row(line, f"{path}:{number}"), _judged(line)
+        if key is None or (last[key] == number and row.get("verdict") not in _LEFT_OUT):
+            yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
+
+
+def _judged(line: str) -> tuple[str, ...] | None:
+    """Database, question and query of a line that a person judged; None for any other line."""
+    if '"verified_at"' not in line:
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or "verified_at" not in row:
+        return None
+    return tuple(str(row.get(name)) for name in ("database", "question", "sql"))
 
 
 def read_line(line: str, path: Path, number: int, *, database: str | None = None) -> Question:

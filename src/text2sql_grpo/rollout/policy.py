@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Engine = Literal["auto", "slots", "generation"]
 _LENGTH_ROPES = ("dynamic", "longrope")  # the types that `dynamic_rope_update` of transformers acts on
 _ROW_ADAPTERS = ("ADAPTION_PROMPT", "POLY", "XLORA")
-# Not cuDNN's, which plans anew for each number of tokens; a pass has new ones each time.
+# Not cuDNN's, which makes a plan for each new number of tokens; nearly every pass has one.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TRIAL_STEPS = torch.tensor([[3, 3, 3], [1, 2, 1], [2, 1, 2]])  # new tokens of each row in each pass
 _TRIAL_WINDOW = 256  # windows up to this are filled

@@ -265,7 +265,7 @@ def _is_fused(device: torch.device) -> bool:
 def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     """Attention of scaled queries (H, Q, N, D) to keys and values (H, N, D) by torch's own kernels."""
     keys, values = (each.repeat_interleave(query.shape[1], dim=0)[None] for each in (key, value))
-    # Not cuDNN's kernel, which plans anew for each number of tokens.
+    # Not cuDNN's kernel, which makes a plan for each new number of tokens.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         output = scaled_dot_product_attention(
             query.flatten(0, 1)[None], keys, values, attn_mask=added, scale=1.0
