@@ -116,14 +116,14 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
 
 def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
     """Questions of JSONL; of several judgements of one query of a question, the last one counts."""
-    lines = list(enumerate(text.split("\n"), start=1))
-    last = {key: number for number, line in lines if (key := _judged(line)) is not None}
-    for number, line in lines:
-        if not line.strip():
-            continue
-        row, key = _json_row(line, f"{path}:{number}"), _judged(line)
-        if key is None or (last[key] == number and row.get("verdict") not in _LEFT_OUT):
-            yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
+    lines = text.split("\n")
+    judged = [_judged(line) for line in lines]
+    last = {key: number for number, key in enumerate(judged, start=1)}
+    for number, (line, key) in enumerate(zip(lines, judged, strict=True), start=1):
+        if line.strip():
+            row = _json_row(line, f"{path}:{number}")
+            if key is None or (last[key] == number and row.get("verdict") not in _LEFT_OUT):
+                yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
 
 
 def _judged(line: str) -> tuple[str, ...] | None:
