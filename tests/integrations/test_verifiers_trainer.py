@@ -124,8 +124,6 @@ class Letters(vf.Task[vf.TaskData]):
     async def right(self, trace: vf.Trace) -> float:
         if trace.last_reply == "raise":
             raise ValueError("no reward")
-        if trace.last_reply == "few":
-            trace.info["turn_rewards"] = [0.5, 0.5]
         if trace.last_reply == "forge":
             trace.nodes[-1].token_ids = [*trace.nodes[-1].token_ids, 0]
         if trace.last_reply == "branch":
@@ -184,7 +182,6 @@ def test_tool_errors_are_shown_and_stop_conditions_are_checked_before_a_turn(
     ("last", "message"),
     [
         ("raise", "all 2 traces failed; the first: .*no reward"),
-        ("few", r"turn_rewards.* must have one entry a turn \(1\), got 2"),
         ("forge", "are not the tokens of the engine"),
         ("branch", "a rollout must have one branch, got 2"),
     ],
@@ -203,16 +200,6 @@ def test_a_trace_that_is_not_ok_is_left_out_of_loss_and_baseline(
     assert [trace.ok for trace in traces(tmp_path)] == [True, True, False, True]
     assert output["advantages"].tolist() == [0.0] * 4
     assert output["sampled"].any(1).tolist() == [True, True, False, True]
-
-
-def test_turns_have_advantages_of_their_own_where_they_earn_something(tmp_path: Path) -> None:
-    trainer = game_trainer(tmp_path, taskset_config={"credit_turns": True}, **GROUP)
-    output = scripted(trainer, ["5", "?", "0", "5", "?", "5", "5"])
-    turns = output["advantages"][output["sampled"]].reshape(-1, 2)
-    assert turns[:, 0].tolist() == turns[:, 1].tolist()
-    # All rewards are alike, 1.2; the turns earned [0.1], [0, 0, 0.1], [0.1, 0.1] and [0.1].
-    assert turns[:, 0].tolist() == pytest.approx([-0.025, -0.025, 0, 0, 0.075, 0, -0.025], abs=1e-6)
-    assert output["advantages"][~output["sampled"]].abs().max() == 0
 
 
 def test_rollouts_out_of_tokens_count_unless_they_are_to_be_left_out(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 _CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
-    "scale_rewards": ("group", "batch", "mean", "none"),
+    "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 

@@ -11,7 +11,6 @@ Shapes: B rows of this rank, P prompt tokens, K completion tokens.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ class Judged:
         reward: Weighted sum of the scores; None without scores.
         stop_reason: Why the rollout stopped.
         verdict: Strict verdict; None for a rollout without scores, and where there are no verdicts.
-        turn_rewards: Additional rewards of the sampled turns, of the first ones if fewer.
         metrics: Figures that are averaged over the batch and logged.
         family: Family of the question; None where there are no families.
         place: Index of its group in the generation batch of all ranks; set by the trainer, like the rest.
@@ -51,7 +49,6 @@ class Judged:
     reward: float | None
     stop_reason: str
     verdict: bool | None = None
-    turn_rewards: Sequence[float] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     family: str | None = None
     place: int = 0
@@ -162,30 +159,14 @@ class Batch:
 
 
 def placed(row: Row, place: int) -> Row:
-    """Return the row as one of the group at this place, with a reward, or 0, for each of its turns."""
-    rollout, turn_rewards = row.rollout, row.judged.turn_rewards
-    missing = len(turn_spans(rollout.completion_mask)) - len(turn_rewards)
+    """Return the row as one of the group at this place, with its counts of tokens."""
     judged = replace(
         row.judged,
         place=place,
-        turn_rewards=[*turn_rewards, *[0.0] * missing],
         num_sampled=sum(row.mask),
-        num_tokens=len(rollout.prompt_ids) + sum(row.mask),
+        num_tokens=len(row.rollout.prompt_ids) + sum(row.mask),
     )
     return replace(row, judged=judged)
-
-
-def turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """First column of each turn and the column after it.
-
-    Args:
-        mask: 1 for each sampled token of a rollout; each run of them is a turn.
-
-    >>> turn_spans([1, 1, 0, 1])
-    [(0, 2), (3, 4)]
-    """
-    ends = [column for column, pair in enumerate(pairwise([0, *mask, 0])) if pair[0] != pair[1]]
-    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 class Part:

@@ -11,13 +11,11 @@ __all__ = ["HigherLowerEnv", "HigherLowerTaskset"]
 
 class Config(vf.TasksetConfig):
     numbers: int = 6
-    credit_turns: bool = False
 
 
 class Data(vf.TaskData):
     number: int
     numbers: int
-    credit_turns: bool
 
 
 class HigherLowerTask(vf.Task[Data]):
@@ -33,9 +31,6 @@ class HigherLowerTask(vf.Task[Data]):
     @vf.reward(weight=0.2)
     async def begins(self, trace: vf.Trace) -> float:
         """Whether the last turn begins with a number."""
-        if self.data.credit_turns:
-            turns = [guess(message.content or "") for message in trace.assistant_messages]
-            trace.info["turn_rewards"] = [None if turn is None else 0.1 for turn in turns]
         return float(trace.last_reply[:1].isdecimal())
 
     @vf.metric
@@ -53,7 +48,6 @@ class HigherLowerTaskset(vf.Taskset[HigherLowerTask, Config]):
                 prompt="guess",
                 number=number,
                 numbers=self.config.numbers,
-                credit_turns=self.config.credit_turns,
             )
             yield HigherLowerTask(data, self.config.task)
 

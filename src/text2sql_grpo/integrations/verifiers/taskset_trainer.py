@@ -92,7 +92,6 @@ class TaskPlay(Play):
             scores=None if is_left_out else {"reward": trace.reward},
             reward=None if is_left_out else trace.reward,
             stop_reason=str(session.episode.stop_reason),
-            turn_rewards=turn_rewards(trace),
             metrics=metrics,
         )
         return Row(session.episode, judged, self._record(trace, step))
@@ -113,10 +112,9 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
     """Trainer on the tasks of a `vf.Taskset`, with the policy in place of a verifiers agent.
 
     The taskset's code prompts, replies, stops and scores (`Task.score`); the rollout engine samples turns, so
-    tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. If a
-    task sets `trace.info["turn_rewards"]`, one float or None per turn, turns have advantages of their own
-    (`training.credit.turn_advantages`). Every trace is written to `traces.jsonl` of the output folder, which
-    `vf-replay` reads if the taskset is an installed plug-in.
+    tokens are never re-encoded. A trace that is not ok is left out of the loss and of the baselines. Every
+    trace is written to `traces.jsonl` of the output folder, which `vf-replay` reads if the taskset is an
+    installed plug-in.
 
     Args:
         model: The policy, or its folder or Hub id.
@@ -189,23 +187,6 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.accelerator.is_main_process:
             self._run_log.cut_back(self.state.global_step)
-
-
-def turn_rewards(trace: vf.Trace) -> list[float]:
-    """Additional reward of each turn, from `trace.info["turn_rewards"]`; 0 for None.
-
-    Raises:
-        RunError: There is not one for each turn.
-    """
-    given = trace.info.get("turn_rewards")
-    if given is None or not trace.ok:
-        return [0.0] * trace.num_turns
-    if len(given) != trace.num_turns:
-        raise RunError(
-            f'trace.info["turn_rewards"] must have one entry a turn ({trace.num_turns}), got {len(given)} '
-            f"(task {trace.task.key})"
-        )
-    return [0.0 if reward is None else float(reward) for reward in given]
 
 
 def _metrics(traces: Sequence[vf.Trace]) -> list[dict[str, float]]:
