@@ -486,3 +486,54 @@ def test_a_batch_is_graded_as_its_answers_one_by_one(shop: Path, grader: Grader)
     ]
     assert grader.grade_many(asked) == one_by_one
     assert {verdict.reason for verdict in one_by_one} >= {"equal", "test_database", "query_failed"}
+
+
+# On a shop without an open order, with whole amounts, and with codes in capitals alone.
+UNSEEN_VALUES = [
+    ("SELECT count(*) FROM bill WHERE paid IS NULL", "SELECT 0"),
+    ("SELECT id FROM bill WHERE paid IS NULL AND amount > 20", "SELECT id FROM bill WHERE paid = ''"),
+    ("SELECT count(*) FROM bill WHERE amount > 500", "SELECT count(*) FROM bill WHERE round(amount) > 500"),
+    ("SELECT count(*) FROM bill WHERE amount > 500", "SELECT count(*) FROM bill WHERE amount >= 501"),
+    ("SELECT id FROM bill WHERE code LIKE 'Z%'", "SELECT id FROM bill WHERE code GLOB 'Z*'"),
+]
+
+
+@pytest.fixture(scope="module")
+def bills(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bills") / "bills.sqlite"
+    rows = [(n, f"{'ZAK'[n % 3]}{n:02}", 90 * n, f"2024-05-{n + 1:02}") for n in range(20)]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "CREATE TABLE bill (id INTEGER PRIMARY KEY, code TEXT, amount DECIMAL(10, 2), paid DATE)"
+        )
+        connection.executemany("INSERT INTO bill VALUES (?, ?, ?, ?)", rows)
+    return path
+
+
+@pytest.mark.parametrize(("gold", "wrong"), UNSEEN_VALUES)
+def test_values_that_the_schema_allows_and_no_row_holds_are_tried(
+    bills: Path, executor: SQLExecutor, grader: Grader, gold: str, wrong: str
+) -> None:
+    assert Grader(executor).grade(bills, gold, wrong).strict
+    assert grader.grade(bills, gold, wrong).reason == "test_database"
+
+
+@pytest.mark.parametrize(
+    ("gold", "right"),
+    [
+        ("SELECT id FROM bill WHERE paid IS NULL", "SELECT id FROM bill WHERE coalesce(paid, '') = ''"),
+        # NULLs in a column that no query asks for stay away: none is observed
+        ("SELECT count(*) FROM bill WHERE amount > 500", "SELECT count(code) FROM bill WHERE amount > 500"),
+        ("SELECT id FROM bill WHERE paid IS NOT NULL", "SELECT id FROM bill"),
+    ],
+)
+def test_nulls_are_drawn_where_the_gold_asks_for_them(
+    bills: Path, grader: Grader, gold: str, right: str
+) -> None:
+    assert grader.grade(bills, gold, right).strict
+
+
+def test_the_missing_side_of_an_outer_join_needs_no_nulls_of_its_own(shop: Path, grader: Grader) -> None:
+    gold = "SELECT c.name FROM city AS c LEFT JOIN person AS p ON p.city = c.id WHERE p.code IS NULL"
+    right = "SELECT name FROM city WHERE NOT EXISTS (SELECT 1 FROM person WHERE person.city = city.id)"
+    assert grader.grade(shop, gold, right).strict

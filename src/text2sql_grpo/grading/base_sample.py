@@ -134,9 +134,16 @@ class DatabaseSample:
                     texts.append(statement.sql.lower())
         return found
 
-    def with_declared_nulls(self) -> "DatabaseSample":
-        """Sample in which each column that may be NULL somewhere is."""
-        tables = {n: replace(table, nullable=table.declared_nullable) for n, table in self.tables.items()}
+    def with_nulls(self, columns: Iterable[tuple[str, str]] | None = None) -> "DatabaseSample":
+        """Sample in which these columns, or all, somewhere are NULL, if they may be."""
+        asked = None if columns is None else set(columns)
+
+        def nullable(table: TableSample) -> frozenset[int]:
+            places = enumerate(table.columns)
+            names = {place for place, name in places if asked is None or (table.name, name) in asked}
+            return table.nullable | (table.declared_nullable & names)
+
+        tables = {name: replace(table, nullable=nullable(table)) for name, table in self.tables.items()}
         return replace(self, tables=tables)
 
     def restricted(self, names: Iterable[str]) -> "DatabaseSample":

@@ -70,6 +70,7 @@ class GoldQuery:
             a table of which it picks the rows that another one lacks.
         aims: Expressions that it compares with numbers.
         is_recursive: Whether a CTE refers to itself.
+        missing: Columns that it tests for NULL, the NULLs of outer joins aside.
     """
 
     tree: exp.Query
@@ -84,6 +85,7 @@ class GoldQuery:
     identifying: frozenset[ColumnRef] = frozenset()
     aims: tuple[Aim, ...] = ()
     is_recursive: bool = False
+    missing: frozenset[ColumnRef] = frozenset()
 
 
 def read_gold(
@@ -146,6 +148,7 @@ def read_gold(
         frozenset(_identifying(tree, columns_of, declared)),
         tuple(dict.fromkeys(_aims(tree, columns_of))),
         any(part.args.get("recursive") for part in tree.find_all(exp.With)),
+        frozenset(_missing(tree, columns_of)),
     )
 
 
@@ -378,6 +381,15 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
     for join in tree.find_all(exp.Join):
         if join.side == "LEFT" and join.parent is not None and join.parent.find(exp.Is):
             yield join.parent
+
+
+def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
+    for test in tree.find_all(exp.Is):
+        is_asked = isinstance(test.expression, exp.Null) and not isinstance(test.parent, exp.Not)
+        select = test.parent_select
+        joins = (select.args.get("joins") or []) if select is not None else []
+        if is_asked and id(test.this) in columns_of and not any(join.side for join in joins):
+            yield columns_of[id(test.this)]
 
 
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:

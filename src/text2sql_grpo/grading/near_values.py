@@ -66,7 +66,7 @@ def matching_texts(pattern: str) -> list[Cell]:
     middle = core[: len(core) // 2] + "x" + core[len(core) // 2 :]
     for wildcard, mark in ESCAPED.items():
         core, middle = core.replace(mark, wildcard), middle.replace(mark, wildcard)
-    texts = [core, "x" + core, core + "x", f"x{core}x", core.upper(), core[:-1], middle]
+    texts = [core, "x" + core, core + "x", f"x{core}x", core.upper(), core.lower(), core[:-1], middle]
     return list(dict.fromkeys(texts))
 
 

@@ -1,6 +1,7 @@
 """Random content for a small variant of a database, biased towards the dependencies of one query."""
 
 import math
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,6 +32,7 @@ KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
 MAX_TEXT = 120  # characters of a text that was aimed at
+_FRACTIONS = re.compile(r"(dec|numeric|number)\w*\s*\(\s*\d+\s*,\s*[1-9]|money", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class _Content:
                     columns.add((other.name, other.columns[place]))
         literals = [value for c in sorted(columns) for value in self._gold.literals.get(c, ())]
         alike = table.values(position) or _made_up(table.types[position])
+        if _FRACTIONS.search(table.types[position]) and all(type(value) is int for value in alike):
+            alike = [*alike, 0.5]  # whole amounts by chance
         dates = table.dates.get(position)
         exact: list[Cell] = []
         near: list[Cell] = []

@@ -38,7 +38,7 @@ ENOUGH_CANDIDATES = 28
 REPEATED = 0.3  # worth of killing a mutant once more
 HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on the database
 
-N_FOR_ANSWER = 12  # candidates drawn for one answer
+N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 4  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
@@ -156,7 +156,7 @@ def find_test_databases(
     gap = _gap_before(gold, gold_sql, base)
     if gold is None or gap:
         return Found((), base, gap, {})
-    base, assumed = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
+    base, assumed = _as_read(base, database, gold)
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     mutants = list(edited(gold, choosing_operators(gold, base.schema)))
     chosen = _greedy(_candidates(read, gold, gold_sql, mutants, answer, Random(gold_sql)), size)
@@ -169,6 +169,14 @@ def find_test_databases(
     gap = gap_of(kills_hard_coded, [candidate.returns_nothing for candidate in chosen], size)
     record = {"mutants": len(mutants), "killed": len(killed - {HARD_CODED}), "assumed_unique": assumed}
     return Found(tuple(contents), base, gap, record)
+
+
+def _as_read(
+    base: DatabaseSample, database: Path, query: GoldQuery
+) -> tuple[DatabaseSample, tuple[str, ...]]:
+    """Sample with the links, unique texts and NULLs that a query relies on, and the texts' columns."""
+    linked = with_links(base.with_nulls(query.missing), database, query.links)
+    return with_identifiers(linked, database, query.identifying)
 
 
 def draw_databases(
@@ -195,7 +203,7 @@ def draw_databases(
     if gold is None:
         return
     gold = gold if answer is None else _joined(gold, answer)
-    base, _ = with_identifiers(with_links(base, database, gold.links), database, gold.identifying)
+    base, _ = _as_read(base, database, gold)
     rng = Random(f"{gold_sql}\0{answer_sql}")
     for _ in range(size):
         yield draw_rows(base, gold, rng)
@@ -250,13 +258,13 @@ def find_counterexamples(
     if gold is None or (answer is not None and answer.tree == gold.tree):
         return
     seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
-    base, _ = with_identifiers(with_links(base, database, seeds.links), database, seeds.identifying)
+    base, _ = _as_read(base, database, seeds)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
     if declared_nulls:
-        nulls = read.with_declared_nulls()
+        nulls = read.with_nulls()
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
     with ExitStack() as stack:
