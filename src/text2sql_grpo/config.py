@@ -328,7 +328,7 @@ class SelectionConfig:
 @checked
 @dataclass(frozen=True)
 class LossesConfig:
-    """Losses beside GRPO's on the same batch, by the weight of a token (docs/losses.md).
+    """Cross-entropy beside GRPO's loss on the same batch, by the weight of a token (docs/losses.md).
 
     A token of weight w has the gradient of a sampled token with the advantage w.
 
@@ -337,7 +337,6 @@ class LossesConfig:
         gold_share: Largest share of a batch's groups with a demonstration.
         kept: Weight of right answers of the policy before training, which are kept beside each batch; 0 for
             none.
-        kept_loss: `ce`, or `ref_kl` for the KL term to the policy before training.
         kept_questions: Training questions that are sampled once before the first step.
         kept_share: Kept answers beside a batch, as a share of its episodes.
     """
@@ -345,7 +344,6 @@ class LossesConfig:
     gold: Share = 0.0
     gold_share: Share = 0.5
     kept: Share = 0.0
-    kept_loss: Literal["ce", "ref_kl"] = "ce"
     kept_questions: Positive = 128
     kept_share: Share = 0.25
 
@@ -676,6 +674,7 @@ _DEFAULTS = {
     "selection.half_life": 8.0,
     "selection.resample_flat": 0,
     "losses.observations": 0.0,
+    "losses.kept_loss": "ce",
 }
 _REMOVED = {
     "warm_start": "use the section sft (docs/sft.md)",
@@ -693,6 +692,7 @@ _REMOVED = {
     "selection.half_life": "see selection.by",
     "selection.resample_flat": "it gained nothing in three seeds (docs/selection.md)",
     "losses.observations": "it gained no look-up (EXPERIMENTS.md)",
+    "losses.kept_loss": "its KL term kept no more than evaluation.blend (EXPERIMENTS.md)",
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
     "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
     "selection.databases_per_batch": "a step took as long with it",

@@ -12,7 +12,6 @@ from tests.scripted_trainer import LISBON, RIGHT, WRONG, Bench
 from tests.train.test_token_trees import Sharing
 from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.training.losses import beside, is_wrong, joined
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
@@ -53,17 +52,13 @@ def inputs_of(batch: Batch, advantages: torch.Tensor) -> dict[str, torch.Tensor]
     return joined(batch, inputs | {"advantages": advantages}, pad_token_id=256)
 
 
-def alone(trainer: Sharing, row: Row, kind: str) -> torch.Tensor:
-    """A loss of one row by the model itself, summed over its tokens."""
+def alone(trainer: Sharing, row: Row) -> torch.Tensor:
+    """Cross-entropy of one row by the model itself, summed over its tokens."""
     found = row.rollout
     ids = torch.tensor([found.prompt_ids + found.completion_ids])
     logits = trainer.model(ids).logits[0, len(found.prompt_ids) - 1 : -1] / TEMPERATURE
     log_probs = logits.log_softmax(-1).gather(1, ids[0, len(found.prompt_ids) :, None])[:, 0]
-    weights = torch.tensor(row.weights[kind], dtype=log_probs.dtype)
-    if kind == "ce":
-        return -(weights * log_probs).sum()
-    ratio = torch.tensor(found.log_probs) - log_probs
-    return (weights * (ratio.exp() - ratio - 1)).sum()
+    return -(torch.tensor(row.weights, dtype=log_probs.dtype) * log_probs).sum()
 
 
 def gradient_of(trainer: Sharing, losses: list[torch.Tensor], divisor: float) -> torch.Tensor:
@@ -73,29 +68,25 @@ def gradient_of(trainer: Sharing, losses: list[torch.Tensor], divisor: float) ->
     return torch.cat([p.grad.flatten() for p in parameters])
 
 
-def with_rows_beside(batch: Batch, seed: int, kind: str) -> Batch:
+def with_rows_beside(batch: Batch, seed: int) -> Batch:
     """One row with a prompt of the batch, and one with a longer prompt and completion than any."""
     random_ = random.Random(seed)
-    known = beside(rollout(random_, batch.rows[5].rollout.prompt_ids), 2, **{kind: 0.25})
-    longer = beside(rollout(random_, list(range(20))), 9, **{kind: 0.5})
+    known = beside(rollout(random_, batch.rows[5].rollout.prompt_ids), 2, 0.25)
+    longer = beside(rollout(random_, list(range(20))), 9, 0.5)
     longer.rollout.completion_ids *= 2
     longer.rollout.completion_mask *= 2
-    longer.rollout.log_probs *= 2
-    return batch.with_beside([known, beside(longer.rollout, 9, **{kind: 0.5})])
+    return batch.with_beside([known, beside(longer.rollout, 9, 0.5)])
 
 
-@pytest.mark.parametrize("kind", ["ce", "ref_kl"])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_rows_beside_the_groups_add_the_gradient_of_their_loss(
-    trainer: Sharing, kind: str, is_shared: bool
-) -> None:
+def test_rows_beside_the_groups_add_the_gradient_of_their_loss(trainer: Sharing, is_shared: bool) -> None:
     batch, advantages = random_batch(1)
-    taught = with_rows_beside(batch, 2, kind)
+    taught = with_rows_beside(batch, 2)
     loss, gradient = trainer.learn(inputs_of(taught, advantages), shared=is_shared)
     expected_loss, expected = trainer.learn(inputs_of(batch, advantages), shared=False)
     tokens = float(inputs_of(batch, advantages)["num_items_in_batch"])
     with trainer.precision():
-        losses = [alone(trainer, row, kind) for row in taught.beside]
+        losses = [alone(trainer, row) for row in taught.beside]
         expected = expected + gradient_of(trainer, losses, tokens)
     assert sum(losses) > 0
     assert_same(gradient, expected, layers=trainer.num_layers)
@@ -109,7 +100,7 @@ def test_observations_are_learned_also_in_groups_of_one_reward(trainer: Sharing,
         Row(
             row.rollout,
             row.judged,
-            weights={"ce": [0.125 * (1 - flag) for flag in row.rollout.completion_mask]},
+            weights=[0.125 * (1 - flag) for flag in row.rollout.completion_mask],
         )
         for row in batch.rows
     ]
@@ -117,7 +108,7 @@ def test_observations_are_learned_also_in_groups_of_one_reward(trainer: Sharing,
     _, gradient = trainer.learn(inputs, shared=is_shared)
     _, expected = trainer.learn(inputs_of(batch, advantages), shared=False)
     with trainer.precision():
-        losses = [alone(trainer, row, "ce") for row in rows]
+        losses = [alone(trainer, row) for row in rows]
         expected = expected + gradient_of(trainer, losses, float(inputs["num_items_in_batch"]))
     assert_same(gradient, expected, layers=trainer.num_layers)
 
@@ -125,7 +116,7 @@ def test_observations_are_learned_also_in_groups_of_one_reward(trainer: Sharing,
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_split_loses_no_row_and_puts_it_with_its_prompt(trainer: Sharing, is_shared: bool) -> None:
     batch, advantages = random_batch(4)
-    inputs = inputs_of(with_rows_beside(batch, 5, "ce"), advantages)
+    inputs = inputs_of(with_rows_beside(batch, 5), advantages)
     whole = trainer.learn(inputs, shared=is_shared)[1]
     trainer.args.steps_per_generation, trainer.args.gradient_accumulation_steps = 4, 4
     trainer.current_gradient_accumulation_steps, before = 4, trainer.update.is_on
@@ -179,25 +170,20 @@ def test_a_failing_gold_is_not_taught(tmp_path: Path) -> None:
     assert not is_wrong([Judged(0, {"r": 1.0}, 1.0, "submitted", verdict=True), *failed])
 
 
-@pytest.mark.parametrize("loss", ["ce", "ref_kl"])
-def test_right_answers_before_training_are_kept_and_saved(tmp_path: Path, loss: Any) -> None:
-    bench = taught(tmp_path, kept=0.5, kept_loss=loss, kept_share=0.5)
+def test_right_answers_before_training_are_kept_and_saved(tmp_path: Path) -> None:
+    bench = taught(tmp_path, kept=0.5, kept_share=0.5)
     policies = []
     for script in ([[WRONG]] * 4, [[RIGHT]]):  # the group, and the question that is sampled before
         bench.say(*script)
         policies.append(bench.trainer.rollouts.policy)
     left = iter(policies)
     bench.trainer.rollouts.policy = lambda model: next(left)(model)  # type: ignore[method-assign]
-    if loss == "ref_kl":  # a script has no log-probs
-        with pytest.raises(ConfigError, match="needs the log-probs"):
-            bench.batch(0)
-        return
     inputs = bench.batch(0)
     assert inputs["is_beside"].tolist() == [False] * 4 + [True] * 2
-    assert f"{loss}_weights" in inputs
+    assert "ce_weights" in inputs
     (part,) = bench.trainer.teach
     state = part.state_dict()
-    other = taught(tmp_path / "other", kept=0.5, kept_loss=loss, kept_share=0.5)
+    other = taught(tmp_path / "other", kept=0.5, kept_share=0.5)
     other.trainer.teach[0].load_state_dict(state)
     other.say(*[[WRONG]] * 4)
     assert torch.equal(other.batch(0)["completion_ids"], inputs["completion_ids"])

@@ -182,11 +182,10 @@ class TokenTreeUpdate:
 
 
 def loss_tokens(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """1 for the completion tokens that GRPO's loss or another one reads; shape (B, K)."""
+    """1 for the completion tokens that GRPO's loss or the cross-entropy reads; shape (B, K)."""
     is_read = inputs["tool_mask"].bool()
-    for name in ("ce_weights", "ref_kl_weights"):
-        if name in inputs:
-            is_read = is_read | (inputs[name] != 0)
+    if "ce_weights" in inputs:
+        is_read = is_read | (inputs["ce_weights"] != 0)
     return inputs["completion_mask"] * is_read
 
 

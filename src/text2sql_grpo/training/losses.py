@@ -1,9 +1,8 @@
-"""Losses beside GRPO's on one batch: cross-entropy and a KL term, weighted by token (docs/losses.md).
+"""Cross-entropy beside GRPO's loss on one batch, weighted by token (docs/losses.md).
 
-Each token of a batch has weights for up to three losses, as in prime-rl
-(github.com/PrimeIntellect-ai/prime-rl): TRL's own by its advantage, `ce` and `ref_kl`. All three read the
-same log-probs, from one forward pass. A token of weight w in `ce` has the gradient of a sampled token whose
-advantage is w.
+Each token of a batch has an advantage in TRL's loss and a weight in the cross-entropy, as in prime-rl
+(github.com/PrimeIntellect-ai/prime-rl). Both read the same log-probs, from one forward pass. A token of
+weight w has the gradient of a sampled token whose advantage is w.
 
 Shapes: B rows of the groups, E rows beside them, K completion tokens.
 """
@@ -21,7 +20,6 @@ from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import CUT, Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.bench import evenly_spaced
 from text2sql_grpo.reliability.ranks import gather, rank, world_size
 from text2sql_grpo.rollout.demonstrations import gold_episode
@@ -35,7 +33,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 class Teach(Part, ABC):
-    """Weights of tokens in the losses beside GRPO's."""
+    """Weights of tokens in the cross-entropy beside GRPO's loss."""
 
     @abstractmethod
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
@@ -77,7 +75,7 @@ class Golds(Teach):
     def _row(self, question: int, trainer: "RolloutGRPOTrainer") -> Row:
         """Row of a gold's demonstration."""
         episode = gold_episode(self._examples[question], self._environment, trainer.rollouts.chat)
-        return beside(episode, question, ce=self._weight)
+        return beside(episode, question, self._weight)
 
 
 def is_wrong(group: Sequence[Judged]) -> bool:
@@ -97,16 +95,13 @@ class Kept(Teach):
         databases: Database of each training question.
         sampled: Number of questions that are sampled.
         weight: Weight of a token.
-        loss: `ce`, or `ref_kl` for the KL term to the policy before training.
         share: Rows beside a batch, as a share of its rows.
     """
 
-    def __init__(
-        self, databases: Sequence[str], *, sampled: int, weight: float, loss: str, share: float
-    ) -> None:
+    def __init__(self, databases: Sequence[str], *, sampled: int, weight: float, share: float) -> None:
         self._databases = databases
         self._questions = evenly_spaced(range(len(databases)), sampled)
-        self._weight, self._loss, self._share = weight, loss, share
+        self._weight, self._share = weight, share
         self._rows: list[dict[str, Any]] | None = None  # the next one first
 
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
@@ -122,30 +117,20 @@ class Kept(Teach):
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
         chosen = rows[rank() * count :][:count]
         return batch.with_beside(
-            [
-                beside(Rollout(**row["rollout"]), row["question"], **{self._loss: self._weight})
-                for row in chosen
-            ]
+            [beside(Rollout(**row["rollout"]), row["question"], self._weight) for row in chosen]
         )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
-        """Right rollouts of the current policy, on all ranks.
-
-        Raises:
-            ConfigError: `ref_kl` needs log-probs at sampling, and the engine has none.
-        """
+        """Right rollouts of the current policy, on all ranks."""
         questions = self._questions[rank() :: world_size()]
         rows = trainer.play.play(questions, trainer.rollouts)
-        names = ("prompt_ids", "completion_ids", "completion_mask", "log_probs")
+        names = ("prompt_ids", "completion_ids", "completion_mask")
         right = [
             {"question": row.judged.question, "rollout": {name: getattr(row.rollout, name) for name in names}}
             for row in rows
             if row.judged.verdict
         ]
-        everywhere = [row for own in gather(right) for row in own]
-        if self._loss == "ref_kl" and not all(all(map(math.isfinite, _log_probs(row))) for row in everywhere):
-            raise ConfigError("losses.kept_loss ref_kl needs the log-probs of rollout.engine slots")
-        return everywhere
+        return [row for own in gather(right) for row in own]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._rows}
@@ -154,14 +139,9 @@ class Kept(Teach):
         self._rows = state["rows"]
 
 
-def _log_probs(row: Mapping[str, Any]) -> list[float]:
-    """Log-probs of a kept rollout; NaN if it has none."""
-    return row["rollout"]["log_probs"] or [math.nan]
-
-
-def beside(rollout: Rollout, question: int, **weights: float) -> Row:
-    """Row beside the groups, with these weights on the tokens of its assistant's turns."""
-    by_token = {name: [w * flag for flag in rollout.completion_mask] for name, w in weights.items()}
+def beside(rollout: Rollout, question: int, weight: float) -> Row:
+    """Row beside the groups, with this weight on the tokens of its assistant's turns."""
+    by_token = [weight * flag for flag in rollout.completion_mask]
     return Row(rollout, Judged(question, None, None, "beside"), weights=by_token)
 
 
@@ -178,7 +158,6 @@ def open_losses(
                 [example.database for example in examples],
                 sampled=settings.kept_questions,
                 weight=settings.kept,
-                loss=settings.kept_loss,
                 share=settings.kept_share,
             )
         )
@@ -186,19 +165,17 @@ def open_losses(
 
 
 def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Add the rows beside the groups to the inputs of GRPO's loss, and the weights of the other losses.
+    """Add the rows beside the groups to the inputs of GRPO's loss, and the weights of the cross-entropy.
 
     Args:
         inputs: Inputs of the B rows of the groups, see `RolloutGRPOTrainer.generation_batch`.
 
     Returns:
         `inputs` of B + E rows, the last E without an advantage and without a token that GRPO reads;
-        `is_beside`, True for these, (B + E,); and for each loss with a weight `NAME_weights`, with the
-        `start_log_probs` of the rows beside the groups, all (B + E, K). `inputs` itself without weights.
+        `is_beside`, True for these, (B + E,); and `ce_weights`, (B + E, K). `inputs` itself without weights.
     """
     rows = [*batch.rows, *batch.beside]
-    names = sorted({name for row in rows for name in row.weights})
-    if not names:
+    if not any(row.weights for row in rows):
         return dict(inputs)
     added = {
         "prompt_ids": [row.rollout.prompt_ids for row in batch.beside],
@@ -229,17 +206,13 @@ def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torc
         if name in added:
             more = padded(added[name], width, padding=padding, left=kind == "prompt").to(value.dtype)
         found[name] = torch.cat([value, more])
-    width = widths["completion"]
-    for name in names:
-        found[f"{name}_weights"] = padded([row.weights.get(name, []) for row in rows], width).float()
-    known: list[list[float]] = [[]] * len(batch.rows) + [row.rollout.log_probs for row in batch.beside]
-    found["start_log_probs"] = padded(known, width).float()
+    found["ce_weights"] = padded([row.weights for row in rows], widths["completion"]).float()
     found["is_beside"] = torch.arange(len(rows), device=found["prompt_ids"].device) >= len(batch.rows)
     return found
 
 
 class LossPass:
-    """One forward pass for all losses of a micro-batch.
+    """One forward pass for both losses of a micro-batch.
 
     Args:
         inputs: Inputs of B + E rows, see `joined`.
@@ -267,19 +240,11 @@ class LossPass:
         count = len(self.groups["advantages"])
         return self._log_probs[:count], None if entropies is None else entropies[:count], aux_loss
 
-    def side_losses(self, normalizer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Losses beside GRPO's, by name; each a scalar.
-
-        `ref_kl` is Schulman's estimator k3 of the KL divergence, TRL's, at stored tokens.
+    def cross_entropy(self, normalizer: torch.Tensor) -> torch.Tensor | None:
+        """Weighted cross-entropy; a scalar, None without weights.
 
         Args:
-            normalizer: Number of tokens that each is a mean of.
+            normalizer: Number of tokens that it is a mean of.
         """
-        inputs, losses = self._inputs, {}
-        if "ce_weights" in inputs:
-            losses["ce"] = -(inputs["ce_weights"] * self._log_probs).sum() / normalizer
-        if "ref_kl_weights" in inputs:
-            weights = inputs["ref_kl_weights"]
-            difference = torch.where(weights > 0, inputs["start_log_probs"] - self._log_probs, 0.0)
-            losses["ref_kl"] = (weights * (difference.exp() - difference - 1)).sum() / normalizer
-        return losses
+        weights = self._inputs.get("ce_weights")
+        return None if weights is None else -(weights * self._log_probs).sum() / normalizer

@@ -62,13 +62,13 @@ class Row:
 
     Attributes:
         record: Its line in the log of episodes, without the step; None for none.
-        weights: Weight of each completion token in losses beside TRL's, by the loss's name; empty for none.
+        weights: Weight of each completion token in the cross-entropy beside TRL's loss; empty for none.
     """
 
     rollout: Rollout
     judged: Judged
     record: Mapping[str, Any] | None = None
-    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    weights: Sequence[float] = ()
 
     @property
     def mask(self) -> list[int]:

@@ -190,7 +190,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
-        """Return TRL's loss of a micro-batch, and the losses beside it."""
+        """Return TRL's loss of a micro-batch, and the cross-entropy beside it."""
         inputs, is_scored = self.update.narrowed(model, inputs)
         self._loss_pass = loss_pass = LossPass(inputs, is_scored)
         loss: torch.Tensor = super()._compute_loss(model, loss_pass.groups)
@@ -198,9 +198,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
         # TRL's normaliser of `dapo`.
         tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        for name, value in loss_pass.side_losses(tokens).items():
-            loss = loss + value
-            self.collect({f"losses/{name}": float(value.detach())})
+        if (beside := loss_pass.cross_entropy(tokens)) is not None:
+            loss = loss + beside
+            self.collect({"losses/ce": float(beside.detach())})
         self.collect(
             {"fast/rollouts": float(self.rollouts.plays_by_slots), "fast/updates": float(self.update.is_on)}
         )
