@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.file_limits import file_size_limit
 from tests.processes import ended, fork, has_ended, needs_fork, printed
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
@@ -233,18 +232,6 @@ def test_a_run_folder_that_cannot_be_or_holds_other_things(
     message = refused(capsys, config, "--run.output_dir", "thesis")
     assert "other files than those of a run, such as chapter.tex (thesis)" in message
     assert os.listdir(other) == ["chapter.tex"]
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Writes beyond this size fail, as on a full disk."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_one_message_and_earlier_files_stay(

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.file_limits import file_size_limit
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
 from text2sql_grpo.commands.default_config import REQUIRED
@@ -350,21 +350,12 @@ def test_a_reader_that_ends_early_ends_the_program_quietly() -> None:
     assert process.returncode == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
 def test_a_full_disk_names_the_file_and_leaves_none_half_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import resource
-
     write_shop(tmp_path / "databases")
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
-    try:
+    with file_size_limit(2_000):
         code = main(["data", "make", "--databases", "databases", "--out", "full"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
     assert code == 1 and "error: cannot write full/" in capsys.readouterr().err
     assert not list((tmp_path / "full").glob("*.jsonl"))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.file_limits import file_size_limit
 from tests.scripted_policy import ask
 from tests.scripted_trainer import Bench
 from text2sql_grpo import trl_compat
@@ -99,16 +100,13 @@ def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained:
 
 
 def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_else(trained: SQLGRPOTrainer) -> None:
-    resource = pytest.importorskip("resource")
     folder = Path(trained.args.output_dir)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises(Exception, match=r"File too large|cannot write to the run folder"):
-            trl_compat.save_checkpoint(trained)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        file_size_limit(50_000),
+        pytest.raises(Exception, match=r"File too large|cannot write to the run folder"),
+    ):
+        trl_compat.save_checkpoint(trained)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 

@@ -1,6 +1,6 @@
 """Worker process that runs the queries on its standard input; it can be killed at any time.
 
-Started by `pool` as `python -I -S`, so that it is ready in about 25 ms and takes 13 MB: for SQLite it
+Started by `pool` as `python -I -S -B`, so that it is ready in about 25 ms and takes 13 MB: for SQLite it
 imports nothing beyond a few modules of the standard library.
 
 A second thread watches the deadline. It sends finished answers while the rest of a request runs, and ends

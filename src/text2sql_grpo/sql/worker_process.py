@@ -94,7 +94,7 @@ class Worker:
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", BOOT, str(PACKAGE)],
+                [sys.executable, "-I", "-S", "-B", "-c", BOOT, str(PACKAGE)],  # it writes no bytecode
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,  # not this process's own, which may be a terminal
@@ -168,7 +168,7 @@ class Worker:
             is_killed = os.name == "posix" and code == -signal.SIGKILL and not self.is_late
             raise (KilledAtStart if is_killed else RunError)(
                 f"SQL worker exited with code {code} during start-up"
-                f" (command: {sys.executable} -I -S): {self.stderr() or 'it wrote nothing to stderr'}"
+                f" (command: {sys.executable} -I -S -B): {self.stderr() or 'it wrote nothing to stderr'}"
             ) from None
         self.due = float("inf")
         missing = [part for part in PARTS if part not in self.sandbox]
