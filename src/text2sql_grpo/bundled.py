@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
-# A wheel holds `config/` and `data/` inside the package; in a checkout they stand beside `src/`.
+# A wheel holds `config/` and `data/` inside the package; in a checkout they stand next to `src/`.
 ROOT = _PACKAGE / "bundled" if (_PACKAGE / "bundled").is_dir() else _PACKAGE.parents[1]
 
 

@@ -171,7 +171,7 @@ class DataConfig:
 @checked
 @dataclass(frozen=True)
 class SFTSettings:
-    """Supervised fine-tuning (SFT) before GRPO or alone: from gold SQL, from collected chats, or from both.
+    """Supervised fine-tuning (SFT), before GRPO or without it: from gold SQL, collected chats, or both.
 
     A gold is demonstrated in the environment itself: an exploratory query first, where the question has one,
     or the answer at once. Only tokens of the assistant count in the loss.
@@ -224,7 +224,7 @@ class GradingConfig:
 
     Attributes:
         test_databases: Maximum number per gold query of small databases on which a right answer must agree
-            with it too; 0 judges on the database alone. They are made at the first right answer,
+            with it too; 0 judges only on the database. They are made at the first right answer,
             in some tenths of a second per gold, and kept in the cache folder.
         server_url: URL of a superuser of a PostgreSQL server on which test databases of PostgreSQL databases
             are made; without it a private server is started from the system's package. The URL
@@ -328,17 +328,16 @@ class SelectionConfig:
 @checked
 @dataclass(frozen=True)
 class LossesConfig:
-    """Cross-entropy beside GRPO's loss on the same batch, by the weight of a token (docs/losses.md).
+    """Cross-entropy in addition to GRPO's loss, by the weight of a token (docs/losses.md).
 
     A token of weight w has the gradient of a sampled token with the advantage w.
 
     Attributes:
         gold: Cross-entropy on the gold's demonstration, in groups without a right rollout; 0 for none.
         gold_share: Largest share of a batch's groups with a demonstration.
-        kept: Weight of right answers of the policy before training, which are kept beside each batch; 0 for
-            none.
+        kept: Weight of right answers of the policy before training, added to each batch; 0 for none.
         kept_questions: Training questions that are sampled once before the first step.
-        kept_share: Kept answers beside a batch, as a share of its episodes.
+        kept_share: Kept answers added to a batch, as a share of its episodes.
     """
 
     gold: Share = 0.0

@@ -21,7 +21,7 @@ MAX_YAML_VALUES = 100_000
 
 @contextmanager
 def draft(path: Path) -> Iterator[Path]:
-    """File or folder to write, beside `path`: replaces `path` when the block ends, is removed if it fails.
+    """File or folder to write, next to `path`: replaces `path` when the block ends, is removed if it fails.
 
     Each thread of each process has a draft of its own.
     """

@@ -16,9 +16,9 @@ PROMPT_TEXTS = {
 
 # What no page of PyTorch or SQLite would print.
 ODD = re.compile(
-    r"\b(mend(?:s|ed|ing)?|heed(?:s|ed)?|anew|besides|alike|whatever|to be had|as a whole|nobody|"
-    r"whoever|somebody|says|tells?|speaks?|plays?|played|golds|exam|wall(?!.clock| time)|dead|"
-    r"(?:may|must) hold no)\b|"
+    r"\b(mend(?:s|ed|ing)?|heed(?:s|ed)?|anew|besides?|alone|texts|alike|whatever|to be had|"
+    r"as a whole|nobody|whoever|somebody|says|tells?|speaks?|plays?|played|golds|exam|"
+    r"wall(?!.clock| time)|dead|(?:may|must) hold no)\b|"
     r"(?<!here )\b(?:is|are) no\b(?! longer)",
     re.IGNORECASE,
 )

@@ -171,7 +171,7 @@ def _gold_findings(
 def _run_again(
     gold: tuple[Database, str], first: ExecutionOutcome, executor: SQLExecutor
 ) -> ExecutionOutcome:
-    """The faster outcome of the first run, beside others, and one alone."""
+    """The faster outcome of the first run, next to others, and one alone."""
     with SQLExecutor(executor.limits, workers=1, cache_entries=0) as alone:
         return min(first, alone.execute(*gold), key=lambda outcome: (not outcome.is_ok, outcome.elapsed_s))
 

@@ -1,4 +1,4 @@
-"""Audit of a reward: wrong answers it pays, right ones it refuses, beside official execution accuracy."""
+"""Audit of a reward: wrong answers it pays, right ones it refuses, and official execution accuracy."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

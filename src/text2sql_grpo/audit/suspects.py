@@ -121,7 +121,7 @@ def find_suspects(
 
 
 def write_suspects(path: Path, suspects: Sequence[Record]) -> None:
-    """Write the suspects as JSONL, and beside it, with the suffix `.md`, as a page to decide by.
+    """Write the suspects as JSONL, and next to it, with the suffix `.md`, as a page to decide by.
 
     Raises:
         RunError: A file cannot be written.

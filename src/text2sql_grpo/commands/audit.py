@@ -41,7 +41,7 @@ def data(
         quarantine: File to write ids and reasons to, for data.quarantine.
         keep: Reasons that do not quarantine; default: tie_dependent, gap, suspect.
         answers: JSONL of rollouts, collected episodes or predictions (id, sql), at least 4 of a question.
-        suspects: File to write the suspects to, with a page to read beside it (.md).
+        suspects: File to write the suspects to, with a page to read next to it (.md).
         json: Print JSON instead of a report.
     """
     from rich.console import Console

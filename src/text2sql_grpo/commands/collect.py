@@ -53,7 +53,7 @@ def collect(
         samples: Episodes of each question.
         temperature: 0 is greedy.
         seed: Random seed of sampling.
-        keep: Write the chats that pass these filters beside --out, as NAME.FILTER.jsonl.
+        keep: Write the chats that pass these filters next to --out, as NAME.FILTER.jsonl.
         parallel: Concurrent episodes at --base_url.
         retries: Retries of one request.
         timeout_s: Seconds for one request.
@@ -150,7 +150,7 @@ def _write_chats(
     *,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Write the chats that pass each filter beside `out`, as `NAME.FILTER.jsonl`."""
+    """Write the chats that pass each filter next to `out`, as `NAME.FILTER.jsonl`."""
     from text2sql_grpo.files import write_jsonl
 
     for name in keep:

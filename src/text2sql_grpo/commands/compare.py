@@ -31,7 +31,7 @@ def compare(
 ) -> int:
     """Compare two models on the same questions, or several runs of training that differ in their seed.
 
-    Models answer greedily; saved answers are used instead where given, new ones are written beside --out.
+    Models answer greedily; saved answers are used instead where given, new ones are written next to --out.
 
     Args:
         base: Model folder, adapter, checkpoint or Hub id; or answers: .jsonl, an evaluation's .json, or a

@@ -21,7 +21,7 @@ def export(
     Args:
         model: Folder of a merged model, such as RUN/merged.
         to: gguf for llama.cpp, ollama for the same with a Modelfile; vllm and mlx read the folder itself.
-        out: Folder to write; default: NAME-gguf or NAME-ollama beside the model.
+        out: Folder to write; default: NAME-gguf or NAME-ollama next to the model.
         quantization: Type of the matrices in a GGUF file.
     """
     if (model / "adapter_config.json").is_file():

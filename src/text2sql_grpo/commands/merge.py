@@ -24,12 +24,12 @@ def merge(
 
     Args:
         adapter: Folder of the adapter or full model, or a run folder; data/start is the package's.
-        out: Folder to write; default: 'merged' beside the adapter.
+        out: Folder to write; default: 'merged' next to the adapter.
         base: Folder or Hub id of the base; default: the one the adapter names.
         dtype: Type of the merged weights.
-        quantization: Quantization of the base in training; auto: that of config.yaml beside the adapter.
+        quantization: Quantization of the base in training; auto: that of config.yaml next to the adapter.
         num_samples: Held-out questions to answer before and after.
-        config: YAML with these questions; default: config.yaml beside the adapter.
+        config: YAML with these questions; default: config.yaml next to the adapter.
     """
     from text2sql_grpo.models.sources import local_folder
 

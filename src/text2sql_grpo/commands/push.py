@@ -29,7 +29,7 @@ def push(
         run_folder: Run folder, pushed as a dataset.
         public: Make it public; default: private.
         include: Also push these of a run folder, such as adapter or 'checkpoint-*'.
-        report: Push a run's page, report.html, beside its model; it holds questions and rows of the database.
+        report: Push a run's page, report.html, with its model; it holds questions and rows of the database.
         dry_run: List the files that would be sent, with their sizes, and send nothing; needs no token.
         audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
         allow: Findings of the search for secrets that are none, as it names them; * stands for any text.
@@ -39,7 +39,7 @@ def push(
         raise ConfigError("--audit goes into a model's card: it needs --folder")
     if folder is None and report:
         raise ConfigError(
-            "--report goes beside a model: it needs --folder (a run folder is pushed with its page)"
+            "--report goes next to a model: it needs --folder (a run folder is pushed with its page)"
         )
     if run_folder is None and include:
         raise ConfigError("--include needs --run_folder")

@@ -10,7 +10,7 @@ from text2sql_grpo.errors import DataError, needs_extra
 def view(run: Path, more: list[Path] | None = None, *, port: Port | None = None, browser: bool = True) -> int:
     """Open the page of a run: result, curve, answers and episodes.
 
-    One file, report.html, that opens from disk, without network; report.json beside it holds the same data.
+    One file, report.html, that opens from disk, without network; report.json next to it holds the same data.
     Training writes both at its end. With --port, or with several runs, a server on 127.0.0.1 shows the page
     instead, and it goes on while the runs do.
 

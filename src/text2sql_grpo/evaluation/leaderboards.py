@@ -21,7 +21,7 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
     | board | form | read by |
     | --- | --- | --- |
     | bird | JSON `{"0": "SQL\\t----- bird -----\\tdatabase"}` | `evaluation.py` of BIRD |
-    | spider | a query a line; beside it `.gold.sql` of `query<tab>database` | `evaluation.py` of test-suite-sql-eval |
+    | spider | a query a line; next to it `.gold.sql` of `query<tab>database` | `evaluation.py` of test-suite-sql-eval |
     | spider2 | a folder of `ID.sql` | `evaluate.py` of Spider 2.0 |
     | livesql | JSONL of `instance_id` and `pred_sqls` | evaluator of LiveSQLBench |
 

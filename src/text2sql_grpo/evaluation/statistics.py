@@ -2,7 +2,7 @@
 
 Errors of intervals are clustered by database, tests flip the signs of the databases' differences (Miller
 2024, arXiv:2411.00640, sec. 2.2; Good 2005, "Permutation, Parametric and Bootstrap Tests", ch. 3). The naive
-figures, which assume independent questions, are given beside them.
+figures, which assume independent questions, are given next to them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -240,7 +240,7 @@ def sign_flip_p(differences: Iterable[int]) -> float:
 
 
 def remark(databases: int) -> str:
-    """Warning beside figures of few databases; empty from 6 on, and if databases are unknown."""
+    """Warning next to figures of few databases; empty from 6 on, and if databases are unknown."""
     if not 0 < databases < FEW_DATABASES:
         return ""
     if databases == 1:

@@ -99,7 +99,7 @@ class Teacher:
         """Read the log, if there is one; nothing is sent.
 
         Args:
-            out: File to write; its log stands beside it.
+            out: File to write; its log stands next to it.
             real_rows: Show rows of the database instead of made-up ones.
             prices: Price of a million tokens read, and of a million written.
 

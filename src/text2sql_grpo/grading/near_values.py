@@ -23,7 +23,7 @@ _DAY, _SECOND = timedelta(days=1), timedelta(seconds=1)
 
 
 def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
-    """Values just beside the literal, in the type and format of the values `alike`.
+    """Values closest to the literal, in the type and format of the values `alike`.
 
     >>> near_values(20, alike=[18, 35])
     [19, 21, 10, 40]
@@ -160,7 +160,7 @@ class DateFormat:
         return self.kind(moment.strftime(self.pattern))
 
     def around(self, literal: Cell, known: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
-        """Dates that meet a literal, and dates just beside it; none for a format or a modifier.
+        """Dates that meet a literal, and dates closest to it; none for a format or a modifier.
 
         Args:
             literal: A date in this format or as of ISO 8601, or a part of one: its year, month or day.

@@ -10,7 +10,7 @@ from text2sql_grpo.sql.outcome import Cell
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 MAX_LENGTH = 4  # elements of a list that is drawn, or one more than the longest known
-NEAR = 0.4  # share of scalars that no row holds: a literal of the query, or a number beside a known one
+NEAR = 0.4  # share of scalars that no row holds: a literal of the query, or a number next to a known one
 
 
 @dataclass(frozen=True)

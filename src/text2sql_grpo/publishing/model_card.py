@@ -20,7 +20,7 @@ from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import COMPARISON, CONFIG, CURVE, EVALUATION, read_evaluation, read_metrics
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
-_PEFT_MARK = "# Model Card for Model ID"  # PEFT's empty template beside an adapter
+_PEFT_MARK = "# Model Card for Model ID"  # PEFT's empty template next to an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GRADINGS = ("strict", "official")
 

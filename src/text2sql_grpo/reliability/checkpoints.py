@@ -182,7 +182,7 @@ class Checkpoints(TrainerCallback):
         trainer.accelerator.wait_for_everyone()
 
     def restore(self, checkpoint: Path) -> None:
-        """Restore what `writing` saved beside the files of transformers.
+        """Restore what `writing` saved next to the files of transformers.
 
         Call after weights, optimizer and `trainer.state` are restored.
         """

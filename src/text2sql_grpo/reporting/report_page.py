@@ -49,7 +49,7 @@ Record = dict[str, Any]
 
 
 def write_report(run: Path) -> Path:
-    """Write the page of a run folder, and its data beside it.
+    """Write the page of a run folder, and its data next to it.
 
     Raises:
         DataError: The folder holds nothing of a run, or a file that cannot be read.
@@ -98,7 +98,7 @@ def run_report(run: Path) -> Record:
 
 
 def evaluation_report(path: Path) -> Record:
-    """Data of the page of an evaluation, whose answers lie beside it as JSONL.
+    """Data of the page of an evaluation, whose answers lie next to it as JSONL.
 
     Raises:
         DataError: A file is missing or cannot be read.
@@ -126,7 +126,7 @@ def episodes_report(name: str, episodes: Sequence[Record]) -> Record:
 
 
 def write_page(path: Path, *reports: Record) -> Path:
-    """Write a page, and its data beside it: `report.json` in a run folder, else `NAME.report.json`.
+    """Write a page, and its data next to it: `report.json` in a run folder, else `NAME.report.json`.
 
     Where the page would be too long, the first groups and answers are left out of it.
     """

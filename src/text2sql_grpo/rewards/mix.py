@@ -33,7 +33,7 @@ class RewardMix:
         """Read the settings and prove that every right answer earns more than any wrong one.
 
         Args:
-            settings: Weights by reward (see `reward_function`), and beside them, each optional: `preset`,
+            settings: Weights by reward (see `reward_function`), and next to them, each optional: `preset`,
                 with default weights; `clip`, the lowest and the highest reward; `on_error`: `mask` leaves out
                 samples whose gold failed or whose episode was cut, `penalty` gives them -1. Without a preset
                 the default is `execution: 1.0`.

@@ -181,8 +181,8 @@ class SlotPolicy:
 def cache_bytes(device: torch.device) -> int:
     """Number of bytes for keys and values: half of what is free on a GPU, an eighth of a machine's memory.
 
-    What torch's allocator has reserved and does not use is free. The share of a CPU does not depend on what
-    runs beside, so that equal runs have equal passes; ranks on one machine divide it.
+    What torch's allocator has reserved and does not use is free. The share of a CPU does not depend on
+    other programs, so that equal runs have equal passes; ranks on one machine divide it.
     """
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -268,7 +268,7 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
 
 
 def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
-    """Train in a folder beside `folder`, resuming an unfinished stage, and rename it at the end."""
+    """Train in a folder next to `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
     found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
     checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]

@@ -1,4 +1,4 @@
-"""Review of questions: which are drawn, what is shown beside each, and the check of an edited one."""
+"""Review of questions: which are drawn, what is shown next to each, and the check of an edited one."""
 
 import random
 import re

@@ -20,7 +20,7 @@ class EpisodeFile:
     Each line is written at once; opening the file cuts off a line that a kill left half written.
 
     Args:
-        path: The file; its settings are stored beside it, as `.settings.json`.
+        path: The file; its settings are stored next to it, as `.settings.json`.
         settings: Settings that the episodes depend on.
 
     Attributes:

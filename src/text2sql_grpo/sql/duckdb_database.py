@@ -48,7 +48,7 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
     "external_threads": 1,
     "memory_limit": MEMORY_LIMIT,
-    "temp_directory": "",  # nothing is written to disk, beside the database or elsewhere
+    "temp_directory": "",  # nothing is written to disk, next to the database or elsewhere
     "enable_external_access": False,
     "autoload_known_extensions": False,
     "autoinstall_known_extensions": False,
@@ -146,7 +146,7 @@ def interrupted_when_late(work: Future[T], session: duckdb.DuckDBPyConnection, t
 
 
 def fingerprint_of(path: str) -> Fingerprint:
-    """Time stamps (ns), size, inode, and whether a log beside the file holds unmerged changes."""
+    """Time stamps (ns), size, inode, and whether a log next to the file holds unmerged changes."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):

@@ -29,7 +29,7 @@ class Engine:
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
         connection: Name of that class.
         schema_module: Module whose `read` reads a schema.
-        logs: Suffixes of files beside a database that hold changes; empty for a server.
+        logs: Suffixes of files next to a database that hold changes; empty for a server.
         is_server: True if a database is no file, so that nothing of it is cached.
         max_open: Maximum number of connections of one worker; None for as many as files may be open.
         address_space: Maximum addresses of a worker, bytes.

@@ -1,4 +1,4 @@
-"""Files that SQL workers may read: databases, the files beside them, and their siblings.
+"""Files that SQL workers may read: databases, the files next to them, and their siblings.
 
 The rights of a worker are fixed when it starts. Each new file raises the version of the grants, and a worker
 may read what was granted up to the version at which it started.
@@ -22,7 +22,7 @@ MAX_LISTED = 2_000  # siblings that are granted together
 
 Identity = tuple[int, int] | None  # device and inode; None if there is no file
 
-# Beside a database's file; those that are there when a worker starts are read, and none is made.
+# Next to a database's file; those that are there when a worker starts are read, and none is made.
 _SIDE_FILES: dict[Kind, tuple[str, ...]] = {
     "sqlite": ("-wal", "-shm", "-journal"),
     "duckdb": (".wal", ".wal.recovery", ".wal.checkpoint"),
@@ -91,7 +91,7 @@ class Grants:
         return {path: identity} | {path: known for path, known in beside.items() if known}
 
     def _siblings_of(self, location: str) -> list[str]:
-        """Databases beside this one, or in folders beside its own, once several were asked for there."""
+        """Databases next to this one, or in folders next to its own, once several were asked for there."""
         if ENGINES[self._kind].is_server:
             return []
         folder, suffix = os.path.dirname(location), glob.escape(os.path.splitext(location)[1])

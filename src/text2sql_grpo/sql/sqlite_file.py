@@ -33,7 +33,7 @@ _SETTINGS = (
     f" PRAGMA cache_size = -{PAGE_CACHE_KIB};"
 )
 
-# Modification time (ns), size, inode, time of the inode's last change (ns), time and size of logs beside the
+# Modification time (ns), size, inode, time of the inode's last change (ns), time and size of logs next to the
 # file, and whether all are settled.
 Fingerprint = tuple[int, int, int, int, tuple[tuple[int, int], ...], bool]
 
@@ -153,7 +153,7 @@ def connect(path: str, *, is_settled: bool, has_log_mode: bool) -> sqlite3.Conne
         if os.access(path + "-shm", os.F_OK):
             with contextlib.suppress(sqlite3.OperationalError):  # its writer is gone
                 return _connected(path, "readonly_shm=1")
-        # Without a lock, for which SQLite would make a file beside the log. See `is_unlocked`.
+        # Without a lock, for which SQLite would make a file next to the log. See `is_unlocked`.
         if not os.access(path + "-wal", os.F_OK):
             return _connected(path, "immutable=1", "PRAGMA locking_mode = EXCLUSIVE;")
         return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE;")

@@ -148,7 +148,7 @@ def make_questions(
 
     Args:
         databases: Folder of databases, or a file, a folder of rows or a URL. The templates are those of
-            `templates.yaml` beside the folder, or of the package's `own_templates.yaml` if there is none.
+            `templates.yaml` next to the folder, or of the package's `own_templates.yaml` if there is none.
         out: Folder of the files. Sets without databases are not written; sets that the databases cannot
             fill are shorter.
         seed: Random seed; held-out columns and literals do not depend on it.

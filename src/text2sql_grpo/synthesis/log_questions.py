@@ -52,7 +52,7 @@ def questions_of_logs(
 ) -> MadeOfLogs:
     """Write questions for the queries of logs, the most frequent first.
 
-    Beside `out` are `.._to_word.jsonl`, of queries whose question is left to people, and `.._made.json` with
+    Next to `out` are `.._to_word.jsonl`, of queries whose question is left to people, and `.._made.json` with
     the number of calls by id and a fingerprint of each file.
 
     Args:

@@ -100,7 +100,7 @@ class TokenTreeUpdate:
     def split(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """Split a generation batch into micro-batches, prompts that begin alike together.
 
-        A row beside the groups (`training.losses.joined`) goes where a prompt begins most like its own.
+        A row next to the groups (`training.losses.joined`) goes where a prompt begins most like its own.
         """
         args, beside = self._trainer.args, list[int]()
         if "is_beside" in batch:

@@ -18,7 +18,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs) -> Inputs:
-    """Log-probs that the loss reads beside the policy's, each of shape (B, K).
+    """Log-probs that the loss reads next to the policy's, each of shape (B, K).
 
     `old_per_token_logps` if the policy changes before the batch is used up, `ref_per_token_logps` with a KL
     term, `sampling_per_token_logps` for TRL's off-policy mask and for its correction of vLLM's probabilities,

@@ -1,10 +1,10 @@
-"""Cross-entropy beside GRPO's loss on one batch, weighted by token (docs/losses.md).
+"""Cross-entropy in addition to GRPO's loss on one batch, weighted by token (docs/losses.md).
 
 Each token of a batch has an advantage in TRL's loss and a weight in the cross-entropy, as in prime-rl
 (github.com/PrimeIntellect-ai/prime-rl). Both read the same log-probs, from one forward pass. A token of
 weight w has the gradient of a sampled token whose advantage is w.
 
-Shapes: B rows of the groups, E rows beside them, K completion tokens.
+Shapes: B rows of the groups, E rows next to them, K completion tokens.
 """
 
 import math
@@ -33,11 +33,11 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 class Teach(Part, ABC):
-    """Weights of tokens in the cross-entropy beside GRPO's loss."""
+    """Weights of tokens in the cross-entropy in addition to GRPO's loss."""
 
     @abstractmethod
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
-        """Return the batch with weights on its rows, or with rows beside its groups."""
+        """Return the batch with weights on its rows, or with rows next to its groups."""
 
 
 class Golds(Teach):
@@ -88,14 +88,14 @@ class Kept(Teach):
     """Loss on right answers of the policy before training, so that it does not forget them.
 
     Before the first step one rollout is sampled of evenly spaced training questions, and the right ones are
-    kept. Each batch then has some of them beside its groups, in turn, those on its databases first: they
+    kept. Each batch then has some of them next to its groups, in turn, those on its databases first: they
     share the schema's tokens with it.
 
     Args:
         databases: Database of each training question.
         sampled: Number of questions that are sampled.
         weight: Weight of a token.
-        share: Rows beside a batch, as a share of its rows.
+        share: Rows added to a batch, as a share of its rows.
     """
 
     def __init__(self, databases: Sequence[str], *, sampled: int, weight: float, share: float) -> None:
@@ -140,7 +140,7 @@ class Kept(Teach):
 
 
 def beside(rollout: Rollout, question: int, weight: float) -> Row:
-    """Row beside the groups, with this weight on the tokens of its assistant's turns."""
+    """Row next to the groups, with this weight on the tokens of its assistant's turns."""
     by_token = [weight * flag for flag in rollout.completion_mask]
     return Row(rollout, Judged(question, None, None, "beside"), weights=by_token)
 
@@ -165,7 +165,7 @@ def open_losses(
 
 
 def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Add the rows beside the groups to the inputs of GRPO's loss, and the weights of the cross-entropy.
+    """Add the rows next to the groups to the inputs of GRPO's loss, and the weights of the cross-entropy.
 
     Args:
         inputs: Inputs of the B rows of the groups, see `RolloutGRPOTrainer.generation_batch`.

@@ -62,7 +62,7 @@ class Row:
 
     Attributes:
         record: Its line in the log of episodes, without the step; None for none.
-        weights: Weight of each completion token in the cross-entropy beside TRL's loss; empty for none.
+        weights: Weight of each completion token in the cross-entropy; empty for none.
     """
 
     rollout: Rollout
@@ -84,7 +84,7 @@ class Batch:
     Attributes:
         rows: Rollouts of this rank, in the order of their groups' places.
         judged: Facts of the rollouts of all ranks, in order of ranks.
-        beside: E rows of this rank beside its groups, for the losses beside GRPO's.
+        beside: E rows of this rank next to its groups, for the cross-entropy.
     """
 
     rows: Sequence[Row]
@@ -111,7 +111,7 @@ class Batch:
         return groups
 
     def with_beside(self, rows: Sequence[Row]) -> "Batch":
-        """Return the batch with these further rows beside its groups."""
+        """Return the batch with these further rows next to its groups."""
         return replace(self, beside=[*self.beside, *rows])
 
     def tensors(

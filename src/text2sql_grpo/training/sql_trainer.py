@@ -47,8 +47,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         environment: Databases, sessions and grader.
         train_dataset: Questions with gold queries: a `datasets.Dataset`, a list of dicts, a file or a Hub id,
             see `load_examples`; or examples that are checked already.
-        reward_funcs: Rewards beside the strict verdict, or in its place, see `reward_mix`; None for 1 if the
-            answer is right, also on the test databases, else 0.
+        reward_funcs: Rewards in addition to the strict verdict, or in its place, see `reward_mix`; None for 1
+            if the answer is right, also on the test databases, else 0.
         args: Training arguments; None for the defaults.
         eval_dataset: Questions that are answered greedily before the first step, every `args.eval_steps`
             steps and after the last step; see `evaluation_schedule.jsonl`.
@@ -58,7 +58,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         optimizers: Optimiser and learning-rate scheduler, as in transformers' `Trainer`.
         rollout: Engine of the rollouts.
         select: See `RolloutGRPOTrainer`; `training.select` makes it of a config.
-        losses: Losses beside GRPO's; None for none.
+        losses: Cross-entropy in addition to GRPO's loss; None for none.
 
     Raises:
         RunError: Anything wrong with the model, the questions, the rewards or the arguments.

@@ -48,9 +48,9 @@ class RolloutGRPOTrainer(GRPOTrainer):
         rollout: Engine of the rollouts.
         processing_class: Tokenizer; None for that of the model.
         select: Selects questions; None for shuffled epochs.
-        teach: Losses beside GRPO's.
+        teach: Cross-entropy in addition to GRPO's loss.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
-        record: Parts that log batches, beside the metrics of rewards and lengths.
+        record: Parts that log batches, in addition to the metrics of rewards and lengths.
 
     Attributes:
         rollouts: Rollouts with the current policy.
@@ -116,7 +116,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         Returns:
             TRL's contract with its loss: see `Batch.tensors`, `advantages` (B,) or (B, K), and log-probs
             (B, K) of the sampler, the old policy and the reference where the loss reads them; with losses
-            beside GRPO's, see `joined`.
+            in addition to GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
             questions = self.select.draw(self._num_groups)
@@ -190,7 +190,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
-        """Return TRL's loss of a micro-batch, and the cross-entropy beside it."""
+        """Return TRL's loss of a micro-batch, and the cross-entropy."""
         inputs, is_scored = self.update.narrowed(model, inputs)
         self._loss_pass = loss_pass = LossPass(inputs, is_scored)
         loss: torch.Tensor = super()._compute_loss(model, loss_pass.groups)
