@@ -14,7 +14,7 @@ import pytest
 def file_size_limit(size: int) -> Iterator[None]:
     """Let writes beyond this size fail, as on a full disk; skip the test where there are no such limits.
 
-    Python would write a part of the bytecode of a module that is imported meanwhile, and fail to read it later.
+    Of a module that is imported meanwhile, Python would write a part of the bytecode, and fail to read it.
     """
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -510,7 +510,9 @@ def test_workers_import_nothing_slow() -> None:
     boot = worker_process.BOOT.replace("main()", "print(sorted(sys.modules))")
 
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-B", "-c", boot, str(worker_process.PACKAGE)], capture_output=True, text=True
+        [sys.executable, "-I", "-S", "-B", "-c", boot, str(worker_process.PACKAGE)],
+        capture_output=True,
+        text=True,
     )
 
     assert "'text2sql_grpo.sql.worker'" in done.stdout
