@@ -244,7 +244,7 @@ def remark(databases: int) -> str:
     if not 0 < databases < FEW_DATABASES:
         return ""
     if databases == 1:
-        return "1 database: figures are by question and hold for this database alone."
+        return "1 database: figures are by question and hold only for this database."
     few = f"{databases} databases are few: a test by database shows nothing below {FEW_DATABASES}"
     return f"{few}, so there is no p."
 
