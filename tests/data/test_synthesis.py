@@ -252,6 +252,36 @@ def test_any_name_gets_questions(any_names: Path, tmp_path: Path) -> None:
     assert "stg" not in questions and "v2" not in questions and "bestellungs" not in questions
 
 
+def test_prefixes_moments_and_short_forms_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "warehouse.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(
+            "CREATE TABLE int_fct_shipments_v3"
+            " (shipment_sk INTEGER PRIMARY KEY, stat_cd TEXT, created_at TIMESTAMP)"
+        )
+        connection.execute(
+            "CREATE TABLE stg_shop__HTTPLogEntry (id INTEGER PRIMARY KEY, RespTimeMS REAL, based_on TEXT)"
+        )
+        moments = [f"2024-0{n % 8 + 1}-1{n % 7} 10:00:00" for n in range(90)]
+        shipments = [(n, ("LATE", "LOST", "SENT")[n % 3], moment) for n, moment in enumerate(moments)]
+        connection.executemany("INSERT INTO int_fct_shipments_v3 VALUES (?, ?, ?)", shipments)
+        entries = [(n, n * 7 % 90 + n / 8, ("cookie", "header", "query")[n % 3]) for n in range(90)]
+        connection.executemany("INSERT INTO stg_shop__HTTPLogEntry VALUES (?, ?, ?)", entries)
+        connection.commit()
+    made = make_questions(file, tmp_path / "questions", question_sets=SMALL_SETS)
+
+    assert not made.lacks
+    questions = "\n".join(row["question"] for rows in read(tmp_path / "questions").values() for row in rows)
+    for phrase in (
+        "shipments whose status code",
+        "creation date",
+        "HTTP log entr",
+        "response time in milliseconds",
+    ):
+        assert phrase in questions
+    assert "fct" not in questions and "stg" not in questions and "based date" not in questions
+
+
 def test_no_template_floods_the_file_and_tables_share_it(any_names: Path, tmp_path: Path) -> None:
     make_questions(any_names, tmp_path / "questions", question_sets=SMALL_SETS)
     rows = read(tmp_path / "questions")["demonstrations"]

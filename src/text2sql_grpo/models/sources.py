@@ -148,7 +148,9 @@ def _missing(path: str) -> ModelError:
         missing = missing.parent
     parent = missing.parent
     names = sorted(place.name for place in parent.glob("*") if place.is_dir())
-    close = get_close_matches(missing.name, names, n=3, cutoff=0.5) or names[:5] * (missing == given and parent != Path())
+    close = get_close_matches(missing.name, names, n=3, cutoff=0.5) or names[:5] * (
+        missing == given and parent != Path()
+    )
     hint = f"there are {', '.join(str(parent / name) for name in close)}" if close else ""
     what = "file" if missing.suffix == ".gguf" else "folder"
     return ModelError(f"no such {what}: {path}; {hint or 'name a model folder, GGUF file or Hub id'}")

@@ -41,12 +41,17 @@ def is_english(name: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Words of a name without its prefix (`stg_`); short ones written out."""
+    """Words of a name without its prefixes (`stg_`); short ones written out."""
     parts = identifier_words(name).split()
-    if len(parts) > 1 and parts[0] in vocabulary()["prefixes"]:
+    while len(parts) > 1 and parts[0] in vocabulary()["prefixes"]:
         parts = parts[1:]
     known = vocabulary()["words"]
-    return [known.get(part, part) for part in parts]
+    words = [known.get(part, part) for part in parts]
+    if words[:1] in (["no"], ["n"]) and len(words) > 1:
+        words[0] = "number"
+    if len(words) > 1:
+        words[-1] = {"no": "number", "CD": "code"}.get(words[-1], words[-1])
+    return words
 
 
 @cache
@@ -75,7 +80,8 @@ def table_noun(name: str) -> str | None:
     >>> table_noun("stg_orders"), table_noun("invoice_v2"), table_noun("t_007_ledgers2024")
     ('order', 'invoice', 'ledger')
     """
-    name = _NUMBERS.sub(" ", identifier_words(name))
+    entity = name.rpartition("__")[2] or name  # dbt's stg_SOURCE__ENTITY
+    name = _NUMBERS.sub(" ", identifier_words(entity))
     words = _spoken(name)
     if not words or not is_english(name) or set(words) & {"in", "per"}:
         return None
@@ -96,14 +102,19 @@ def column_noun(name: str, table: str) -> str | None:
     ('height in feet', '"HH"')
     >>> column_noun("address_2", "dog"), column_noun("is_open", "shop")
     ('"address_2"', None)
+    >>> column_noun("order_created_at", "order"), column_noun("checked_on", "order")
+    ('creation date', 'check date')
     """
-    words = _spoken(name)
+    moment = _moment_words(name)
+    words = moment or _spoken(name)
     if words and not is_english(name):
         return f'"{name}"'
     for size in range(len(table.split()), 0, -1):
         if len(words) > size and words[:size] in (table.split()[:size], table.split()[-size:]):
             words = words[size:]
             break
+    if moment:
+        return " ".join(words)
     if words[-2:] == ["of", table] and len(words) > 2:
         words = words[:-2]
     is_event = words[:1] == ["date"] and len(words) > 2 and words[1] != "of"  # "date became customer"
@@ -118,6 +129,19 @@ def column_noun(name: str, table: str) -> str | None:
     if words[0] in ("amount", "date") and len(words) == 2 and words[1] not in ("due", "payable"):
         words = words[:1] if words[1] == table else [words[0], "of", words[1]]
     return " ".join(words)
+
+
+def _moment_words(name: str) -> list[str]:
+    """Words of the moment at which something happened; none for another column.
+
+    >>> _moment_words("shippedDt"), _moment_words("based_at"), _moment_words("order_dt")
+    (['shipping', 'date'], [], [])
+    """
+    words = identifier_words(name).split()
+    if len(words) < 2 or words[-1] not in vocabulary()["moments"]:
+        return []
+    *before, event, _ = words
+    return [*before, vocabulary()["events"][event], "date"] if event in vocabulary()["events"] else []
 
 
 def count_noun(noun: str) -> str | None:
@@ -137,8 +161,6 @@ def count_noun(noun: str) -> str | None:
 def _spoken(name: str) -> list[str]:
     """Words of a name, short ones written out; none if it is no noun."""
     words = " ".join(_parts(name)).split()
-    if words[:1] == ["no"]:
-        words[0] = "number"
     has_key = any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words)
     if not words or has_key or set(words) & set(vocabulary()["joints"]):
         return []

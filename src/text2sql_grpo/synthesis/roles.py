@@ -86,7 +86,9 @@ def _of_number(noun: str, values: tuple[Value, ...], n_rows: int) -> set[str]:
     if "year" in words and is_year:
         return {"detail", "range"}
     is_count = noun.startswith("number of ")
-    is_code = not is_count and (words[-1] in known["codes"] or set(words) & set(known["code_words"]))
+    is_measured = words[-2:-1] == ["in"] and words[-1] in known["measures"].values()
+    is_coded = words[-1] in known["codes"] or set(words) & set(known["code_words"])
+    is_code = is_coded and not (is_count or is_measured)
     if is_code or is_year:
         return {"detail"} if not is_year else set()
     found = {"detail", "range"} | (
