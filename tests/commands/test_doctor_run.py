@@ -129,3 +129,11 @@ def test_the_verb_prints_what_to_change(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)[0]["change"].startswith("lower grpo.learning_rate")
     assert main(["doctor", "--run", str(tmp_path / "nothing")]) == 1
     assert "no training steps" in capsys.readouterr().err
+
+
+def test_a_temperature_that_spoils_the_answers_comes_first() -> None:
+    rows = [episode(step, 0, 0.0, "turn_length") for step in range(STEPS)]
+    hot = RunLogs(logs().steps, rows, logs().schedule, {"temperature": 2.0})
+    assert "set grpo.temperature to 1 or below" in str(findings(hot)[0])
+    warm = RunLogs(logs().steps, rows, logs().schedule, {"temperature": 1.0})
+    assert "temperature to 1" not in str(findings(warm)[0])

@@ -20,6 +20,7 @@ Record = Mapping[str, Any]
 Column = list[float]
 
 MIN_STEPS = 3  # for a trend
+HOT = 1.2  # temperature of sampling, above which unlikely tokens spoil most answers of a small model
 FLAT_STEPS = 6  # without a rise
 CLEAR = 2.0  # standard errors
 
@@ -89,11 +90,11 @@ def logs_of(run: Path, metrics: Sequence[Record], episodes: Sequence[Record]) ->
 def findings(logs: RunLogs) -> list[Finding]:
     """List the faults of a run, the most costly first."""
     found = [
+        *_policy(logs),  # of equal weights, causes come first
         *_without_signal(logs),
         *_cut(logs),
         *_reward(logs),
         *_habits(logs),
-        *_policy(logs),
         *_noise(logs),
         *_held_out(logs),
     ]
@@ -182,8 +183,13 @@ def _habits(logs: RunLogs) -> list[Finding]:
 
 
 def _policy(logs: RunLogs) -> list[Finding]:
-    """Entropy and distance from the reference."""
+    """Temperature, entropy and distance from the reference."""
     found, settings = [], logs.settings
+    temperature = float(settings.get("temperature", 1.0))
+    right = sum(bool(row["strict"]) for row in logs.episodes)
+    if temperature > HOT and right < 0.1 * len(logs.episodes):
+        what = f"{right} of {len(logs.episodes)} episodes are right at a temperature of {temperature:g}"
+        found.append(Finding(what, "set grpo.temperature to 1 or below", 1.0))
     entropy, kl = logs.column("entropy"), logs.column("kl")
     if entropy and _late(entropy) < 0.02 and _late(entropy) < 0.3 * _early(entropy):
         change = "raise grpo.temperature, or set grpo.epsilon_high to 0.28"
