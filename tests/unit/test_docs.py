@@ -312,3 +312,9 @@ def test_pictures_name_the_stored_figures(repo_root: Path, tmp_path: Path) -> No
     label = f"{measured['wrong_accepted']:.2%}"
     for path in (tmp_path / "grading.svg", repo_root / "docs" / "grading.svg"):
         assert label in path.read_text(encoding="utf-8"), path
+
+
+def test_reviewed_questions_of_the_examples_name_the_database_of_their_folder(repo_root: Path) -> None:
+    files = sorted((repo_root / "examples" / "own_database").glob("*/verified.jsonl"))
+    lines = [(file.parent.name, line) for file in files for line in file.read_text("utf-8").splitlines()]
+    assert len(files) == 4 and all(json.loads(line)["database"] == folder for folder, line in lines)
