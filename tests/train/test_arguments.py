@@ -189,7 +189,7 @@ HONOURED = {
         chat_template_kwargs use_vllm
         beta off_policy_mask_threshold vllm_importance_sampling_correction vllm_importance_sampling_mode
         vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap
-        scale_rewards multi_objective_aggregation
+        scale_rewards
         save_total_limit metric_for_best_model greater_is_better""",
 }
 ELSEWHERE = ["output_dir", "seed", "max_completion_length", "eval_steps", "model_init_kwargs"]

@@ -150,21 +150,6 @@ def test_two_groups_of_one_question_are_counted_apart(
     assert ("has no gradient: each of 2 groups has one reward" in caplog.text) == (share == 1)
 
 
-def test_scores_normalised_one_by_one_have_the_advantages_of_trl(tmp_path: Path) -> None:
-    fields = {"multi_objective_aggregation": "normalize_then_sum"}
-    bench = Bench(tmp_path, [LISBON, PORTO], per_device_train_batch_size=8, **fields)
-    bench.say([RIGHT], [WRONG], [FAILS], ["..."], [WRONG], [FAILS], [WRONG], [WRONG])
-    batch = bench.batch(0, 1)
-    nan = float("nan")
-    scores = torch.tensor([[1, 1], [0, 1], [0, 0], [nan, nan], [0, 1], [0, 0], [0, 1], [0, 1]])
-    groups = [group[~group.isnan().any(1)] for group in scores.split(4)]
-    each = torch.cat([(group - group.mean(0)) / (group.std(0) + 1e-4) for group in groups])
-    sums = each @ torch.tensor([1.0, 0.25])
-    expected = (sums - sums.mean()) / (sums.std() + 1e-4)
-    torch.testing.assert_close(batch["advantages"][~scores.isnan().any(1)], expected)
-    assert batch["advantages"][3] == 0
-
-
 @pytest.mark.parametrize("protocol", ["tags", "native"])
 def test_tokens_are_trained_as_they_were_sampled(tmp_path: Path, protocol: str) -> None:
     bench = Bench(tmp_path, [LISBON, PORTO], protocol=protocol, num_generations=2, bf16=False)

@@ -64,6 +64,7 @@ _REASONS = {
     "the policy that plays would not be the one that is trained": "neftune_noise_alpha",
     "resume with --resume, or trainer.train(resume_from_checkpoint=..)": "resume_from_checkpoint",
     "the weights are set by rewards": "reward_weights",
+    "scaled by its group, a small reward would pay a wrong answer more": "multi_objective_aggregation",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # TRL checks these in the first step only, minutes after the config is read.
@@ -71,7 +72,6 @@ _CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 
 

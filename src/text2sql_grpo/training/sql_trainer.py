@@ -26,7 +26,6 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt
 from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.losses import open_losses
 from text2sql_grpo.training.parts import Record, Select
 from text2sql_grpo.training.play import SQLPlay
@@ -97,12 +96,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         rewards = reward_mix(reward_funcs)
         if args.eval_steps is not None and eval_dataset is None:
             raise ConfigError("eval_steps needs eval_dataset")
-        normalizes_each = args.multi_objective_aggregation == "normalize_then_sum"
-        if normalizes_each and len(rewards.weights) > 1:
-            _logger.warning(
-                "multi_objective_aggregation: normalize_then_sum scales each reward by its group, so that a "
-                "wrong answer may out-score a right one"
-            )
         environment.check_open()
         examples = environment.examples(train_dataset)
         args.check_questions(len(examples))
@@ -127,12 +120,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 rollout=rollout,
                 select=select,
                 teach=open_losses(losses or LossesConfig(), examples, environment.sessions),
-                credit=GroupCredit(
-                    rewards.weights,
-                    group_size=args.num_generations,
-                    scale=args.scale_rewards,
-                    normalizes_each=normalizes_each,
-                ),
                 record=record,
                 processing_class=processing_class,
                 peft_config=peft_config,

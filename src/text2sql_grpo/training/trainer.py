@@ -93,9 +93,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             range(num_questions), generator=generator, shuffle=self.shuffle_dataset
         )
         self.play, self.teach = play, list(teach)
-        self.credit = credit or GroupCredit(
-            {"reward": 1.0}, group_size=self.num_generations, scale=self.scale_rewards
-        )
+        self.credit = credit or GroupCredit(self.num_generations, self.scale_rewards)
         self.record = [Rewards(), *record]
         self._times = StepTimes(self.collect)
         self.rollouts = Rollouts(self, play, rollout or RolloutConfig(), stages=self._times.stages)
