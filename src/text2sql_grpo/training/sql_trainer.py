@@ -1,7 +1,6 @@
 """`SQLGRPOTrainer`: the parts of a step for questions over SQL databases."""
 
 import copy
-import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -32,8 +31,6 @@ from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
 from text2sql_grpo.training.schedule import schedule_evaluations
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
-
-_logger = logging.getLogger(__name__)
 
 
 class SQLGRPOTrainer(RolloutGRPOTrainer):
