@@ -17,7 +17,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.rollout.engine import Continuations
 from text2sql_grpo.training.arguments import training_arguments
-from text2sql_grpo.training.select import open_select
+from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 GOLD = "SELECT staff FROM branch WHERE code = 'LIS-02'"

@@ -16,7 +16,7 @@ from text2sql_grpo import trl_compat
 from text2sql_grpo.config import SelectionConfig
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
-from text2sql_grpo.training.select import open_select
+from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 

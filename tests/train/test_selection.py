@@ -15,7 +15,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.training.parts import Select
-from text2sql_grpo.training.select import open_select
+from text2sql_grpo.training.selection import open_select
 
 FAMILIES = ["lookup"] * 5 + ["count"] * 8 + ["join"] * 4
 HALF = {"lookup": 0.5}

@@ -49,7 +49,7 @@ from text2sql_grpo.training.blend import blend, trained_weights
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
-from text2sql_grpo.training.select import open_select
+from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
     """Make the selection of questions, which must suit the sections `grpo`, `selection` and `grading`.
 
     Raises:
-        DataError: They do not fill one generation batch; or see `training.select.open_select`.
+        DataError: They do not fill one generation batch; or see `training.selection.open_select`.
         ConfigError: Test databases are asked for, and cannot be made on this machine.
     """
     arguments.check_questions(len(questions))

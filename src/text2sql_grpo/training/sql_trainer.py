@@ -53,7 +53,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         quantization_config: Quantization of the base of an adapter.
         optimizers: Optimiser and learning-rate scheduler, as in transformers' `Trainer`.
         rollout: Engine of the rollouts.
-        select: See `RolloutGRPOTrainer`; `training.select` makes it of a config.
+        select: See `RolloutGRPOTrainer`; `training.selection` makes it of a config.
         losses: Cross-entropy in addition to GRPO's loss; None for none.
 
     Raises:

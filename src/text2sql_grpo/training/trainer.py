@@ -27,7 +27,7 @@ from text2sql_grpo.training.losses import LossPass, Teach, joined
 from text2sql_grpo.training.parts import Batch, Credit, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Rewards, StepTimes
-from text2sql_grpo.training.select.shuffled import Shuffled
+from text2sql_grpo.training.selection import Shuffled
 
 Inputs = dict[str, torch.Tensor]
 logger = logging.getLogger(__name__)
