@@ -1,5 +1,7 @@
 """The batch that passes through the parts of a step."""
 
+from collections.abc import Sequence
+
 import torch
 
 from text2sql_grpo.environment.episode import Rollout
@@ -8,9 +10,9 @@ from text2sql_grpo.training.losses import joined
 from text2sql_grpo.training.parts import Batch, Judged, Row
 
 
-def row(sampled: int, weights: dict[str, list[float]] | None = None) -> Row:
+def row(sampled: int, weights: Sequence[float] = ()) -> Row:
     rollout = Rollout(prompt_ids=[5, 6], completion_ids=[7] * sampled, completion_mask=[1] * sampled)
-    return Row(rollout, Judged(0, {"reward": 1.0}, 1.0, "submitted"), weights=weights or {})
+    return Row(rollout, Judged(0, {"reward": 1.0}, 1.0, "submitted"), weights=weights)
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -18,8 +20,8 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
     return joined(batch, inputs, pad_token_id=0)
 
 
-def test_weights_of_a_further_loss_stay_beside_their_tokens() -> None:
-    batch = Batch.of([row(3, {"ce": [0.0, 0.5, 1.0]}), row(4)])
+def test_weights_of_the_cross_entropy_stay_with_their_tokens() -> None:
+    batch = Batch.of([row(3, [0.0, 0.5, 1.0]), row(4)])
     inputs = inputs_of(batch)
     assert inputs["ce_weights"].shape == inputs["completion_ids"].shape == (2, 4)
     assert inputs["ce_weights"][:, :3].tolist() == [[0.0, 0.5, 1.0], [0.0, 0.0, 0.0]]
