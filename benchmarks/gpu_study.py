@@ -73,6 +73,8 @@ def join(folder: Path, file: Path) -> None:
     Raises:
         SystemExit: A part is missing or another one; the file is not written.
     """
+    if not (folder / SUMS).is_file():
+        raise SystemExit(f"no {SUMS} in {folder}: name the folder that `split` wrote")
     lines = [line.split("  ") for line in (folder / SUMS).read_text().splitlines()]
     *sums, (whole_sum, _) = lines
     whole, partial = hashlib.sha256(), file.with_name(f"{file.name}.partial")
