@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -202,6 +203,23 @@ def test_options_that_cannot_be_met_are_refused(
         merge_adapter(adapter, tmp_path / "merged")
     assert names_in(run) == {"metrics.jsonl"}
     assert names_in(tmp_path) == {"base", "adapter", "run"}
+
+
+def test_a_merge_without_one_layer_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", base)
+    merge = LoraModel.merge_and_unload
+
+    def forget_a_layer(model: LoraModel, **options: Any) -> Any:
+        weights = [weight for name, weight in model.named_parameters() if "lora_B" in name]
+        weights[-1].data.zero_()
+        return merge(model, **options)
+
+    monkeypatch.setattr(LoraModel, "merge_and_unload", forget_a_layer)
+    with pytest.raises(ModelError, match="logits differ"):
+        merge_adapter(adapter, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_failed_save_leaves_nothing_and_keeps_the_earlier_model(

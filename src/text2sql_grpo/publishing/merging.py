@@ -1,8 +1,9 @@
 """Merge of a LoRA adapter into its base by PEFT, with a check of the logits, into a plain model folder.
 
-The base is merged in float32, which moves the logits by less than 1e-6 (bfloat16: by about 6e-3). An adapter
-that was trained on 4-bit weights is merged into those, dequantised, not into the original weights. Nothing
-appears at the target path before it was checked.
+The base is merged in float32. That moves the logits of a small model by less than 1e-6 of the largest, and
+those of Qwen2.5-0.5B after a long training by 2e-4 (in bfloat16 by about 6e-3). An adapter that was trained
+on 4-bit weights is merged into those, dequantised, not into the original weights. Nothing appears at the
+target path before it was checked.
 """
 
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def merge_adapter(
     base: str | None = None,
     dtype: str = "auto",
     quantization: Quantization = "auto",
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-3,
 ) -> MergeReport:
     """Merge an adapter; `out` then holds weights, tokenizer, chat template and generation config.
 
