@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, cast
@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
+from text2sql_grpo.rollout.merged_layers import is_worth_merging, merged_layers
 from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, PrefillPass, SlotCache, StepPass, running
 from text2sql_grpo.rollout.stages import Stages
@@ -144,12 +145,13 @@ class SlotPolicy:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Switch the model to the attention of `slot_cache`, without gradients."""
+        """Switch the model to the attention of `slot_cache`, without gradients, and merge LoRA on a GPU."""
         before = attention_of(self.model.config)
         self.model.set_attn_implementation(ATTENTION)
+        merged = merged_layers(self.model) if is_worth_merging(self.model) else nullcontext()
         try:
             # Autocast does not cache cast weights in inference mode.
-            with torch.no_grad(), sdpa_kernel(_KERNELS):
+            with torch.no_grad(), merged, sdpa_kernel(_KERNELS):
                 yield
         finally:
             self.model.set_attn_implementation(before)
