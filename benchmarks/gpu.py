@@ -150,7 +150,17 @@ def gpu_tests(folder: str, size: Size) -> Result:
         return {"skipped": "pytest is not installed: pip install pytest pytest-xdist hypothesis"}
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/train/test_gpu.py",
+        ]
         done = subprocess.run(
             [*command, f"--junitxml={report}"], cwd=REPOSITORY, capture_output=True, text=True
         )
@@ -504,9 +514,8 @@ def run_here(name: str, model: str, size: Size, result: Path) -> None:
     try:
         from text2sql_grpo.models.sources import model_folder
 
-        found = PARTS[name].run(
-            model if PARTS[name].run in (machine, gpu_tests) else model_folder(model), size
-        )
+        needs_none = PARTS[name].run in (machine, gpu_tests, memory)
+        found = PARTS[name].run(model if needs_none else model_folder(model), size)
     except Exception as error:
         traceback.print_exc()
         found = {"error": _one_line(error)}
