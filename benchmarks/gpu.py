@@ -150,17 +150,8 @@ def gpu_tests(folder: str, size: Size) -> Result:
         return {"skipped": "pytest is not installed: pip install pytest pytest-xdist hypothesis"}
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/train/test_gpu.py",
-        ]
+        options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/train/test_gpu.py"]
+        command = [sys.executable, "-m", "pytest", *options]
         done = subprocess.run(
             [*command, f"--junitxml={report}"], cwd=REPOSITORY, capture_output=True, text=True
         )
