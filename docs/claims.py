@@ -98,7 +98,7 @@ CLAIMS = (
         "benchmarks/results.json",
     ),
     Claim(
-        "prompts of {rollout[2][prompt]} to {rollout[0][prompt]:,} tokens, they are {update[2][ratio]} to "
+        "prompts of {rollout[2][prompt]} to {rollout[0][prompt]:,} tokens: both are {update[2][ratio]} to "
         "{rollout[1][ratio]} times faster than TRL's",
         "random Llamas of 2 and 25 M weights, 8 completions a prompt",
         "rollout[0][prompt]",
@@ -108,8 +108,8 @@ CLAIMS = (
         "benchmarks/results.json",
     ),
     Claim(
-        "{spider[questions]:,} dev questions, the same model with `config/smollm2_spider.yaml` (seed 0) has "
-        "{spider[start]:.1%} strictly right before GRPO and {spider[grpo]:.1%} after it",
+        "{spider[questions]:,} dev questions, the same model with `config/smollm2_spider.yaml` (seed 0) goes "
+        "from {spider[start]:.1%} to {spider[grpo]:.1%} strictly right by GRPO",
         "Spider dev, SmolLM2-135M",
         "spider[questions]",
         "spider[seeds]",
@@ -127,8 +127,8 @@ CLAIMS = (
         "benchmarks/results.json",
     ),
     Claim(
-        "Of {spider[pass_7][questions]} questions sampled seven times, pass@7 is {spider[pass_7][grpo]:.1%} "
-        "after GRPO and {spider[pass_7][control]:.1%} after that SFT",
+        "GRPO and that SFT have a pass@7 of {spider[pass_7][grpo]:.1%} and {spider[pass_7][control]:.1%} "
+        "({spider[pass_7][questions]} questions sampled seven times)",
         "Spider dev, evenly spaced",
         "spider[pass_7][questions]",
         "spider[seeds]",
