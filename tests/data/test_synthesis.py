@@ -16,6 +16,7 @@ import duckdb
 import psycopg
 import pytest
 
+from tests.databases import duckdb_file, sqlite_file
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.errors import DataError
@@ -444,6 +445,31 @@ def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
                 assert connection.execute(row["gold_sql"]).fetchone() == connection.execute(right).fetchone()
                 checked[test] += 1
     assert len(checked) == 4
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "databases").mkdir()
+    codes = (200, 200, 301, 404, 503)
+    rows = [
+        f"({i}, {codes[i % 5]}, {i % 4 + 1}, {1500 + i % 3}, {i * 37}, '{'POST' if i % 3 else 'GET'}')"
+        for i in range(90)
+    ]
+    script = (
+        "CREATE TABLE requests (id INTEGER PRIMARY KEY, status_code INTEGER, priority INTEGER, "
+        "order_year INTEGER, bytes_sent INTEGER, method VARCHAR);"
+        f"INSERT INTO requests VALUES {', '.join(rows)};"
+    )
+    make = {"sqlite": sqlite_file, "duckdb": duckdb_file}[engine]
+    make(tmp_path / "databases" / f"web.{engine}", script)
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    made = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    golds = "\n".join(row["gold_sql"] for row in made)
+    assert re.search(r"status_code = (200|301|404|503)\b", golds) and "priority = " in golds
+    assert any("whose status code is 404" in row["question"] for row in made)
+    assert "GROUP BY status_code" in golds and "COUNT(DISTINCT priority)" in golds
+    assert "order_year = " not in golds
+    assert not re.search(r"(AVG|SUM|MAX|MIN)\((status_code|priority)\)|(status_code|priority) [<>]", golds)
 
 
 def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ class Drafter:
             guess = self._sql(source, picked, [(each.column, each.guess) for each in conditions], k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
-        elif text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None):
+        elif (
+            text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
+        ) and text.kind == "text":
             check = _check(text, next(each.value for each in conditions if each.column is text))
         gold = self._sql(source, picked, [(each.column, each.test) for each in conditions], k)
         question = _sentence(rng.choice(phrases).format(**nouns))

@@ -228,6 +228,13 @@ def _null(column: Column) -> list[Condition]:
     return [Condition(column, "IS NULL", "IS NULL", "", "", words, phrases) for words in _MISSING]
 
 
+def _category(column: Column) -> list[Condition]:
+    if column.kind != "number":
+        return _quoted(column)
+    values = [int(value) for value in column.values]
+    return [_plain(column, f"= {value}", str(value), str(value), ()) for value in values]
+
+
 def _quoted(column: Column) -> list[Condition]:
     return [
         _plain(column, each.test, each.value, f'"{each.value}"', each.phrases)
@@ -305,7 +312,7 @@ CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
     "amount": _amount,
     "date": _date,
     "null": _null,
-    "category": _quoted,
+    "category": _category,
     "named": _named,
     "range": _range,
     "day": _day,

@@ -3,7 +3,7 @@
 import re
 
 from text2sql_grpo.synthesis.nouns import is_plural, vocabulary
-from text2sql_grpo.synthesis.profile import Value, Values
+from text2sql_grpo.synthesis.profile import Values
 
 MAX_GROUPS = 24
 MAX_TEXT_LENGTH = 60
@@ -15,9 +15,9 @@ def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozense
     """Slots of templates that a column fits, besides those of `candidates._FITS`.
 
     `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
-    text that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be averaged and
-    ranked, `sum` added up, `range` compared with a number; `day` is a date, `blank` has NULLs. Constants,
-    serial numbers and columns with another mark for missing values than NULL fit none.
+    text or code that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be
+    averaged and ranked, `sum` added up, `range` compared with a number; `day` is a date, `blank` has NULLs.
+    Constants, serial numbers and columns with another mark for missing values than NULL fit none.
 
     Args:
         noun: Noun of the column.
@@ -39,7 +39,7 @@ def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozense
         is_day = all(_DAY.fullmatch(str(value)) for value in values)
         return frozenset(roles | ({"day", "detail"} if is_day else set()))
     if found.kind == "number":
-        return frozenset(roles | _of_number(noun, values, n_rows))
+        return frozenset(roles | _of_number(noun, found, n_rows))
     texts = [str(value) for value in values]
     few = len(texts) // 10
     if sum(text != plain_text(text) for text in texts) > few:
@@ -69,10 +69,11 @@ def plain_text(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable() and letter != "\\")
 
 
-def _of_number(noun: str, values: tuple[Value, ...], n_rows: int) -> set[str]:
+def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
     """Roles of a column of numbers."""
     known = vocabulary()
     words = noun.split()
+    values = found.values
     numbers = [value for value in values if not isinstance(value, str)]
     is_whole = all(number == int(number) for number in numbers)
     is_serial = (
@@ -90,9 +91,17 @@ def _of_number(noun: str, values: tuple[Value, ...], n_rows: int) -> set[str]:
     is_coded = words[-1] in known["codes"] or set(words) & set(known["code_words"])
     is_code = is_coded and not (is_count or is_measured)
     if is_code or is_year:
-        return {"detail"} if not is_year else set()
-    found = {"detail", "range"} | (
+        return {"detail"} | _of_code(noun, found, n_rows) if not is_year else set()
+    roles = {"detail", "range"} | (
         {"measure"} if words[0] not in known["no_sums"] or len(words) == 1 else set()
     )
     is_sum = is_count or set(words) & set(known["sums"])
-    return found | ({"sum"} if is_sum and not set(words) & set(known["no_sums"]) else set())
+    return roles | ({"sum"} if is_sum and not set(words) & set(known["no_sums"]) else set())
+
+
+def _of_code(noun: str, found: Values, n_rows: int) -> set[str]:
+    """Roles of a column of whole numbers that name kinds of rows, such as a status code."""
+    values = found.values
+    if len(values) > min(MAX_GROUPS, n_rows // 2) or is_plural(noun) or any(v != int(v) for v in values):
+        return set()
+    return {"category"} | ({"kind"} if not found.has_nulls else set())
