@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
+import torch
 from peft import get_peft_model
-from transformers import Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tests.model_families import tiny
-from tests.tiny_model import write_model
+from tests.tiny_model import write_adapter, write_model
 from text2sql_grpo.config import LoraSettings, ModelConfig
 from text2sql_grpo.errors import ModelError
+from text2sql_grpo.models import hardware
 from text2sql_grpo.models.loaded_policy import load_policy, lora_config, resolved
 
 LORA = LoraSettings()
@@ -44,6 +49,46 @@ def test_auto_trains_lora_where_weights_cannot_be_packed(
     settings = ModelConfig(path="m", lora=LORA, quantization="auto")
     assert resolved(settings, "cpu").quantization == "none"
     assert "LoRA on float32 weights, not on 4-bit ones: DISABLE_BITSANDBYTES=1 is set" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stored", "multiplies", "free", "options", "expected"),
+    [
+        ("bfloat16", False, 1 << 40, {}, torch.float32),
+        ("float16", False, 1 << 40, {}, torch.float32),
+        ("bfloat16", True, 1 << 40, {}, torch.bfloat16),
+        ("bfloat16", False, 100_000, {}, torch.bfloat16),  # the memory holds 16 bits alone
+        ("bfloat16", False, 1 << 40, {"dtype": "bfloat16"}, torch.bfloat16),
+        ("bfloat16", False, 1 << 40, {"is_trained": True}, torch.bfloat16),
+        ("float32", True, 1 << 40, {}, torch.float32),
+    ],
+)
+def test_weights_that_the_processor_does_not_multiply_are_read_as_float32(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str,
+    multiplies: bool,
+    free: int,
+    options: dict[str, Any],
+    expected: torch.dtype,
+) -> None:
+    folder = write_model(tmp_path / "model", vocab_size=260)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, stored))
+    assert 2 * model.num_parameters() < 100_000 < 8 * model.num_parameters()
+    model.save_pretrained(folder)
+    monkeypatch.setattr(hardware, "has_fast_bf16", lambda: multiplies)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=free))
+    assert load_policy(str(folder), **options).model.dtype == expected
+
+
+def test_the_base_of_an_adapter_is_read_as_float32_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "model", vocab_size=260)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    monkeypatch.setattr(hardware, "has_fast_bf16", lambda: False)
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    assert {weight.dtype for weight in load_policy(str(adapter)).model.parameters()} == {torch.float32}
 
 
 def test_adapters_by_family() -> None:

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import os
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -73,10 +73,8 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
     """
     if device != "cpu" or getattr(config, "quantization_config", None) is not None:
         return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
     chosen = getattr(torch, dtype) if dtype != "auto" else (config.dtype or torch.float32)
-    size = copies * chosen.itemsize * sum(p.numel() for p in model.parameters())
+    size = copies * chosen.itemsize * _num_weights(config)
     free = psutil.virtual_memory().available
     if size > free:
         trained = " with gradients and optimiser states" if copies > 1 else ""
@@ -85,3 +83,22 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
             f"too little memory for the model: its {name} weights{trained} take {size / GIB:.1f} GiB, "
             f"{free / GIB:.1f} are free ({path}); take a smaller model, model.lora, or end other programs"
         )
+
+
+def inference_dtype(config: PreTrainedConfig, *, device: str) -> Literal["auto", "float32"]:
+    """Choose float32 for 16-bit weights that the processor does not multiply, where memory has room for it.
+
+    Without AVX512-BF16 and AMX, two cores prefill SmolLM2-135M six times faster in float32, and they
+    decode 32 rows three times faster (one row takes twice as long).
+    """
+    is_stored_slow = config.dtype in (torch.bfloat16, torch.float16) and not has_fast_bf16()
+    if device != "cpu" or not is_stored_slow or getattr(config, "quantization_config", None) is not None:
+        return "auto"
+    size = torch.float32.itemsize * _num_weights(config)
+    return "float32" if 2 * size <= psutil.virtual_memory().available else "auto"
+
+
+def _num_weights(config: PreTrainedConfig) -> int:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())

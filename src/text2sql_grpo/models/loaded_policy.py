@@ -24,7 +24,7 @@ from text2sql_grpo.config import ModelConfig, load_config
 from text2sql_grpo.errors import ModelError, install_command
 from text2sql_grpo.files import read_json
 from text2sql_grpo.models.cpu import has_fast_bf16
-from text2sql_grpo.models.hardware import check_fits, device_type
+from text2sql_grpo.models.hardware import check_fits, device_type, inference_dtype
 from text2sql_grpo.models.sources import readable_folder, split_revision
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import obstacle
@@ -70,7 +70,7 @@ def load_policy(
 
     Args:
         path: Model, adapter, checkpoint or run folder; see `model_folder`.
-        dtype: Type of the weights; `auto` for the stored one.
+        dtype: Type of the weights; `auto` for the stored one, or for inference `inference_dtype`.
         quantization: `none`, or `4bit` for NF4 with double quantisation, placed on the device of the run.
         attn_implementation: `auto` takes FlashAttention where it is installed and this project's own
             attention cannot serve the model (see `rollout.policy.obstacle`), else transformers' choice.
@@ -95,9 +95,10 @@ def load_policy(
             raise ModelError(f"cannot train on from an adapter: {path}; merge it, or set sft.adapter to it")
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if quantization == "none":
-            check_fits(
-                path, AutoConfig.from_pretrained(folder), dtype=dtype, device=device_type(), copies=copies
-            )
+            config, device = AutoConfig.from_pretrained(folder), device_type()
+            if dtype == "auto" and not is_trained:
+                options["dtype"] = dtype = inference_dtype(config, device=device)
+            check_fits(path, config, dtype=dtype, device=device, copies=copies)
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the model does not fit into memory: {error} ({path})") from error
