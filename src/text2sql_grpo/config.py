@@ -56,7 +56,7 @@ class RunConfig:
 
     Attributes:
         output_dir: The run folder; made if absent.
-        seed: Seed of every random generator, from 0 to 2**32 - 1 as NumPy's.
+        seed: Seed of every random generator, as of NumPy: from 0 to `2**32 - 1`.
     """
 
     output_dir: Path = Path("runs/run")
@@ -119,13 +119,13 @@ class DataConfig:
     """Questions and databases.
 
     Attributes:
-        databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), one such file, a folder of
-            CSV, Parquet, JSON or Excel files, a `postgresql://` URL without password, or a mapping of names
+        databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), or one such file; a folder of
+            CSV, Parquet, JSON or Excel files; a `postgresql://` URL without password; or a mapping of names
             to these (docs/databases.md).
         train: Questions for reinforcement learning. All questions may be in JSONL, CSV or the JSON of Spider
             or BIRD, or in a dataset of the Hub, `hub:owner/name:split` (docs/databases.md). A folder of JSONL
-            files or a pattern (`shards/*.jsonl`) is read from disk as it is used, so that it may hold any
-            number of questions.
+            files or a pattern (`shards/*.jsonl`) is read from disk as it is used: it may hold any number of
+            questions.
         test: Held-out sets by name; each is reported by itself.
         hide: Tables and columns that the model never sees: patterns such as `staff.password`, `*.email` or
             `audit_log`, and `personal` for secrets, contact data and identity numbers (docs/databases.md).

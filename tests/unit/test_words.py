@@ -103,12 +103,35 @@ def crowded_sentences(page: str) -> list[str]:
     return [one for one in sentences(page) if len(NUMBERS.findall(NAMED.sub("name", one))) > MOST_NUMBERS]
 
 
+def comments(config: str) -> str:
+    """Comments of a config: a block for each field of its head, each paragraph and each line's end."""
+    found = []
+    for line in config.splitlines():
+        before, sign, text = line.partition("#")
+        if sign and before.strip():
+            found.append(f"\n{text.strip()}\n")
+        else:
+            found.append(re.sub(r"^(?=[A-Z]\w+: )", "\n", text.strip()))
+    return "\n".join(found)
+
+
+def help_texts(page: str) -> str:
+    """Texts of a generated page, those in its tables too."""
+    return re.sub(r"\s*\|\s*", "\n\n", page)
+
+
 def prose_pages(repo_root: Path) -> dict[str, str]:
-    """Pages that are written by hand, by name."""
-    pages = [path for path in (repo_root / "docs").glob("*.md") if path.name not in GENERATED]
-    others = ("README.md", "CONTRIBUTING.md", "data/README.md", "benchmarks/RESULTS.md")
-    pages += [repo_root / name for name in others]
-    return {path.relative_to(repo_root).as_posix(): path.read_text(encoding="utf-8") for path in pages}
+    """Pages, comments and help texts, by name."""
+    pages = [*(repo_root / "docs").glob("*.md"), *(repo_root / "config").rglob("*.yaml")]
+    others = ("README.md", "CONTRIBUTING.md", "data/README.md", "benchmarks/RESULTS.md", ".env.example")
+    texts = {}
+    for path in [*pages, *(repo_root / name for name in others)]:
+        text = path.read_text(encoding="utf-8")
+        is_page = path.suffix == ".md"
+        texts[path.relative_to(repo_root).as_posix()] = (
+            help_texts(text) if path.name in GENERATED else text if is_page else comments(text)
+        )
+    return texts
 
 
 @pytest.mark.parametrize("fault", [long_sentences, crowded_sentences])

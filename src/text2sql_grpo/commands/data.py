@@ -213,9 +213,9 @@ def log(
 
     Args:
         databases: A database: a file, a folder of rows or a URL.
-        log: Logs: .sql files, histories of psql, DuckDB or SQLite, PostgreSQL's log, .csv or .json of
-            pg_stat_statements with the columns query and calls, `pg_stat_statements` itself for the server of
-            a PostgreSQL database, or folders of dbt projects.
+        log: Logs: .sql files; histories of psql, DuckDB or SQLite; PostgreSQL's log; .csv or .json of
+            pg_stat_statements with the columns query and calls; `pg_stat_statements` itself for the server of
+            a PostgreSQL database; or folders of dbt projects.
         out: JSONL file to write. Files that were edited stay as they are.
         words: YAML with names in plain words, as `data words` writes it.
         seed: Random seed of values for parameters.

@@ -10,8 +10,8 @@ from text2sql_grpo.commands.options import counting, writing_to
 def init(database: str = "", *, out: Path | None = None, model: str = "", seed: int = 0) -> int:
     """Make a folder with all that a run on your database needs.
 
-    Profiles the database, writes words.yaml (how tables and columns are called), questions split by value
-    and by shape, and config.yaml for this machine, and prints the next commands. Run it again after you
+    Profiles the database and prints the next commands. It writes words.yaml (how tables and columns are
+    called), questions split by value and by shape, and config.yaml for this machine. Run it again after you
     edited words.yaml: what was edited stays.
 
     Args:

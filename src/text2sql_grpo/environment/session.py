@@ -46,7 +46,7 @@ class EnvironmentSettings:
             and examples.
         max_schema_tokens: Maximum tokens of the schema text, by the model's tokenizer (for an endpoint, a
             quarter of the characters). If the columns of all tables do not fit, those of the tables that
-            share words with the question are shown, and the last line names other tables and the query that
+            share words with the question are shown. The last line then names other tables and the query that
             lists their columns (docs/databases.md). None for no limit.
         instructions: Explain the task and the protocol in a system message.
         max_turns: Assistant turns per episode; 1 leaves no exploratory query before the answer.
