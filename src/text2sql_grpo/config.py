@@ -119,9 +119,9 @@ class DataConfig:
     """Questions and databases.
 
     Attributes:
-        databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), or one such file; a folder of
-            CSV, Parquet, JSON or Excel files; a `postgresql://` URL without password; or a mapping of names
-            to these (docs/databases.md).
+        databases: Folder of SQLite, DuckDB or `.sql` files (Spider's layout too), or one such file; a folder
+            of CSV, Parquet, JSON or Excel files; a `postgresql://` URL without password; or a mapping of
+            names to these (docs/databases.md).
         train: Questions for reinforcement learning. All questions may be in JSONL, CSV or the JSON of Spider
             or BIRD, or in a dataset of the Hub, `hub:owner/name:split` (docs/databases.md). A folder of JSONL
             files or a pattern (`shards/*.jsonl`) is read from disk as it is used: it may hold any number of

@@ -18,6 +18,7 @@ SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; ne
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
+ENERGY = "emissions.csv"  # of codecarbon, a line per training
 PAGE, PAGE_DATA = "report.html", "report.json"
 
 

@@ -21,7 +21,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.reporting import report_page
 from text2sql_grpo.reporting.live_view import open_live
 from text2sql_grpo.reporting.report_page import episodes_report, write_page, write_report
-from text2sql_grpo.run_folder import EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
+from text2sql_grpo.run_folder import ENERGY, EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
@@ -124,6 +124,16 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert not data["missing"]
     assert [len(one.get("pieces", ())) for one in data["groups"][-1]["episodes"]] == [4] * 4
     assert [mark for _, mark in data["groups"][-1]["episodes"][0]["pieces"]] == [-0.1, -2.5, None, None]
+
+
+def test_energy_that_codecarbon_wrote_is_a_cost(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    main(["view", str(run), "--no-browser"])
+    assert data_of(run / PAGE)["costs"]["kwh"] is None
+    lines = "timestamp,duration,energy_consumed\n2026-11-27,60.0,0.004\n2026-11-28,30.0,0.0021\n"
+    (run / ENERGY).write_text(lines, encoding="utf-8")  # a run that was resumed
+    main(["view", str(run), "--no-browser"])
+    assert data_of(run / PAGE)["costs"]["kwh"] == pytest.approx(0.0061)
 
 
 @pytest.mark.parametrize("absent", [EVALUATION, ROLLOUTS, METRICS, SCHEDULE])

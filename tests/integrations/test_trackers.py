@@ -184,6 +184,9 @@ def test_a_tracker_without_its_package_stops_the_run_before_any_work(
     config = write_config(tmp_path)
     assert main(["train", "--config", str(config), "--grpo.report_to", "[trackio, weave]"]) == 1
     assert "pip install 'text2sql-grpo[trackio,weave]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "codecarbon", None)
+    assert main(["train", "--config", str(config), "--grpo.report_to", "codecarbon"]) == 1
+    assert "codecarbon, which cannot be used" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -55,6 +55,7 @@ function Costs({ costs, hardware }) {
   const total = stages.reduce((sum, [, s]) => sum + s, 0);
   return html`<p>${stages.length > 0 && `${seconds(total)} in all. `}${many(costs.episodes, "episode")},${" "}
     ${costs.tokens && `${many(costs.tokens, "token")}, `}${many(costs.queries, "exploratory query").replace("querys", "queries")}.
+    ${costs.kwh !== null && ` GRPO took ${costs.kwh.toPrecision(2)} kWh, by codecarbon.`}
     ${hardware.type && ` On ${hardware.name || `${hardware.cpu_cores} cores`}.`}</p>
     ${stages.length > 0 && html`<table><tr><th>stage</th><th>time</th><th>processor</th></tr>
     ${stages.map(([name, s]) => html`<tr><td>${name}</td><td class="number">${seconds(s)}</td>

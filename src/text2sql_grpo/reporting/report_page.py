@@ -1,6 +1,7 @@
 """`report.html`: a run, an evaluation or a comparison as one file without network, and as `report.json`."""
 
 import base64
+import csv
 import gzip
 import hashlib
 import json
@@ -23,6 +24,7 @@ from text2sql_grpo.files import read_json, read_jsonl, write_text
 from text2sql_grpo.reporting.run_findings import findings, logs_of
 from text2sql_grpo.run_folder import (
     CONFIG,
+    ENERGY,
     EVALUATION,
     METRICS,
     PAGE,
@@ -90,7 +92,8 @@ def run_report(run: Path) -> Record:
         "curve": curve_of(read_schedule(run)),
         "steps": {name: [row.get(name) for row in metrics] for name in _STEP_FIELDS},
         "costs": report["costs"]
-        | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)},
+        | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)}
+        | {"kwh": _energy(run / ENERGY)},
         "diagnosis": [str(one) for one in findings(logs_of(run, metrics, episodes))] if metrics else [],
         "config": config.read_text(encoding="utf-8") if config.is_file() else "",
         "missing": missing,
@@ -245,11 +248,20 @@ def _samples(evaluation: Mapping[str, Any]) -> list[Record]:
     ]
 
 
+def _energy(path: Path) -> float | None:
+    """Energy of GRPO in kWh, as codecarbon measured or estimated it (`grpo.report_to`); None without it."""
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", newline="") as lines:
+        return sum(float(row["energy_consumed"]) for row in csv.DictReader(lines))
+
+
 def _costs(evaluation: Mapping[str, Any], episodes: Sequence[Record]) -> Record:
     return {
         "seconds": evaluation.get("seconds", {}),
         "cpu_seconds": evaluation.get("cpu_seconds", {}),
         "tokens": None,
+        "kwh": None,
         "episodes": len(episodes),
         "queries": sum(action["kind"] == "run_sql" for row in episodes for action in row.get("actions", ())),
     }

@@ -73,6 +73,12 @@ def check_installed(names: Sequence[str]) -> None:
             f"grpo.report_to names {' and '.join(missing)}, which is not installed here: "
             f"{install_command(*missing)} (or set grpo.report_to: none)"
         )
+    for name in names:
+        if name not in TRACKERS:
+            try:
+                INTEGRATION_TO_CALLBACK[name]()
+            except (RuntimeError, ImportError) as error:
+                raise ConfigError(f"grpo.report_to names {name}, which cannot be used: {error}") from error
 
 
 @dataclass
