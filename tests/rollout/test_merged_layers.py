@@ -61,3 +61,11 @@ def test_training_goes_on_after_it(adapted: PeftModel) -> None:
 
 def test_a_cpu_does_not_wait_for_launches(adapted: PeftModel) -> None:
     assert not is_worth_merging(adapted)
+
+
+@torch.no_grad()
+def test_an_adapter_that_is_off_stays_off(adapted: PeftModel) -> None:
+    with adapted.disable_adapter():
+        base = adapted(IDS).logits
+        with merged_layers(adapted):
+            assert torch.equal(adapted(IDS).logits, base)

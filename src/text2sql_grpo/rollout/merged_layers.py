@@ -13,10 +13,11 @@ _FREE_SHARE = 8
 def merged_layers(model: torch.nn.Module) -> Iterator[None]:
     """Merge the LoRA adapter of a model into copies of its weights; afterwards its weights are as before.
 
-    A layer with an adapter launches five small kernels that a merged one does not, more than half of a pass
-    of a small model on a GPU. Layers of 4-bit weights stay as they are.
+    A layer with an adapter launches five small kernels that a merged one does not: a third of the time of a
+    pass of a small model on a GPU. Layers of 4-bit weights stay as they are.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, Linear) and not layer.merged]
+    adapted = [layer for layer in model.modules() if isinstance(layer, Linear)]
+    layers = [layer for layer in adapted if not (layer.merged or layer.disable_adapters)]
     weights = [layer.get_base_layer().weight.data for layer in layers]
     try:
         for layer, weight in zip(layers, weights, strict=True):

@@ -91,17 +91,11 @@ def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
     is_coded = words[-1] in known["codes"] or set(words) & set(known["code_words"])
     is_code = is_coded and not (is_count or is_measured)
     if is_code or is_year:
-        return {"detail"} | _of_code(noun, found, n_rows) if not is_year else set()
+        names_kinds = is_whole and len(numbers) <= min(MAX_GROUPS, n_rows // 2) and not is_plural(noun)
+        kinds = {"category"} | ({"kind"} if not found.has_nulls else set()) if names_kinds else set()
+        return {"detail"} | kinds if not is_year else set()
     roles = {"detail", "range"} | (
         {"measure"} if words[0] not in known["no_sums"] or len(words) == 1 else set()
     )
     is_sum = is_count or set(words) & set(known["sums"])
     return roles | ({"sum"} if is_sum and not set(words) & set(known["no_sums"]) else set())
-
-
-def _of_code(noun: str, found: Values, n_rows: int) -> set[str]:
-    """Roles of a column of whole numbers that name kinds of rows, such as a status code."""
-    values = found.values
-    if len(values) > min(MAX_GROUPS, n_rows // 2) or is_plural(noun) or any(v != int(v) for v in values):
-        return set()
-    return {"category"} | ({"kind"} if not found.has_nulls else set())
