@@ -35,4 +35,4 @@ def test_page_counts_the_attacks(repo_root: Path) -> None:
     page = (repo_root / "docs" / "security.md").read_text(encoding="utf-8")
     counts = [len(load_attacks(engine)) for engine in ENGINES]
 
-    assert "{} on SQLite, {} on DuckDB, {} on PostgreSQL".format(*counts) in page
+    assert "{} on SQLite and {} on DuckDB; {} on PostgreSQL".format(*counts) in page
