@@ -2,8 +2,8 @@
 
 The base is merged in float32. That moves the logits of a small model by less than 1e-6 of the largest, and
 the logits of Qwen2.5-0.5B after a long training by 2e-4 (in bfloat16 by about 6e-3). An adapter that was
-trained on 4-bit weights is merged into those, dequantised, not into the original weights. Nothing appears at the
-target path before it was checked.
+trained on 4-bit weights is merged into those, dequantised, not into the original weights. Nothing appears
+at the target path before it was checked.
 """
 
 from collections.abc import Iterator
