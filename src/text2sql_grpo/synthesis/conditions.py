@@ -229,6 +229,12 @@ def _null(column: Column) -> list[Condition]:
 
 
 def _category(column: Column) -> list[Condition]:
+    if column.roles & {"boolean", "flag"}:
+        literals = ("TRUE", "FALSE") if "boolean" in column.roles else ("1", "0")
+        return [
+            _plain(column, f"= {one}", said, said, ())
+            for one, said in zip(literals, ("true", "false"), strict=True)
+        ]
     if column.kind != "number":
         return _quoted(column)
     values = [int(value) for value in column.values]

@@ -131,6 +131,28 @@ def column_noun(name: str, table: str) -> str | None:
     return " ".join(words)
 
 
+def is_flag_name(name: str) -> bool:
+    """True for the name of a column that is true or false.
+
+    >>> is_flag_name("is_bot"), is_flag_name("hasParking"), is_flag_name("island")
+    (True, True, False)
+    """
+    words = identifier_words(name).split()
+    return len(words) > 1 and (words[0] in vocabulary()["flags"] or words[-1] == "flag")
+
+
+def flag_noun(name: str) -> str:
+    """Noun of a column that is true or false.
+
+    >>> flag_noun("is_bot"), flag_noun("active"), flag_noun("ist_gesperrt")
+    ('bot flag', 'active flag', '"ist_gesperrt" flag')
+    """
+    words = identifier_words(name).split()
+    words = words[1:] if is_flag_name(name) and words[-1] != "flag" else words
+    said = " ".join(words).removesuffix(" flag")
+    return f"{said} flag" if is_english(said) else f'"{name}" flag'
+
+
 def _moment_words(name: str) -> list[str]:
     """Words of the moment at which something happened; none for another column.
 

@@ -17,6 +17,7 @@ def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozense
     `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
     text or code that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be
     averaged and ranked, `sum` added up, `range` compared with a number; `day` is a date, `blank` has NULLs.
+    (`words` adds `boolean`, of a declared type, and `flag`, of 0 and 1: categories that are true or false.)
     Constants, serial numbers and columns with another mark for missing values than NULL fit none.
 
     Args:

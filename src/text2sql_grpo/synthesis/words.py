@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -16,8 +16,10 @@ from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.nouns import (
     column_noun,
     count_noun,
+    flag_noun,
     identifier_words,
     is_english,
+    is_flag_name,
     singular,
     table_noun,
     vocabulary,
@@ -310,9 +312,11 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
         is_key = declared.is_primary_key or declared.name in foreign or declared.name == profile.key
         if found is None or found.kind is None:
             continue
+        flag = "" if is_key or "split" in words else _flag_role(declared, found)
         phrase = given.get(place)
         if place not in given and is_named:
             phrase = _column_noun(declared.name, noun, found, is_key=is_key, is_foreign=is_foreign)
+            phrase = flag_noun(declared.name) if flag else phrase
             if phrase and '"' in phrase and "split" in words:
                 phrase = None
         if phrase is None:
@@ -329,7 +333,9 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
                 values=found.values,
                 said=_said(place, phrase, found.values, words),
                 clauses=_clauses(words.get("clauses", {}).get(place, [])),
-                roles=roles_of(phrase, found, profile.n_read, is_key=is_key),
+                roles=frozenset(["category", flag])
+                if flag
+                else roles_of(phrase, found, profile.n_read, is_key=is_key),
                 repeated=found.repeated or frozenset(),
             )
         )
@@ -367,6 +373,15 @@ def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_forei
     if noun == table and found.kind == "text":
         return "name"
     return count_noun(noun) if noun and found.kind == "number" else noun
+
+
+def _flag_role(declared: sql_schema.Column, found: Values) -> Literal["boolean", "flag", ""]:
+    """Role of a column that is true or false, by its declared type, or its name and numbers; else empty."""
+    if set(found.values) != {0, 1}:
+        return ""
+    if declared.cast_type.upper() in ("BOOLEAN", "BOOL"):
+        return "boolean"
+    return "flag" if is_flag_name(declared.name) else ""
 
 
 def _rows_name(table: sql_schema.Table) -> str:
