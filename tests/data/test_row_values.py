@@ -44,6 +44,8 @@ def column(tmp_path: Path, values: list[str]) -> list[Any]:
         (["01067", "10115"], ["01067", "10115"]),
         (["A-1", "B-2"], ["A-1", "B-2"]),
         (["$1", "n/a"], ["$1", "n/a"]),
+        (["$5", "$1200", "-$3"], [5.0, 1200.0, -3.0]),
+        (["JAF-001", "SUP-002"], ["JAF-001", "SUP-002"]),
         (["1,234", "5,678"], ["1,234", "5,678"]),  # thousands, or thousandths
         (["12:30", "13:45"], ["12:30:00", "13:45:00"]),
         (["5 apples", "6 pears"], ["5 apples", "6 pears"]),
@@ -72,6 +74,8 @@ def test_what_is_changed_or_unclear_is_logged(
 
 
 def test_plain_files_are_read_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert column(tmp_path, ["1.5", "2.25"]) == [1.5, 2.25]
+    for place, values in enumerate([["1.5", "2.25"], ["AB-1", "AB-2"]]):
+        (tmp_path / str(place)).mkdir()
+        with caplog.at_level(logging.WARNING):
+            assert list(map(str, column(tmp_path / str(place), values))) == values
     assert not caplog.text

@@ -447,6 +447,21 @@ def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     assert len(checked) == 4
 
 
+def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    people = [(f"p{i}", f"First{i % 9}", f"Last{i % 7}", 1900 + i) for i in range(60)]
+    prizes = [(f"p{i % 40}", ("Gold", "Silver", "Bronze")[i % 3]) for i in range(120)]
+    script = (
+        "CREATE TABLE People (playerID TEXT PRIMARY KEY, nameFirst TEXT, nameLast TEXT, birthYear INTEGER);"
+        "CREATE TABLE Prizes (playerID TEXT REFERENCES People (playerID), medal TEXT);"
+    )
+    sqlite_file(tmp_path / "databases" / "sport.sqlite", script, {"People": people, "Prizes": prizes})
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    text = "\n".join(row["question"] for rows in read(tmp_path / "questions").values() for row in rows)
+    assert "prizes whose player's birth year is" in text and "prizes whose birth year" not in text
+    assert "the last name of" in text and "playerID" not in text
+
+
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
 def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str) -> None:
     (tmp_path / "databases").mkdir()

@@ -15,6 +15,7 @@ _POINT = _AMOUNT.replace("BODY", r"\d{1,3}(?:[,'\x{2019} ]\d{3})+(?:\.\d+)?|\d+(
 _COMMA = _AMOUNT.replace("BODY", r"\d{1,3}(?:[.'\x{2019} \x{a0}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?")
 _CODE = r"0\d+"
 _EITHER = r"(?:0?[1-9]|1[0-2])[/.-](?:0?[1-9]|1[0-2])[/.-]\d{4}.*"
+_SEPARATED = r".*\d[.,'\x{2019} ]\d.*"
 _THOUSANDS = r"-?\d{1,3}(?:\.\d{3})+"
 _FORMS = {"1,234.5": _POINT, "1.234,5": _COMMA}
 _SIGN = "CASE WHEN regexp_matches({0}, '[(-]') THEN -1 ELSE 1 END"
@@ -54,7 +55,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         column = quote_name(name, "duckdb")
         patterns = {"code": _CODE, "thousands": _THOUSANDS, "either": _EITHER}
         if kind == "VARCHAR":
-            patterns |= _FORMS
+            patterns |= _FORMS | {"separated": _SEPARATED, "lettered": ".*[A-Za-z].*"}
             asked += [(name, form, f"try_strptime({column}, '{form}') IS NOT NULL") for form in formats]
         asked += [(name, form, _matches(column, pattern)) for form, pattern in patterns.items()]
     counted = [f"count({quote_name(name, 'duckdb')})" for name in kinds]
@@ -69,7 +70,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         every = [form for form in some if counts[name, form] == sizes[name]]
         change = ""
         if kind == "VARCHAR" and "code" not in some:
-            change, column = _read_as(column, every)
+            change, column = _read_as(column, every, set(some))
         elif kind in ("BIGINT", "DOUBLE") and "code" in some:
             kept.append(name)
             change = "holds codes that begin with 0: kept as text"
@@ -89,14 +90,24 @@ def _matches(column: str, pattern: str) -> str:
     return f"regexp_full_match({column}, '{pattern.replace(chr(39), chr(39) * 2)}')"
 
 
-def _read_as(column: str, forms: list[str]) -> tuple[str, str]:
-    """Change of a column of texts that can be read in some forms, for the log, and its SQL."""
+def _read_as(column: str, forms: list[str], some: set[str]) -> tuple[str, str]:
+    """Change of a column of texts, for the log, and its SQL.
+
+    Args:
+        column: Name in SQL.
+        forms: Forms in which all its values can be read.
+        some: Forms that at least one value has.
+    """
     numbers = [form for form in forms if form in _NUMBERS]
     days = [form for form in forms if form.startswith("%")]
     if len(numbers) == 1:
         return f"holds amounts like {numbers[0]}: read as numbers", _NUMBERS[numbers[0]].format(column)
-    if numbers:
+    if numbers and "separated" in some:
         return "holds amounts that can be read in two ways: kept as text", column
+    if numbers and "lettered" in some:
+        return "", column  # codes such as JAF-001, or USD 5
+    if numbers:
+        return "holds amounts like $5 or 5%: read as numbers", _NUMBERS["1,234.5"].format(column)
     if len(days) > 1:
         return "holds dates that can be read in two ways: kept as text", column
     if not days:

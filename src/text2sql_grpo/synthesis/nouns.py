@@ -98,8 +98,8 @@ def column_noun(name: str, table: str) -> str | None:
 
     >>> column_noun("custFirstName", "customer"), column_noun("num_of_seats", "car")
     ('first name', 'number of seats')
-    >>> column_noun("heightFoot", "car"), column_noun("HH", "dog")
-    ('height in feet', '"HH"')
+    >>> column_noun("heightFoot", "car"), column_noun("HH", "dog"), column_noun("nameLast", "person")
+    ('height in feet', '"HH"', 'last name')
     >>> column_noun("address_2", "dog"), column_noun("is_open", "shop")
     ('"address_2"', None)
     >>> column_noun("order_created_at", "order"), column_noun("checked_on", "order")
@@ -126,6 +126,8 @@ def column_noun(name: str, table: str) -> str | None:
     if words[0] == "number" and len(words) > 1:
         words = ["number", "of", *words[1 + (words[1] == "of") :]]
         words[-1] = plural(singular(words[-1]))
+    if words[0] == "name" and " ".join([*words[1:], "name"]) in vocabulary()["names"]:
+        words = [*words[1:], "name"]
     if words[0] in ("amount", "date") and len(words) == 2 and words[1] not in ("due", "payable"):
         words = words[:1] if words[1] == table else [words[0], "of", words[1]]
     return " ".join(words)

@@ -245,14 +245,16 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
                 on = f"{child.sql}.{column} = {parent.sql}.{target}"
                 join = f"JOIN {parent.sql} ON {on}"
                 role = None
-                if key.columns[0].lower() != key.references[0].lower():
+                if key.columns[0].lower() != key.references[0].lower() or parent.noun == "person":
                     role = column_noun(_KEY_ENDING.sub("", key.columns[0]), child.noun)
                 is_role = (
                     role and role != child.noun and '"' not in role and not {"in", "of"} & set(role.split())
                 )
                 owner = role if is_role else parent.noun
                 # A candidate who is a person has the person's name.
-                owners = {"": "", "parent": f"{owner}'s " if owner != "person" else ""}
+                own_key = profile.tables[name].columns.get(key.columns[0])
+                is_person = owner == "person" and own_key is not None and own_key.is_unique
+                owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
                 yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
 
 
