@@ -38,8 +38,8 @@ def test_look_then_submit(tmp_path: Path, protocol: Protocol, role: str) -> None
     assert episode.stop_reason is None
     end = session.step(answer)
 
-    same = {"tags": "submit the same query: <answer>SELECT ...</answer>"}
-    hint = same.get(protocol, "call submit_sql with the same query")
+    same = {"tags": f"write <answer>{LOOK}</answer>", "native": f"call submit_sql with {LOOK}"}
+    hint = same[protocol]
     expected = f"code\nLIS-02\n(2 turns left: if these rows answer the question, {hint})"
     assert reply == {"role": role, "content": expected}
     assert end is None
@@ -69,7 +69,11 @@ def test_malformed_turn_is_answered_and_the_episode_goes_on(tmp_path: Path, prot
     assert reply is not None and reply["content"].startswith("Error: expected one ")
     malformed = session.episode.actions[0]
     assert (malformed.kind, malformed.sql, malformed.outcome) == ("malformed", "", None)
-    assert reply["content"] == f"Error: {malformed.error}\n(4 turns left: write another query)"
+    hint = {
+        "tags": "write <answer>SELECT ...</answer>",
+        "native": "call submit_sql with the query",
+    }
+    assert reply["content"] == f"Error: {malformed.error}\n(4 turns left: {hint[protocol]})"
     assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
 
 
@@ -81,9 +85,8 @@ def test_last_turn_is_announced_and_then_over(tmp_path: Path) -> None:
     end = session.step("<sql>SELECT 2</sql>")
 
     assert [reply and reply["content"] for reply in replies] == [
-        "0\n0\n(2 turns left: if these rows answer the question, "
-        "submit the same query: <answer>SELECT ...</answer>)",
-        "1\n1\n(1 turn left: write <answer>SELECT ...</answer>)",
+        "0\n0\n(2 turns left: if these rows answer the question, write <answer>SELECT 0</answer>)",
+        "1\n1\n(1 turn left: write <answer>SELECT 1</answer>)",
     ]
     assert end is None
     assert session.episode.messages[-1]["role"] == "assistant"

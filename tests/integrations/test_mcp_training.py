@@ -113,7 +113,7 @@ def test_calls_go_to_the_server_and_the_submission_stays_here(opened: Open) -> N
     session = environment.session(ask("How many people work in Lisbon?"))
     assert f"without other text: {', '.join(NAMES[:-1])}, or submit_sql" in session.start()[0]["content"]
     turns = [call("run_sql", {"sql": "SELECT 1"}), call("fail", {}), call("submit_sql", {"sql": "SELECT 2"})]
-    hint = "(3 turns left: if these rows answer the question, call submit_sql with the same query)"
+    hint = "(3 turns left: if these rows answer the question, call submit_sql with SELECT 1)"
     assert [session.step(turn) for turn in turns] == [
         {"role": "tool", "content": f"ran SELECT 1\n{hint}"},
         {"role": "tool", "content": "Error: no such city"},

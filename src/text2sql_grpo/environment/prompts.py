@@ -38,11 +38,11 @@ _EXAMPLE = {
         "stored as R, and submit_sql with SELECT COUNT(*) FROM car WHERE colour = 'R' ends the task."
     ),
 }
-_SAME = {
-    "tags": "submit the same query: <answer>SELECT ...</answer>",
-    "native": "call submit_sql with the same query",
+_SUBMIT = {
+    "tags": ("write <answer>{}</answer>", "SELECT ..."),
+    "native": ("call submit_sql with {}", "the query"),
 }
-_SUBMIT = {"tags": "write <answer>SELECT ...</answer>", "native": "call submit_sql with the query"}
+MAX_REPEATED_CHARS = 300  # of a query that the line under its rows repeats
 
 
 def system_text(
@@ -78,17 +78,25 @@ def turns_left_text(protocol: Protocol, turns_left: int, actions: Sequence[Actio
     last = actions[-1]
     is_repeated = bool(last.sql) and any(action.sql == last.sql for action in actions[:-1])
     again = "the same query as before; " if is_repeated else ""
+    how, query = _SUBMIT[protocol]
+    if not is_error and 0 < len(last.sql) <= MAX_REPEATED_CHARS:
+        query = last.sql
+    submit = how.format(query)
     if turns_left == 1:
-        return f"({again}1 turn left: {_SUBMIT[protocol]})"
+        return f"({again}1 turn left: {submit})"
     if last.kind == "call_tool":
         return ""
-    hint = "write another query" if is_error else f"if these rows answer the question, {_SAME[protocol]}"
+    if last.kind == "malformed":
+        hint = submit
+    else:
+        hint = "write another query" if is_error else f"if these rows answer the question, {submit}"
     return f"({again}{turns_left} turns left: {hint})"
 
 
 def not_a_query_text(protocol: Protocol) -> str:
     """Error of a submission that holds a result in place of a query."""
-    return f"expected the SQL query itself, got a value or text: {_SUBMIT[protocol]}"
+    how, query = _SUBMIT[protocol]
+    return f"expected the SQL query itself, got a value or text: {how.format(query)}"
 
 
 def user_text(question: str, schema_text: str) -> str:
