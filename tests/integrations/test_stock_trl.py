@@ -52,7 +52,7 @@ def logged(tools: SQLTools) -> tuple[list[float | None], dict[str, float]]:
 
 def test_an_instance_runs_one_session_after_another(tools: SQLTools) -> None:
     assert tools.run_sql("SELECT city FROM branch") == (
-        "city\nLisbon\nPorto\nNULL\n(1 turn left: call submit_sql with the query)"
+        "city\nLisbon\nPorto\nNULL\n(1 turn left: call submit_sql with SELECT city FROM branch)"
     )
     assert tools.submit_sql(RIGHT) == "Submitted"
     assert "conversation is over" in tools.run_sql("SELECT 1")
