@@ -144,7 +144,10 @@ def test_what_is_alike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("a request"))
     write_model(tmp_path / "runs" / "shop-2" / "merged")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "config.yaml").touch()
     for path, hint in (
+        ("project/start", "merge --adapter data/start --out project/start"),
         ("runs/nope", "there are runs/shop-2"),
         ("runs/shop-2/mergd", "there are runs/shop-2/merged"),
         ("./run/shop-2/merged", "there are runs"),

@@ -152,6 +152,8 @@ def _missing(path: str) -> ModelError:
         missing == given and parent != Path()
     )
     hint = f"there are {', '.join(str(parent / name) for name in close)}" if close else ""
+    if missing.name == "start" and (missing.parent / "config.yaml").is_file():  # a project of `init`
+        hint = f"text2sql-grpo merge --adapter data/start --out {missing} makes it"
     what = "file" if missing.suffix == ".gguf" else "folder"
     return ModelError(f"no such {what}: {path}; {hint or 'name a model folder, GGUF file or Hub id'}")
 
