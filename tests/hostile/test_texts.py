@@ -21,6 +21,7 @@ from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.query import (
     MAX_STEPS,
     Query,
@@ -31,6 +32,7 @@ from text2sql_grpo.sql.query import (
     without_comments,
     write_query,
 )
+from text2sql_grpo.sql.schema import read_schema
 
 DIALECTS = ("sqlite", "duckdb", "postgres")
 MAX_S = 0.2  # of processor time, for one text
@@ -318,7 +320,8 @@ def play(
             suite = TestSuite(executor, tmp_path_factory.mktemp("suites"), size=1)
         judge = Judge(Grader(executor, suite=suite), executor, RewardMix(dict(REWARDS)))
         example = Example(id="wards", database="clinic", question="Which wards?", gold_sql=GOLD)
-        backend = ExecutorBackend(executor, address, settings.limits, settings.observation)
+        hidden = hide(read_schema(address), [])
+        backend = ExecutorBackend(executor, address, settings.limits, settings.observation, hidden)
 
         def played(turn: str) -> Answer:
             session = SQLSession(example, schema_text="", backend=backend, settings=settings)

@@ -10,6 +10,7 @@ from text2sql_grpo.sql.schema import Schema
 MIN_LIKENESS = 0.5  # of two names, from 0 to 1 (difflib)
 MAX_ADVISED = 2  # names
 MAX_LISTED = 12  # columns of a table
+MAX_READ_CHARS = 500  # of an error, which may repeat what a model wrote
 MAX_COMPARED_CHARS = 64  # of a missing name
 MAX_COMPARED = 2_000  # names
 
@@ -22,7 +23,7 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
         sql: Failed query.
         error: The engine's message.
     """
-    engine = ENGINES[schema.dialect]
+    engine, error = ENGINES[schema.dialect], error[:MAX_READ_CHARS]
     if found := re.search(engine.missing_table, error):
         tables = {_folded(one.name): one.name for one in schema.relations}
         alike = _alike(_last_part(found), tables)
@@ -30,7 +31,8 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
     if not (found := re.search(engine.missing_column, error)):
         return ""
     name, columns = _last_part(found), [(one, column) for one in schema.relations for column in one.columns]
-    named = {one.name for one in schema.relations if _names(sql, one.name)}
+    words = _words(sql)
+    named = {one.name for one in schema.relations if _words(one.name) <= words}
     same = [(one.name, column.name) for one, column in columns if _folded(column.name) == name]
     if same and not any(table in named for table, _ in same):
         return "join " + " or ".join(f"{table}, which has {column}" for table, column in same[:MAX_ADVISED])
@@ -46,8 +48,8 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
     return "take other columns: " + "; ".join(lists[:MAX_ADVISED]) if lists else ""
 
 
-def _names(sql: str, table: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", sql, re.IGNORECASE) is not None
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _last_part(found: re.Match[str]) -> str:
