@@ -1,5 +1,8 @@
 """Loading a policy: what is decided for a device, adapters by family, torn weights."""
 
+import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,3 +135,23 @@ def test_torn_weights_are_said_in_one_line(tmp_path: Path, kept_bytes: int) -> N
     ) as error:
         load_policy(str(folder))
     assert str(folder) in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="needs glibc")
+@pytest.mark.parametrize(("call", "is_one"), [("", False), ("hardware.keep_one_heap()", True)])
+def test_threads_share_a_heap(call: str, *, is_one: bool) -> None:
+    program = f"""
+import ctypes, threading
+from text2sql_grpo.models import hardware
+{call}
+barrier = threading.Barrier(5)
+def hold():
+    ctypes.CDLL(None).malloc(1000)
+    barrier.wait()
+threads = [threading.Thread(target=hold) for _ in range(4)]
+for thread in threads: thread.start()
+barrier.wait()
+ctypes.CDLL(None).malloc_stats()
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (run.stderr.count("Arena ") == 1) == is_one

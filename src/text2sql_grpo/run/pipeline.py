@@ -24,7 +24,7 @@ from text2sql_grpo.errors import (
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.hardware import device_type, keep_one_heap, release_memory
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
@@ -101,6 +101,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
 def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
 
+    keep_one_heap()
     config.reward_mix()  # fails before anything is loaded
     arguments = run_arguments(config)  # initialises the process group
     ranks.create_group()
@@ -199,6 +200,7 @@ def _improve(
         blend(trainer.model, start, share)
         run.console.print(f"Blend: {share:.0%} of the way from the start to the weights of step {step}")
     with run.stage("merge"):
+        release_memory()
         merged = save_and_merge(trainer, policy, run.config, run.console)
     ways = trainer.ways
     del trainer
