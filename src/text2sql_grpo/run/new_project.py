@@ -50,7 +50,7 @@ _SIZES = (
     Size("qwen2.5_coder_7b_qlora", 22.0, "15.6 GiB of the GPU, estimated"),
     Size("qwen2.5_coder_1.5b_qlora", 14.0, "10.7 GiB of the GPU, estimated"),
     Size("qwen2.5_coder_0.5b_lora", 7.0, "5.8 GiB of the GPU, estimated"),
-    Size(_CODER, 0.0, "4.8 GiB, measured"),
+    Size(_CODER, 0.0, "7.5 GiB, measured"),
     Size("quickstart", 0.0, "5.5 GB, measured"),
 )
 
