@@ -128,9 +128,9 @@ class SQLSession:
         if result.text is None:  # the backend died: not the model's failure
             episode.stop_reason, episode.is_masked = "error", True
             return None
-        return self._reply(result.text)
+        return self._reply(result.text, result.advice)
 
-    def _reply(self, text: str) -> Message | None:
+    def _reply(self, text: str, advice: str = "") -> Message | None:
         settings, actions = self._settings, self.episode.actions
         turns_left = settings.max_turns - len(actions)
         if turns_left <= 0:
@@ -138,7 +138,7 @@ class SQLSession:
             return None
         if settings.instructions:
             is_error = text.startswith("Error")
-            hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error)
+            hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error, advice=advice)
         else:
             hint = "(1 turn left: submit your answer)" if turns_left == 1 else ""
         text = f"{text}\n{hint}" if hint else text

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from text2sql_grpo.environment.missing_names import missing_name_advice
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
@@ -19,10 +20,12 @@ class ToolResult:
     Attributes:
         text: Text for the model, errors included; None if the backend died with the call.
         outcome: Outcome of a query that the executor ran; None for calls that another server ran.
+        advice: How to correct a query that failed; empty if that is not known.
     """
 
     text: str | None
     outcome: ExecutionOutcome | None = None
+    advice: str = ""
 
 
 class ToolBackend(Protocol):
@@ -59,8 +62,10 @@ class ExecutorBackend:
     tools: ClassVar[list[dict[str, Any]]] = TOOLS
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        outcome = self.run(arguments["sql"])
-        return ToolResult(observation_text(outcome, self.observation), outcome)
+        outcome, advice = self.run(arguments["sql"]), ""
+        if self.hidden and outcome.error:
+            advice = missing_name_advice(self.hidden.schema, arguments["sql"], outcome.error)
+        return ToolResult(observation_text(outcome, self.observation), outcome, advice)
 
     def run(self, sql: str) -> ExecutionOutcome:
         """Run a query, unless it reads something hidden."""

@@ -24,6 +24,8 @@ class Engine:
         version_sql: Query for its version, where its SQL differs by it; empty for none.
         columns_sql: Query that lists a table's columns, for the model; it runs where columns are hidden too.
         functions_sql: Query for the names of functions that a database defines; empty where none can.
+        missing_column: Pattern of its error about a column that is not there; one group matches the name.
+        missing_table: The same of a table.
         sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
             rows each time.
         module: Module of its connection, with `fingerprint_of` and the class `connection`.
@@ -47,6 +49,8 @@ class Engine:
     version_sql = ""
     columns_sql: str
     functions_sql = ""
+    missing_column: str
+    missing_table: str
     sample_sql: str
     module: str
     connection: str
@@ -82,6 +86,8 @@ class _SQLite(Engine):
     kind = dialect = "sqlite"
     title = "SQLite"
     columns_sql = "PRAGMA table_info(name)"
+    missing_column = "no such column: (.+)"
+    missing_table = "no such table: (.+)"
     sample_sql = "SELECT {columns} FROM {table} WHERE rowid % {step} = 0 LIMIT {n}"
     module = "sqlite"
     connection = "HardenedDatabase"
@@ -95,6 +101,8 @@ class _DuckDB(Engine):
     kind = dialect = "duckdb"
     title = "DuckDB"
     columns_sql = "DESCRIBE name"
+    missing_column = 'Referenced column "(.+?)" not found|does not have a column named "(.+?)"'
+    missing_table = "Table with name (.+?) does not exist"
     functions_sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal"
     sample_sql = "SELECT {columns} FROM {table} USING SAMPLE reservoir({n} ROWS) REPEATABLE (0)"
     version_sql = "SELECT version()"
@@ -109,6 +117,8 @@ class _PostgreSQL(Engine):
     kind = "postgresql"
     title = "PostgreSQL"
     columns_sql = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'name'"
+    missing_column = 'column "?(.+?)"? does not exist'
+    missing_table = 'relation "(.+)" does not exist'
     functions_sql = """
         SELECT proname FROM pg_proc p JOIN pg_language l ON l.oid = prolang
         WHERE lanname NOT IN ('internal', 'c')

@@ -1,0 +1,72 @@
+"""Advice on a query that names a table or column that is not there."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.schema import Schema
+
+MIN_LIKENESS = 0.5  # of two names, from 0 to 1 (difflib)
+MAX_ADVISED = 2  # names
+MAX_LISTED = 12  # columns of a table
+MAX_READ_CHARS = 500  # of an error, which may repeat what a model wrote
+MAX_COMPARED_CHARS = 64  # of a missing name
+MAX_COMPARED = 2_000  # names
+
+
+def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
+    """Correction of a query that fails for a missing name; empty for other errors, or if nothing is like it.
+
+    Args:
+        schema: Schema without hidden tables and columns.
+        sql: Failed query.
+        error: The engine's message.
+    """
+    engine, error = ENGINES[schema.dialect], error[:MAX_READ_CHARS]
+    if found := re.search(engine.missing_table, error):
+        tables = {_folded(one.name): one.name for one in schema.relations}
+        alike = _alike(_last_part(found), tables)
+        return "read " + " or ".join(tables[name] for name in alike) if alike else ""
+    if not (found := re.search(engine.missing_column, error)):
+        return ""
+    name, columns = _last_part(found), [(one, column) for one in schema.relations for column in one.columns]
+    words = _words(sql)
+    named = {one.name for one in schema.relations if _words(one.name) <= words}
+    same = [(one.name, column.name) for one, column in columns if _folded(column.name) == name]
+    if same and not any(table in named for table, _ in same):
+        return "join " + " or ".join(f"{table}, which has {column}" for table, column in same[:MAX_ADVISED])
+    places = {_folded(column.name): (one.name, column.name) for one, column in columns if one.name in named}
+    taken = [place for place in same if place[0] in named] or [places[one] for one in _alike(name, places)]
+    if taken:
+        return "take " + " or ".join(f"{column} from {table}" for table, column in taken[:MAX_ADVISED])
+    lists = [
+        f"{one.name} has {', '.join(column.name for column in one.columns[:MAX_LISTED])}"
+        for one in schema.relations
+        if one.name in named
+    ]
+    return "take other columns: " + "; ".join(lists[:MAX_ADVISED]) if lists else ""
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
+
+
+def _last_part(found: re.Match[str]) -> str:
+    """A missing name without its table or schema, folded."""
+    return _folded(next(filter(None, found.groups())).rpartition(".")[2])
+
+
+def _folded(name: str) -> str:
+    """Letters and digits of a name in lower case.
+
+    >>> _folded('"Allergy_Type"')
+    'allergytype'
+    """
+    return re.sub(r"[\W_]", "", name).casefold()
+
+
+def _alike(name: str, names: Collection[str]) -> list[str]:
+    if len(name) > MAX_COMPARED_CHARS or len(names) > MAX_COMPARED:
+        return []
+    return get_close_matches(name, names, MAX_ADVISED, MIN_LIKENESS)
