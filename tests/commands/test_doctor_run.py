@@ -84,6 +84,11 @@ def test_groups_without_signal_are_counted_by_their_tokens() -> None:
     text = only(logs(episodes=wrong + right, frac_reward_zero_std=lambda step: 0.75))
     assert text.startswith("75% of the groups and 75% of the sampled tokens gave no gradient, 0 of 3 of them")
     assert "losses.gold" in text
+    trained = logs(
+        episodes=wrong + right,
+        **{"frac_reward_zero_std": lambda step: 0.75, "losses/gold_rows": lambda step: float(step == 2)},
+    )
+    assert "losses.gold" not in only(trained)
     easy = [episode(0, group, 1.0) for group in range(3) for _ in range(4)]
     text = only(logs(episodes=easy + right, frac_reward_zero_std=lambda step: 0.75))
     assert "take harder questions" in text

@@ -119,10 +119,15 @@ def _without_signal(logs: RunLogs) -> list[Finding]:
     if 2 * all_right > len(alike):
         return [Finding(what, "take harder questions, or raise grpo.temperature", 0.8 * share)]
     change = (
-        "run sft first, set losses.gold to 0.2, or raise grpo.num_generations or temperature; questions that "
+        f"run sft first, {_gold_rows(logs)}or raise grpo.num_generations or temperature; questions that "
         "are answered sometimes teach most"
     )
     return [Finding(what, change, 0.8 * share)]  # mostly an effect: causes come first
+
+
+def _gold_rows(logs: RunLogs) -> str:
+    """Advice to train on gold queries, unless the run does."""
+    return "" if any(logs.column("losses/gold_rows")) else "set losses.gold to 0.2, "
 
 
 def _cut(logs: RunLogs) -> list[Finding]:
@@ -151,7 +156,7 @@ def _reward(logs: RunLogs) -> list[Finding]:
         flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
         if len(rewards) >= FLAT_STEPS and flat <= len(rewards) // 2:
             what = f"the reward is flat since step {flat + 1} of {len(rewards)} ({_ends(rewards[flat:])})"
-            change = "raise grpo.learning_rate, set losses.gold to 0.2, or stop earlier"
+            change = f"raise grpo.learning_rate, {_gold_rows(logs)}or stop earlier"
             found.append(Finding(what, change, 0.8 * (1 - flat / len(rewards))))
     skipped = sum(logs.column("step/skipped"))
     if skipped:
