@@ -53,7 +53,7 @@ def device_memory(kind: str) -> int:
 def keep_one_heap() -> None:
     """Have glibc serve all threads from one heap: each thread's own would keep its freed blocks.
 
-    It saves a quarter of the memory of a run of a 0.5 B model on a CPU (EXPERIMENTS.md).
+    It saves a fifth of the memory of a run of a 0.5 B model on a CPU (EXPERIMENTS.md).
     """
     _glibc("mallopt", _M_ARENA_MAX, 1)
 
