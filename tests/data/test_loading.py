@@ -295,6 +295,30 @@ def test_spider(tmp_path: Path) -> None:
     assert not second.has_gold_is_empty
 
 
+@pytest.mark.parametrize("solution", ["SELECT count(*) FROM t", ["SELECT count(*) FROM t"]])
+def test_livesqlbench(tmp_path: Path, solution: str | list[str]) -> None:
+    row = {"instance_id": "shop_1", "selected_database": "shop", "query": "How many?", "sol_sql": solution}
+    row |= {"preprocess_sql": [], "conditions": {"order": False}, "category": "Query"}
+
+    (question,) = read_questions(put(tmp_path, "livesqlbench_data.jsonl", json.dumps(row)))
+
+    assert question.example == Example(
+        "shop_1", "shop", "How many?", "SELECT count(*) FROM t", split="livesqlbench_data"
+    )
+
+
+def test_livesqlbench_of_several_statements(tmp_path: Path) -> None:
+    row = {
+        "instance_id": "shop_2",
+        "selected_database": "shop",
+        "query": "?",
+        "sol_sql": ["DROP TABLE t", "x"],
+    }
+
+    with pytest.raises(DataError, match=r"gold_sql must be a string, got \[\"DROP TABLE t\""):
+        read_questions(put(tmp_path, "livesqlbench_data.jsonl", json.dumps(row)))
+
+
 def test_bird(tmp_path: Path) -> None:
     (question,) = read_questions(put(tmp_path, "dev.json", [BIRD]))
 

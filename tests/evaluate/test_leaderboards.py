@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.leaderboards import NO_ANSWER, export
@@ -35,12 +36,29 @@ def test_each_board_reads_one_statement_a_question_in_order(tmp_path: Path) -> N
     golds = (tmp_path / "p.gold.sql").read_text().splitlines()
     assert [line.split("\t") for line in golds] == [[f"SELECT {i}", f"db{i}"] for i in range(3)]
     livesql = export("livesql", given, tmp_path / "p").read_text().splitlines()
-    assert [json.loads(line) for line in livesql] == [
-        {"instance_id": f"q{i + 1}", "pred_sqls": [sql]} for i, sql in enumerate(LINES)
+    assert [(line["instance_id"], line["pred_sqls"]) for line in map(json.loads, livesql)] == [
+        (f"q{i + 1}", [sql]) for i, sql in enumerate(LINES)
     ]
     folder = export("spider2", given, tmp_path / "p")
     assert {path.name for path in folder.iterdir()} == {"q1.sql", "q2.sql", "q3.sql"}
     assert (folder / "q1.sql").read_text() == QUERIES[0] + "\n"
+
+
+@pytest.mark.parametrize("order", ["", " ORDER BY a"])
+def test_a_line_of_livesqlbench_is_one_of_its_questions_with_an_answer(tmp_path: Path, order: str) -> None:
+    example = Example("shop_1", "shop", "?", f"SELECT a FROM t{order}")
+    answer = Answer(Episode(example=example, final_sql="SELECT a FROM t"), WRONG)
+
+    path = export("livesql", [answer], tmp_path / "p")
+
+    line = json.loads(path.read_text())
+    # Of evaluation.py: a line without one of the first four counts as failed.
+    assert line | {"instance_id": "shop_1", "query": "?", "test_cases": [], "clean_up_sql": []} == line
+    assert (line["selected_database"], line["preprocess_sql"]) == ("shop", [])
+    assert (line["sol_sql"], line["pred_sqls"]) == ([example.gold_sql], ["SELECT a FROM t"])
+    assert (line["category"], line["conditions"]) == ("Query", {"order": bool(order)})
+    (read,) = read_questions(path)
+    assert (read.example.id, read.example.gold_sql) == ("shop_1", example.gold_sql)
 
 
 @pytest.mark.parametrize("ids", [("a", "../b", "c"), ("a", ".b", "c"), ("a", "b/c", "d"), ("a", "a", "b")])

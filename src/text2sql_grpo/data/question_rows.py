@@ -28,9 +28,9 @@ TYPES = {
 _REQUIRED = tuple(field.name for field in fields(Example) if field.default is MISSING)
 _JSON_NAMES = {str: "a string", bool: "true or false", NoneType: "null", tuple: "a list of non-empty strings"}
 _COLUMNS = {name: (name,) for name in TYPES} | {
-    "id": ("id", "question_id", "qid"),
+    "id": ("id", "question_id", "instance_id", "qid"),
     "gold_sql": ("gold_sql", "query", "sql", "gold", "gold_query", "golden_sql", "golden_query", "sql_query"),
-    "database": ("database", "db_id", "db_name", "db"),
+    "database": ("database", "db_id", "db_name", "db", "selected_database"),
     "difficulty": ("difficulty", "hardness"),
     "other_golds": ("other_golds", "alternatives"),
 }
@@ -144,14 +144,14 @@ def _meant(column: str) -> str | None:
 def row_question(
     row: Any, number: int, place: str, *, origin: str = "", database: str | None = None
 ) -> Question:
-    """Question of one row of any source: Spider, BIRD, sql-eval, this package's files, or a table of yours.
+    """Question of one row of Spider, BIRD, sql-eval, LiveSQLBench, this package's files, or a table of yours.
 
     Columns are found by name, whatever its case, blanks and signs; docs/databases.md lists the names. Further
     columns are skipped. Evidence and instructions are put behind the question, and sql-eval's alternatives
     (see `accepted_queries`) become `other_golds`.
 
     Args:
-        number: Makes the id of a row without `id` and `question_id`.
+        number: Makes the id of a row without any.
         origin: File or split, in front of such an id.
         database: Name of the database for a row without one.
 
@@ -162,6 +162,8 @@ def row_question(
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
     if row.get("verdict") == "edit" and "verified_at" in row and isinstance(row.get("id"), str):
         row = {**row, "id": row["id"] + EDITED}  # the id alone is the question as it was, in quarantine
+    if "sol_sql" in row:
+        row = _of_livesqlbench(row)
     cells: dict[str, dict[str, Any]] = {}  # by the name of their column, then as it is spelt
     for column, value in row.items():
         if (value := _plain(value)) is not None:
@@ -173,7 +175,7 @@ def row_question(
         meant = _meant(str(column))
         if meant is not None and given[meant] is None:
             raise DataError(f"unknown field {column!r} (at {place}): did you mean {meant}?")
-    if given["id"] is None or "id" not in cells:
+    if given["id"] is None or cells.keys().isdisjoint(("id", "instanceid")):
         key = number if given["id"] is None else given["id"]
         given["id"] = f"{origin}-{key}" if origin else key
     if type(given["id"]) is int:  # no bool
@@ -194,6 +196,13 @@ def row_question(
     known = {name: _parsed(name, value) for name, value in given.items() if value is not None}
     has_gold_is_empty = "goldsql" in cells or "gold_is_empty" in known
     return Question(_example(known, place), place, has_gold_is_empty=has_gold_is_empty)
+
+
+def _of_livesqlbench(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Row whose `query` is the question, and whose `sol_sql` is the gold query or a list of it alone."""
+    solution = row["sol_sql"]
+    gold = solution[0] if isinstance(solution, list) and len(solution) == 1 else solution
+    return {**row, "question": row.get("question", row.get("query")), "query": None, "sql": gold}
 
 
 def _value(cells: Mapping[str, Mapping[str, Any]], columns: Iterable[str], place: str) -> Any:

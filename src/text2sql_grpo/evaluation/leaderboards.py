@@ -7,6 +7,7 @@ from typing import Literal
 
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import write_json, write_jsonl, write_text
+from text2sql_grpo.grading.strict import has_top_level_order
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.query import without_comments
 
@@ -23,7 +24,7 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
     | bird | JSON `{"0": "SQL\\t----- bird -----\\tdatabase"}` | `evaluation.py` of BIRD |
     | spider | a query a line; next to it `.gold.sql` of `query<tab>database` | `evaluation.py` of test-suite-sql-eval |
     | spider2 | a folder of `ID.sql` | `evaluate.py` of Spider 2.0 |
-    | livesql | JSONL of `instance_id` and `pred_sqls` | evaluator of LiveSQLBench |
+    | livesql | JSONL of its questions, with `pred_sqls` | `evaluation.py` of LiveSQLBench |
 
     Args:
         place: Path without an ending.
@@ -49,10 +50,7 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         write_text(path.with_suffix(".gold.sql"), "\n".join(golds) + "\n")
     elif board == "livesql":
         path = place.with_name(f"{place.name}.jsonl")
-        write_jsonl(
-            path,
-            ({"instance_id": name, "pred_sqls": [sql]} for name, sql in zip(names, queries, strict=True)),
-        )
+        write_jsonl(path, map(_livesql_line, answers, queries))
     else:
         path = place
         _check_names(names)
@@ -60,6 +58,23 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         for name, answer in zip(names, answers, strict=True):
             write_text(path / f"{name}.sql", f"{answer.episode.final_sql or NO_ANSWER}\n")
     return path
+
+
+def _livesql_line(answer: Answer, query: str) -> dict[str, object]:
+    """Line of one question that only reads; the order of its rows counts if the gold query has one."""
+    example = answer.example
+    return {
+        "instance_id": example.id,
+        "selected_database": example.database,
+        "query": example.question,
+        "category": "Query",
+        "preprocess_sql": [],
+        "clean_up_sql": [],
+        "sol_sql": [example.gold_sql],
+        "conditions": {"order": has_top_level_order(example.gold_sql, "postgres")},
+        "test_cases": [],
+        "pred_sqls": [query],
+    }
 
 
 def _check_names(names: Sequence[str]) -> None:
