@@ -68,19 +68,13 @@ def system_text(
     return f"{_TASK.format(engine=engine)}\n{rules}\nYou have {max_turns} turns."
 
 
-def turns_left_text(
-    protocol: Protocol, turns_left: int, actions: Sequence[Action], *, is_error: bool, advice: str = ""
-) -> str:
-    """Lines under a reply for a model that was not trained on this format: what is left to do.
+def turns_left_text(protocol: Protocol, turns_left: int, actions: Sequence[Action], *, is_error: bool) -> str:
+    """Line under a reply for a model that was not trained on this format: what is left to do.
 
     Args:
         actions: Actions of the episode.
         is_error: The reply is an error.
-        advice: How to correct the failed query.
     """
-    if advice:
-        rest = turns_left_text(protocol, turns_left, actions, is_error=is_error)
-        return f"To fix the query, {advice}.\n{rest}"
     last = actions[-1]
     is_repeated = bool(last.sql) and any(action.sql == last.sql for action in actions[:-1])
     again = "the same query as before; " if is_repeated else ""

@@ -138,7 +138,9 @@ class SQLSession:
             return None
         if settings.instructions:
             is_error = text.startswith("Error")
-            hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error, advice=advice)
+            hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error)
+            if advice:
+                hint = f"To fix the query, {advice}.\n{hint}"
         else:
             hint = "(1 turn left: submit your answer)" if turns_left == 1 else ""
         text = f"{text}\n{hint}" if hint else text
