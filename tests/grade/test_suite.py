@@ -537,3 +537,90 @@ def test_the_missing_side_of_an_outer_join_needs_no_nulls_of_its_own(shop: Path,
     gold = "SELECT c.name FROM city AS c LEFT JOIN person AS p ON p.city = c.id WHERE p.code IS NULL"
     right = "SELECT name FROM city WHERE NOT EXISTS (SELECT 1 FROM person WHERE person.city = city.id)"
     assert grader.grade(shop, gold, right).strict
+
+
+@pytest.fixture(scope="module")
+def awards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("awards") / "awards.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE award (id INTEGER PRIMARY KEY, winner TEXT, bonus REAL)")
+        winners = [
+            winner for winner, wins in (("Ann", 6), ("Bo", 4), ("Cy", 2), ("Di", 1)) for _ in range(wins)
+        ]
+        rows = [(n, winner, 1000.0 + n) for n, winner in enumerate(winners)]
+        connection.executemany("INSERT INTO award VALUES (?, ?, ?)", rows)
+    return path
+
+
+TOP = "SELECT winner FROM award GROUP BY winner ORDER BY {} DESC LIMIT 1"
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [
+        ("count(*)", "sum(bonus)"),
+        ("count(*)", "TOTAL(bonus)"),
+        ("sum(bonus)", "count(*)"),
+        ("sum(bonus)", "count(id)"),
+    ],
+)
+def test_the_largest_sum_is_not_always_that_of_the_most_rows(
+    awards: Path, executor: SQLExecutor, grader: Grader, gold: str, wrong: str
+) -> None:
+    assert Grader(executor).grade(awards, TOP.format(gold), TOP.format(wrong)).strict
+    assert grader.grade(awards, TOP.format(gold), TOP.format(wrong)).reason == "test_database"
+
+
+@pytest.mark.parametrize(
+    ("gold", "right"), [("sum(bonus)", "avg(bonus) * count(bonus)"), ("avg(bonus)", "sum(bonus) / count(*)")]
+)
+def test_a_sum_is_right_whatever_its_largest_part(
+    awards: Path, grader: Grader, gold: str, right: str
+) -> None:
+    assert grader.grade(awards, TOP.format(gold), TOP.format(right)).strict
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("papers") / "papers.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE paper (id INTEGER PRIMARY KEY, pages INTEGER, cited INTEGER)")
+        rows = [(n, 4 + n * 7 % 37, n * n * 13 % 300) for n in range(60)]
+        connection.executemany("INSERT INTO paper VALUES (?, ?, ?)", rows)
+    return path
+
+
+WHERE = "SELECT id FROM paper WHERE "
+
+
+@pytest.mark.parametrize(
+    ("gold", "right"),
+    [
+        # no paper has 0 pages or fewer
+        ("cited >= 10 * pages", "cited * 1.0 / pages >= 10"),
+        ("100.0 * pages / (cited + 1) > 5", "20 * pages > cited + 1"),
+        ("100.0 * cited / pages > 250", "cited > 2.5 * pages"),
+        ("pages % 2 = 0", "pages % 2 <> 1"),
+        ("pages % 2 = 0", "pages & 1 = 0"),
+        ("cited / 2 > 50", "cited >= 102"),
+    ],
+)
+def test_arithmetic_is_tried_on_values_that_the_column_may_hold(
+    papers: Path, grader: Grader, gold: str, right: str
+) -> None:
+    assert grader.grade(papers, WHERE + gold, WHERE + right).strict
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [
+        ("cited >= 10 * pages", "cited > 10 * pages"),
+        ("cited >= 10 * pages", "cited / pages > 10"),
+        ("pages % 2 = 0", "pages % 4 = 0"),
+        ("cited * 1.0 / pages > 2.5", "cited / pages > 2.5"),
+    ],
+)
+def test_arithmetic_that_is_nearly_right_is_refused(
+    papers: Path, grader: Grader, gold: str, wrong: str
+) -> None:
+    assert not grader.grade(papers, WHERE + gold, WHERE + wrong).strict

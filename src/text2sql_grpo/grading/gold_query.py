@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,6 +36,8 @@ MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would ta
 @dataclass(frozen=True)
 class Aim:
     """Expression of the columns of one table, and a number that it, or its aggregate, is compared with.
+
+    The difference of two expressions that are compared with each other is aimed at 0.
 
     Attributes:
         table: The table.
@@ -71,6 +73,7 @@ class GoldQuery:
         aims: Expressions that it compares with numbers.
         is_recursive: Whether a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
+        summed: Columns that it adds up or averages.
     """
 
     tree: exp.Query
@@ -86,6 +89,7 @@ class GoldQuery:
     aims: tuple[Aim, ...] = ()
     is_recursive: bool = False
     missing: frozenset[ColumnRef] = frozenset()
+    summed: frozenset[ColumnRef] = frozenset()
 
 
 def read_gold(
@@ -149,6 +153,7 @@ def read_gold(
         tuple(dict.fromkeys(_aims(tree, columns_of))),
         any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         frozenset(_missing(tree, columns_of)),
+        frozenset(_summed(tree, columns_of)),
     )
 
 
@@ -270,9 +275,12 @@ def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
 def _compared_value(node: exp.Expr) -> Cell:
     """Value that stands in a comparison: a literal, or a function of literals such as date('now').
 
-    None for an argument of another function: formats, modifiers and positions are no values of a column.
+    None for an argument of another function, as formats, modifiers and positions are no values of a column,
+    and for a factor of one.
     """
     if isinstance(node.find_ancestor(exp.Func, *COMPARISONS), exp.Func) and not _keeps_values(node.parent):
+        return None
+    if isinstance(node.parent, exp.Mul | exp.Div | exp.Mod) and node.parent.find(exp.Column):
         return None
     if isinstance(node, exp.Func) and not isinstance(node, (*COMPARISONS, exp.Connector)):
         if node.find(exp.Column, exp.Query, exp.AggFunc) or not node.find(exp.Literal):
@@ -322,7 +330,8 @@ def _literals(
             group_sizes += [value for value in values if isinstance(value, int)]
             continue
         for part in below:
-            if id(part) in columns_of:
+            is_divided = isinstance(part.find_ancestor(exp.Mod, *COMPARISONS), exp.Mod)
+            if id(part) in columns_of and not is_divided:  # a remainder is no value of its column
                 literals[columns_of[id(part)]] += values
     for spec in tree.find_all(exp.WindowSpec):
         bounds = [
@@ -383,6 +392,13 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
             yield join.parent
 
 
+def _summed(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> Iterator[ColumnRef]:
+    """Columns in a SUM, AVG or TOTAL."""
+    for call in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous):
+        if not isinstance(call, exp.Anonymous) or call.name.upper() == "TOTAL":
+            yield from (columns_of[id(c)] for c in call.find_all(exp.Column) if id(c) in columns_of)
+
+
 def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
     for test in tree.find_all(exp.Is):
         is_asked = isinstance(test.expression, exp.Null) and not isinstance(test.parent, exp.Not)
@@ -395,26 +411,36 @@ def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Colu
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
         sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
-        values = [_number(side) for side in sides if side is not None]
+        compared = [_number(side) for side in sides if side is not None]
+        values = [value for value in compared if value is not None]
         for side in sides[:2]:
             inner = side.this if isinstance(side, exp.AggFunc) and not isinstance(side, exp.Count) else side
-            if not isinstance(inner, exp.Expr) or (inner is side and isinstance(inner, exp.Column)):
-                continue
-            parts = list(inner.walk())
-            found = {columns_of[id(part)] for part in parts if id(part) in columns_of}
-            tables = {table for table, _ in found}
-            is_scalar = all(isinstance(part, _SCALAR) or _is_day_number(part) for part in parts)
-            if not is_scalar or len(tables) != 1 or len(parts) > _MAX_SCALAR:
-                continue
-            if any(isinstance(part, exp.Column) and id(part) not in columns_of for part in parts):
-                continue
-            names = tuple(sorted(column for _, column in found))
-            columns = [columns_of[id(part)][1] for part in parts if isinstance(part, exp.Column)]
-            copy = exp.paren(inner.copy())
-            for part, column in zip(list(copy.find_all(exp.Column, bfs=True)), columns, strict=False):
-                part.replace(exp.Placeholder(this=f"c{names.index(column)}"))
-            sql = copy.sql("sqlite")
-            yield from (Aim(next(iter(tables)), names, sql, value) for value in values if value is not None)
+            if isinstance(inner, exp.Expr) and not (inner is side and isinstance(inner, exp.Column)):
+                yield from _aims_at([inner], values, columns_of)
+        is_pair = isinstance(node, exp.Binary) and not all(isinstance(side, exp.Column) for side in sides[:2])
+        if is_pair and not values:
+            yield from _aims_at(sides[:2], [0.0], columns_of)
+
+
+def _aims_at(
+    sides: Sequence[exp.Expr], values: Sequence[float], columns_of: Mapping[int, ColumnRef]
+) -> Iterator[Aim]:
+    """Aims of a scalar expression of one table, or of the difference of two."""
+    parts = [part for side in sides for part in side.walk()]
+    found = {columns_of[id(part)] for part in parts if id(part) in columns_of}
+    is_scalar = all(isinstance(part, _SCALAR) or _is_day_number(part) for part in parts)
+    is_known = all(id(part) in columns_of for part in parts if isinstance(part, exp.Column))
+    if not (is_scalar and is_known and len({table for table, _ in found}) == 1 and len(parts) <= _MAX_SCALAR):
+        return
+    names = tuple(sorted(column for _, column in found))
+    texts = []
+    for side in sides:
+        copy = exp.paren(side.copy())
+        columns = [columns_of[id(part)][1] for part in side.walk() if isinstance(part, exp.Column)]
+        for part, column in zip(list(copy.find_all(exp.Column, bfs=True)), columns, strict=True):
+            part.replace(exp.Placeholder(this=f"c{names.index(column)}"))
+        texts.append(copy.sql("sqlite"))
+    yield from (Aim(next(iter(found))[0], names, " - ".join(texts), value) for value in values)
 
 
 def _is_day_number(node: exp.Expr) -> bool:

@@ -31,6 +31,7 @@ MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
+OUTLIER = 10  # times the largest of a column's values
 MAX_TEXT = 120  # characters of a text that was aimed at
 _FRACTIONS = re.compile(r"(dec|numeric|number)\w*\s*\(\s*\d+\s*,\s*[1-9]|money", re.IGNORECASE)
 
@@ -206,7 +207,7 @@ class _Content:
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
         """Candidate values of a column: its own, and those of columns it is compared with."""
-        values = table.values(position) or _made_up(table.types[position])
+        values = own = table.values(position) or _made_up(table.types[position])
         kinds = {type(value) for value in values}
         dates = table.dates.get(position)
         column = (table.name, table.columns[position])
@@ -231,8 +232,13 @@ class _Content:
             for value in some:
                 values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
         values = list(dict.fromkeys(values))
+        values = [value for value in values if _keeps_sign(value, own)]
         size = self._recipe.variety or MAX_POOL
-        return self._rng.sample(values, min(size, len(values)))
+        pool = self._rng.sample(values, min(size, len(values)))
+        numbers = [value for value in pool if isinstance(value, int | float)]
+        if column in self._gold.summed and numbers and not dates and self._rng.random() < 0.5:
+            pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
+        return pool
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):
@@ -401,12 +407,14 @@ class _Content:
         t = last + 1.0
         try:
             low, high = value(last), value(t)
+            missed = abs(low) if low is not None else math.inf
             for _ in range(MAX_STEPS):
                 if low is None or high is None or high == low or high == 0:
                     break
                 last, t, low = t, t - high * (t - last) / (high - low), high
                 high = value(t)
-            if high is not None and low is not None and math.isfinite(t):
+            is_near = high is not None and abs(high) <= missed / 2  # else the steps led away from it
+            if is_near and math.isfinite(t) and _keeps_sign(cell(t), known):
                 row[place] = cell(t)
         except (sqlite3.Error, OverflowError, ValueError):  # out of the range of dates or numbers
             return
@@ -458,6 +466,12 @@ class _Content:
         if texts and all(text.isdigit() for text in texts):
             return str(max(map(int, texts)) + count + 2).zfill(len(texts[0]))
         return f"{self._rng.choice(texts or ['a'])}{count}"
+
+
+def _keeps_sign(value: Cell, known: Sequence[Cell]) -> bool:
+    """False for a number below 0 where none is, and for 0 where all are above: a divisor, say."""
+    lowest = min((one for one in known if isinstance(one, int | float)), default=-1)
+    return not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
 
 
 def _made_up(kind: str) -> list[Cell]:

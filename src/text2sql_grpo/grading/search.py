@@ -313,6 +313,7 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         identifying=gold.identifying | answer.identifying,
         aims=tuple(dict.fromkeys((*gold.aims, *answer.aims))),
         is_recursive=gold.is_recursive or answer.is_recursive,
+        summed=gold.summed | answer.summed,
     )
 
 
