@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 _DELIMITERS = ",;\t|"
 MAX_COLUMNS_SHOWN = 12
-FORMAT = 2  # of the copies, raised when values are read in another way
+FORMAT = 3  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
