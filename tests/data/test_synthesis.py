@@ -491,6 +491,25 @@ def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str)
     assert not re.search(r"(AVG|SUM|MAX|MIN)\((status_code|priority)\)|(status_code|priority) [<>]", golds)
 
 
+@pytest.mark.parametrize(("n_columns", "are_flags"), [(4, False), (5, True)])
+def test_many_columns_of_0_and_1_are_true_or_false(tmp_path: Path, n_columns: int, are_flags: bool) -> None:
+    things = ["barn", "beach", "bridge", "cabin", "river"][:n_columns]
+    columns = ", ".join(f"{thing} INTEGER" for thing in things)
+    rows = [
+        f"({i}, 'Meadow {i}', {', '.join(str((i >> n) % 2) for n in range(n_columns))})" for i in range(90)
+    ]
+    script = f"CREATE TABLE painting (id INTEGER PRIMARY KEY, title VARCHAR, {columns});"
+    sqlite_file(
+        tmp_path / "databases" / "art.sqlite", f"{script}INSERT INTO painting VALUES {', '.join(rows)};"
+    )
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    made = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    barns = [row for row in made if "barn" in row["gold_sql"]]
+    asked = [row for row in barns if "barn flag is true" in row["question"]]
+    assert all("barn = 1" in row["gold_sql"] for row in asked)
+    assert (bool(asked), bool(barns)) == (are_flags, are_flags)
+
+
 def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_path: Path) -> None:
     phrases = [f"Number of {{rows}}, please{mark}" for mark in "?!."]
     one = {"difficulty": "easy", "slots": [], "sql": "SELECT COUNT(*) FROM {table}", "phrases": phrases}

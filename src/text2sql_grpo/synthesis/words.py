@@ -32,6 +32,7 @@ _WORDS_HEADER = """# How people call what the database holds. Edit any line; `da
 # tables: a row, in the singular; null: no questions. columns: null: not asked about.
 # said: stored value: as people say it.
 """
+MANY_FLAGS = 5  # columns of 0 and 1 in a table: they say which of many things a row has
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
 
 
@@ -307,6 +308,7 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
     foreign = {name for key in table.foreign_keys for name in key.columns}
     is_named = not noun.endswith('" row') or "split" not in words
     is_foreign, given = _is_foreign(profile), words.get("columns", {})
+    has_flags = sum(set(found.values) == {0, 1} for found in profile.columns.values()) >= MANY_FLAGS
     columns = []
     for declared in table.columns:
         found = profile.columns.get(declared.name)
@@ -314,7 +316,7 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
         is_key = declared.is_primary_key or declared.name in foreign or declared.name == profile.key
         if found is None or found.kind is None:
             continue
-        flag = "" if is_key or "split" in words else _flag_role(declared, found)
+        flag = "" if is_key or "split" in words else _flag_role(declared, found, has_flags)
         phrase = given.get(place)
         if place not in given and is_named:
             phrase = _column_noun(declared.name, noun, found, is_key=is_key, is_foreign=is_foreign)
@@ -377,13 +379,17 @@ def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_forei
     return count_noun(noun) if noun and found.kind == "number" else noun
 
 
-def _flag_role(declared: sql_schema.Column, found: Values) -> Literal["boolean", "flag", ""]:
-    """Role of a column that is true or false, by its declared type, or its name and numbers; else empty."""
+def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> Literal["boolean", "flag", ""]:
+    """Role of a column that is true or false, by its declared type, or its numbers; else empty.
+
+    Args:
+        has_flags: Whether its table has so many columns of 0 and 1 that none needs the name of a flag.
+    """
     if set(found.values) != {0, 1}:
         return ""
     if declared.cast_type.upper() in ("BOOLEAN", "BOOL"):
         return "boolean"
-    return "flag" if is_flag_name(declared.name) else ""
+    return "flag" if has_flags or is_flag_name(declared.name) else ""
 
 
 def _rows_name(table: sql_schema.Table) -> str:
