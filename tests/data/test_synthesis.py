@@ -192,7 +192,7 @@ def test_questions_without_words_have_many_shapes_and_no_odd_columns(tmp_path: P
     assert "birth year is after" in questions and '"reads"' in questions and "tbl" not in questions
     assert not re.search(r"(AVG|SUM|MAX)\((birth_yr|zip|book_id|AuthorID|bought)\)", golds)
     assert '"HH"' in questions
-    assert "bought" not in golds  # no noun
+    assert '"bought"' in questions  # no noun
 
 
 def test_rows_of_a_table_called_by_its_columns_have_the_name_of_its_key(tmp_path: Path) -> None:
@@ -575,8 +575,8 @@ def test_questions_for_other_engines_hold_there(
         outcomes = executor.execute_many([(address, gold) for gold in golds])
     assert len(rows) == 120 and all(outcome.is_ok and outcome.rows for outcome in outcomes)
     text = " ".join(golds)
-    flags = [row for row in rows if "paid flag is true" in row["question"]]
-    assert flags and all("is_paid = TRUE" in row["gold_sql"] for row in flags)
+    flags = [row for row in rows if "paid flag is " in row["question"]]
+    assert flags and all(re.search("is_paid = (TRUE|FALSE)", row["gold_sql"]) for row in flags)
     if kind == "postgresql":
         assert 'FROM sales."order"' in text and 'sales."Customers"' in text and '"unitPrice"' in text
     else:

@@ -90,7 +90,7 @@ def table_noun(name: str) -> str | None:
 
 
 def column_noun(name: str, table: str) -> str | None:
-    """Noun of a column: its name in quotes if it is not English; None if people would not ask about it.
+    """Noun of a column: its name in quotes if it is no English noun; None if people would not ask about it.
 
     Args:
         name: Name of the column.
@@ -100,14 +100,16 @@ def column_noun(name: str, table: str) -> str | None:
     ('first name', 'number of seats')
     >>> column_noun("heightFoot", "car"), column_noun("HH", "dog"), column_noun("nameLast", "person")
     ('height in feet', '"HH"', 'last name')
-    >>> column_noun("address_2", "dog"), column_noun("is_open", "shop")
-    ('"address_2"', None)
+    >>> column_noun("address_2", "dog"), column_noun("is_open", "shop"), column_noun("paid_by", "bill")
+    ('"address_2"', '"is_open"', '"paid_by"')
+    >>> column_noun("year", "film"), column_noun("guid", "film"), column_noun("filmid", "actor")
+    ('year', None, None)
     >>> column_noun("order_created_at", "order"), column_noun("checked_on", "order")
     ('creation date', 'check date')
     """
     moment = _moment_words(name)
     words = moment or _spoken(name)
-    if words and not is_english(name):
+    if words is None or (words and not is_english(name)):
         return f'"{name}"'
     for size in range(len(table.split()), 0, -1):
         if len(words) > size and words[:size] in (table.split()[:size], table.split()[-size:]):
@@ -118,8 +120,10 @@ def column_noun(name: str, table: str) -> str | None:
     if words[-2:] == ["of", table] and len(words) > 2:
         words = words[:-2]
     is_event = words[:1] == ["date"] and len(words) > 2 and words[1] != "of"  # "date became customer"
-    if not words or is_event or words[-1] in vocabulary()["endings"]:
+    if not words or is_event or words[-1] in vocabulary()["keys"]:
         return None
+    if words[-1] in vocabulary()["endings"]:
+        return f'"{name}"'
     unit = vocabulary()["measures"].get(words[-1])
     if unit and len(words) > 1 and words[0] != "number":
         words = [*(word for word in words[:-1] if word != "in"), "in", unit]
@@ -182,14 +186,14 @@ def count_noun(noun: str) -> str | None:
     return " ".join(["number of", *(words[1:] if words[0] == "total" else words)])
 
 
-def _spoken(name: str) -> list[str]:
-    """Words of a name, short ones written out; none if it is no noun."""
+def _spoken(name: str) -> list[str] | None:
+    """Words of a name, short ones written out; none if it names a key, None if it is no noun."""
     words = " ".join(_parts(name)).split()
-    has_key = any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words)
-    if not words or has_key or set(words) & set(vocabulary()["joints"]):
+    if not words or any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words):
         return []
-    is_act = _PARTICIPLE.search(words[-1]) or words[0] in vocabulary()["verbs"]
-    return [] if is_act or {words[0], words[-1]} & {"of", "in", "per"} else words
+    is_joined = set(words) & set(vocabulary()["joints"]) or {words[0], words[-1]} & {"of", "in", "per"}
+    is_act = _PARTICIPLE.search(words[-1]) or (words[0] in vocabulary()["verbs"] and words != ["year"])
+    return None if is_joined or is_act else words
 
 
 @cache

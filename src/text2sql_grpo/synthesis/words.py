@@ -376,7 +376,7 @@ def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_forei
     noun = column_noun(name, table)
     if noun == table and found.kind == "text":
         return "name"
-    return count_noun(noun) if noun and found.kind == "number" else noun
+    return count_noun(noun) or f'"{name}"' if noun and found.kind == "number" else noun
 
 
 def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> Literal["boolean", "flag", ""]:
