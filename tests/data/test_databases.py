@@ -247,7 +247,11 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
             {"a.tsv": "Sales of May\n\nx\ty\n1\t2\n"},
             r"line 3 ends a row with 2 fields, the first line has 1 names",
         ),
-        ({"a.csv": "id,name\n1,Jos\udce9\n"}, r"line 2 is not UTF-8 text; save the file .*a\.csv\)"),
+        ({"a.csv": "id,name\n1,Jos\udc81\n"}, r"line 2 is not UTF-8 text; save the file .*a\.csv\)"),
+        (  # Windows-1251: Moscow
+            {"a.csv": "id,name\n1,\udccc\udcee\udcf1\udcea\udce2\udce0\n"},
+            r"line 2 is not UTF-8 text; save the file .*a\.csv\)",
+        ),
         ({"a.csv": "\n\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.xlsx": "no archive"}, r"cannot read the sheet: .*a\.xlsx\)"),
     ],
@@ -264,6 +268,23 @@ def test_rows_that_cannot_be_read(
         Databases(folder).address("rows")
     assert "\n" not in str(failure.value) and "LINE 1" not in str(failure.value)
     assert not list(cache_folder("databases").glob("rows*"))
+
+
+@pytest.mark.parametrize("encoding", ["windows-1252", "utf-16", "utf-8-sig"])
+def test_rows_of_a_spreadsheet_in_its_own_encoding(
+    tmp_path: Path, encoding: str, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows").mkdir()
+    text = "id,name\r\n1,José Núñez\r\n2,“Anna”\r\n3,Ann\r\n"
+    (tmp_path / "rows" / "a.csv").write_bytes(text.encode(encoding))
+    with caplog.at_level("WARNING"):
+        address = Databases(tmp_path / "rows").address("rows")
+    outcome = executor.execute(address, "SELECT * FROM a ORDER BY id")
+    assert list(outcome.rows) == [(1, "José Núñez"), (2, "“Anna”"), (3, "Ann")]
+    logged = "" if encoding == "utf-8-sig" else f"a.csv: is not UTF-8: read as {encoding}, such as"
+    assert logged in caplog.text and bool(caplog.text) == bool(logged)
+    assert [path.suffix for path in cache_folder("databases").iterdir()] == [".duckdb"]
 
 
 def test_files_urls_and_mappings(tmp_path: Path) -> None:

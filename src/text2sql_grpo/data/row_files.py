@@ -1,10 +1,12 @@
 """Files of rows (CSV, TSV, Parquet, JSON, Excel) as one DuckDB database in the cache, a table a file."""
 
+import codecs
 import csv
 import hashlib
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 _DELIMITERS = ",;\t|"
 MAX_COLUMNS_SHOWN = 12
+MAX_ODD = 0.15  # share of characters above ASCII in a Western file
 FORMAT = 3  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
@@ -65,37 +68,76 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
         with draft(target) as scratch:
             with closing(duckdb.connect(str(scratch))) as connection:
                 for file in files:
-                    _copy(connection, file)
+                    with tempfile.TemporaryDirectory(dir=cache) as folder:
+                        _copy(connection, file, Path(folder))
             _logger.info("Copied %d files of rows to %s", len(files), target)
     except OSError as error:
         raise DataError(f"cannot copy the files of rows: {error} (from {source} to {cache})") from error
     return target
 
 
-def _copy(connection: "DuckDBPyConnection", file: Path) -> None:
+def _copy(connection: "DuckDBPyConnection", file: Path, folder: Path) -> None:
+    """Copy a file into a table; `folder` may hold what is read in its place."""
     import duckdb
 
     if not file.stat().st_size:
         raise DataError(f"cannot read the rows: the file is empty (at {file})")
     table = quote_name(file.stem, "duckdb")
+    is_csv = file.suffix.lower() in (".csv", ".tsv")
+    read = _as_utf8(file, folder) if is_csv else file
     try:
         if file.suffix.lower() == ".xlsx":
             connection.register("_sheet", _sheet(file))
             connection.execute(f"CREATE TABLE {table} AS SELECT * FROM _sheet")
             connection.unregister("_sheet")
         else:
-            shown, reader = "*", _reader(file)
-            if file.suffix.lower() in (".csv", ".tsv"):
-                shown, reader = columns_of_csv(connection, file, reader)
-            connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(file)])
+            shown, reader = "*", _reader(read)
+            if is_csv:
+                shown, reader = columns_of_csv(connection, read, reader)
+            connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(read)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
         lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]
-        why = _odd_line(file) or " ".join(lines[:3])
+        why = _odd_line(read) or " ".join(lines[:3])
         raise DataError(f"cannot read the rows: {why} (at {file})") from error
     shown = ", ".join(f"{name} {kind}" for name, kind, *_ in columns[:MAX_COLUMNS_SHOWN])
     more = f" and {len(columns) - MAX_COLUMNS_SHOWN} more" if len(columns) > MAX_COLUMNS_SHOWN else ""
     _logger.info("%s: table %s (%s%s)", file, file.stem, shown, more)
+
+
+def _as_utf8(file: Path, folder: Path) -> Path:
+    """A CSV file in UTF-8: itself, or a copy of one that a spreadsheet wrote as UTF-16 or Windows-1252.
+
+    A file with many letters that are not English is in another encoding than Windows-1252: it stays as it is.
+    """
+    with file.open("rb") as opened:
+        is_utf16 = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    with suppress(UnicodeDecodeError), file.open(encoding="utf-8") as lines:
+        for _ in lines:
+            pass
+        return file
+    encoding, copy, odd = "utf-16" if is_utf16 else "windows-1252", folder / file.name, ""
+    n_chars = n_odd = 0
+    with (
+        file.open(encoding=encoding, newline="") as lines,
+        copy.open("w", encoding="utf-8", newline="") as out,
+    ):
+        try:
+            for line in lines:
+                out.write(line)
+                n_chars, n_odd = n_chars + len(line), n_odd + len(line) - len(line.encode("ascii", "ignore"))
+                odd = odd or next((word for word in line.split() if not word.isascii()), "")
+        except UnicodeDecodeError:
+            return file
+    if not is_utf16 and n_odd > MAX_ODD * n_chars:
+        return file
+    _logger.warning(
+        "%s: is not UTF-8: read as %s, such as %s; if that is wrong, save it as UTF-8",
+        file.name,
+        encoding,
+        odd[:60],
+    )
+    return copy
 
 
 def _reader(file: Path) -> str:

@@ -1,6 +1,7 @@
 """Values of CSV files as people write them: amounts, dates and codes, which DuckDB takes for other kinds."""
 
 import logging
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
     found = connection.execute(f"SELECT {', '.join(counted)} FROM {texts}", path).fetchone() or ()
     sizes = dict(zip(kinds, found, strict=False))
     counts = {(name, form): n for (name, form, _), n in zip(asked, found[len(kinds) :], strict=True)}
-    shown, kept = [], []
+    shown, kept, changed = [], [], defaultdict[str, list[str]](list)
     for name, kind in kinds.items():
         column = quote_name(name, "duckdb")
         some = [form for (owner, form), n in counts.items() if owner == name and n]
@@ -92,8 +93,11 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         elif kind.startswith(("DATE", "TIMESTAMP")) and "either" in every:
             change = "holds dates that can be read with the day or the month first"
         if change:
-            _logger.warning("%s: column %s %s", file.name, name, change)
+            changed[change].append(name)
         shown.append(f"{column} AS {quote_name(name, 'duckdb')}")
+    for change, names in changed.items():
+        columns = f"column {names[0]}" if len(names) == 1 else f"each of the columns {', '.join(names)}"
+        _logger.warning("%s: %s %s", file.name, columns, change)
     types = ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': 'VARCHAR'" for name in kept)
     call = f"{reader.removesuffix(')')}, types = {{{types}}})" if kept else reader
     return ", ".join(shown), call
