@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -146,7 +147,8 @@ def _reader(file: Path) -> str:
         return "read_parquet(?)"
     if file.suffix.lower() not in (".csv", ".tsv"):
         return "read_json(?, sample_size = -1)"
-    if not _first_line(file).strip():
+    names = _first_line(file).strip().split(_delimiter(file))
+    if all(re.fullmatch(r"\s*-?[\d.]*\s*", name) for name in names):
         raise DataError(f"cannot read the rows: the first line holds no names (at {file})")
     # Left to itself, DuckDB passes over lines, or takes another delimiter, until the rest has one shape.
     dialect = f"delim = '{_delimiter(file)}', quote = '\"', escape = '\"', header = true, skip = 0"
