@@ -26,7 +26,8 @@ SETS = (
 
 SFT_STEPS, GRPO_STEPS = 40, 6
 """Steps on demonstrations and of GRPO: twenty minutes each on two cores."""
-_CODER, _CODER_GIB, _CODER_MINUTES = "qwen2.5_coder_0.5b_cpu", 15.0, 15  # eight steps of 4 x 8 on two cores
+_CODER, _CODER_GIB, _CODER_MINUTES = "qwen2.5_coder_0.5b_cpu", 15.0, 25  # of these steps, on two cores
+_CODER_SFT_STEPS, _CODER_GRPO_STEPS = 16, 8
 _SFT_STEP_S, _GRPO_STEP_S, _CORES = 31, 190, 2  # of config/quickstart.yaml on two busy cores with AVX2 alone
 _PROMPT_TOKENS = 600
 
@@ -127,7 +128,7 @@ def write_config(
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
         tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
     if size.example == _CODER:
-        tree["grpo"] |= {"max_steps": 8, "gradient_accumulation_steps": 4, "warmup_steps": 1}
+        tree["grpo"] |= {"max_steps": _CODER_GRPO_STEPS, "gradient_accumulation_steps": 4, "warmup_steps": 1}
         tree["evaluation"] |= {"every": 4, "schedule_samples": 30} if "dev" in files else {}
     if model:
         tree["model"]["path"] = model
@@ -135,15 +136,17 @@ def write_config(
         tree["model"]["path"] = str(folder / "start")
     if size.example == "quickstart":
         tree["grpo"]["max_steps"] = GRPO_STEPS
+    if not size.gpu_gib and "demonstrations" in files:
+        steps = _CODER_SFT_STEPS if size.example == _CODER else SFT_STEPS
         tree["sft"] = {
             "questions": str(questions / "demonstrations.jsonl"),
             "look_share": 0.35,
-            "max_steps": SFT_STEPS,
+            "max_steps": steps,
             "batch_size": 24,
             "group_size": 6,
             "learning_rate": 2e-4,
             "save_steps": 10,
-            "evaluate_every": SFT_STEPS // 2,
+            "evaluate_every": steps // 2,
         }
     time = "measured by `text2sql-grpo doctor`" if minutes is None else f"about {minutes:.0f} minutes"
     header = (
