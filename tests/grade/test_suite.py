@@ -571,6 +571,16 @@ def test_the_largest_sum_is_not_always_that_of_the_most_rows(
     assert grader.grade(awards, TOP.format(gold), TOP.format(wrong)).reason == "test_database"
 
 
+def test_numbers_whose_sum_would_overflow_get_no_outlier(tmp_path: Path, grader: Grader) -> None:
+    path = tmp_path / "stars.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE star (id INTEGER PRIMARY KEY, kind TEXT, mass INTEGER)")
+        rows = [(n, "abc"[n % 3], 2**55 + n) for n in range(12)]
+        connection.executemany("INSERT INTO star VALUES (?, ?, ?)", rows)
+    verdict = grader.grade(path, "SELECT avg(mass) FROM star", "SELECT total(mass) / count(*) FROM star")
+    assert (verdict.strict, verdict.gap) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("gold", "right"), [("sum(bonus)", "avg(bonus) * count(bonus)"), ("avg(bonus)", "sum(bonus) / count(*)")]
 )

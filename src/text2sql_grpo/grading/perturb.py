@@ -32,6 +32,7 @@ KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
 OUTLIER = 10  # times the largest of a column's values
+MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
 MAX_TEXT = 120  # characters of a text that was aimed at
 _FRACTIONS = re.compile(r"(dec|numeric|number)\w*\s*\(\s*\d+\s*,\s*[1-9]|money", re.IGNORECASE)
 
@@ -235,7 +236,7 @@ class _Content:
         values = [value for value in values if _keeps_sign(value, own)]
         size = self._recipe.variety or MAX_POOL
         pool = self._rng.sample(values, min(size, len(values)))
-        numbers = [value for value in pool if isinstance(value, int | float)]
+        numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
         if column in self._gold.summed and numbers and not dates and self._rng.random() < 0.5:
             pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
         return pool
