@@ -80,7 +80,7 @@ CLAIMS = (
         "benchmarks/results.json",
     ),
     Claim(
-        "from {coder_own[zero_shot]} to {coder_own[grpo]} of {coder_own[questions]} questions (one seed)",
+        "from {coder_own[zero_shot]} to {coder_own[sft]} of {coder_own[questions]} questions (one seed)",
         "questions of `init` and ten by hand on the music store, the same model",
         "coder_own[questions]",
         "coder_own[seeds]",
