@@ -74,6 +74,7 @@ class GoldQuery:
         is_recursive: Whether a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         summed: Columns that it adds up or averages.
+        divided: Columns whose remainders it takes.
     """
 
     tree: exp.Query
@@ -90,6 +91,7 @@ class GoldQuery:
     is_recursive: bool = False
     missing: frozenset[ColumnRef] = frozenset()
     summed: frozenset[ColumnRef] = frozenset()
+    divided: frozenset[ColumnRef] = frozenset()
 
 
 def read_gold(
@@ -153,7 +155,8 @@ def read_gold(
         tuple(dict.fromkeys(_aims(tree, columns_of))),
         any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         frozenset(_missing(tree, columns_of)),
-        frozenset(_summed(tree, columns_of)),
+        _columns_in(filter(_is_sum, tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)), columns_of),
+        _columns_in(tree.find_all(exp.Mod), columns_of),
     )
 
 
@@ -330,8 +333,7 @@ def _literals(
             group_sizes += [value for value in values if isinstance(value, int)]
             continue
         for part in below:
-            is_divided = isinstance(part.find_ancestor(exp.Mod, *COMPARISONS), exp.Mod)
-            if id(part) in columns_of and not is_divided:  # a remainder is no value of its column
+            if id(part) in columns_of:
                 literals[columns_of[id(part)]] += values
     for spec in tree.find_all(exp.WindowSpec):
         bounds = [
@@ -392,11 +394,13 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
             yield join.parent
 
 
-def _summed(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> Iterator[ColumnRef]:
-    """Columns in a SUM, AVG or TOTAL."""
-    for call in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous):
-        if not isinstance(call, exp.Anonymous) or call.name.upper() == "TOTAL":
-            yield from (columns_of[id(c)] for c in call.find_all(exp.Column) if id(c) in columns_of)
+def _columns_in(nodes: Iterable[exp.Expr], columns_of: Mapping[int, ColumnRef]) -> frozenset[ColumnRef]:
+    columns = (column for node in nodes for column in node.find_all(exp.Column))
+    return frozenset(columns_of[id(column)] for column in columns if id(column) in columns_of)
+
+
+def _is_sum(node: exp.Expr) -> bool:
+    return not isinstance(node, exp.Anonymous) or node.name.upper() == "TOTAL"
 
 
 def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:

@@ -201,6 +201,8 @@ class _Content:
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
+        if column in self._gold.divided:  # a remainder is no value of its column
+            near = [value for value in near if _keeps_sign(value, alike)]
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]

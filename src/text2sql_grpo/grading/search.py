@@ -314,6 +314,7 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         aims=tuple(dict.fromkeys((*gold.aims, *answer.aims))),
         is_recursive=gold.is_recursive or answer.is_recursive,
         summed=gold.summed | answer.summed,
+        divided=gold.divided | answer.divided,
     )
 
 
