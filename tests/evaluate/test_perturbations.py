@@ -4,13 +4,14 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.databases import sqlite_file
+from tests.databases import duckdb_file, sqlite_file
 from tests.tiny_model import write_model
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelConfig, dump_config
@@ -19,6 +20,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.contamination import seen_questions
 from text2sql_grpo.evaluation.perturbations import Perturbed, perturbed
+from text2sql_grpo.evaluation.perturbed_copies import copies_of
 
 STAFF = """CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT);
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER, city_id INTEGER REFERENCES city(id));
@@ -189,3 +191,61 @@ def test_questions_are_found_by_eight_words_in_a_row(tmp_path: Path) -> None:
     ):
         corpus.write_bytes(text.encode() + b"\xff")
         assert seen_questions(examples, [corpus]) == seen
+
+
+DUCKDB_STAFF = """CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE SCHEMA sales;
+CREATE TABLE city (id INTEGER PRIMARY KEY, name VARCHAR UNIQUE, country VARCHAR);
+CREATE TABLE staff (id INTEGER PRIMARY KEY, name VARCHAR, salary INTEGER CHECK (salary > 0), feeling mood,
+    doubled INTEGER GENERATED ALWAYS AS (salary * 2), city_id INTEGER REFERENCES city(id));
+CREATE TABLE sales."Order Line" (id INTEGER, "unit price" DECIMAL(5, 2));
+CREATE VIEW paid AS SELECT name, salary FROM staff;
+INSERT INTO city VALUES (1, 'Rome', 'Italy'), (2, 'Oslo', 'Norway');
+INSERT INTO staff (id, name, salary, feeling, city_id)
+    VALUES (1, 'Miriam', 10, 'good', 1), (2, 'Otto', 20, 'bad', 2);
+INSERT INTO sales."Order Line" VALUES (1, 2.5);"""
+DUCKDB_SHOP = (
+    "CREATE TABLE item (code VARCHAR, price DOUBLE); INSERT INTO item SELECT 'x', 1.5 FROM range(30);"
+)
+
+
+@pytest.fixture
+def duckdb_bench(config: Config, tmp_path: Path) -> Iterator[Bench]:
+    folder = tmp_path / "it's duckdb"
+    folder.mkdir()
+    duckdb_file(folder / "staff.duckdb", DUCKDB_STAFF)
+    duckdb_file(folder / "shop.duckdb", DUCKDB_SHOP)
+    with Bench.open(replace(config, data=replace(config.data, databases=folder))) as bench:
+        yield bench
+
+
+def test_shorter_names_and_other_tables_on_duckdb(duckdb_bench: Bench, tmp_path: Path) -> None:
+    golds = [
+        "SELECT c.country, sum(s.doubled) FROM staff s JOIN city c ON s.city_id = c.id GROUP BY c.country",
+        "SELECT strftime(DATE '2024-01-02', '%Y'), salary FROM paid WHERE name ILIKE 'mir%'",
+        'SELECT "unit price" FROM sales."Order Line"',
+    ]
+    sets = {"held": [Example(f"q{i}", "staff", "?", gold) for i, gold in enumerate(golds)]}
+    sets["held"].append(Example("q3", "shop", "?", "SELECT price FROM item"))
+    for name in ("renamed", "added"):
+        (tmp_path / name).mkdir()
+
+    short = perturbed("rename", duckdb_bench, sets, folder=tmp_path / "renamed")
+    assert short.left_out == 0
+    schema = short.environment.sessions.hidden("staff").schema
+    (staff,) = (table for table in schema.tables if table.name == "staff")
+    assert [column.name for column in staff.columns] == ["id", "nm", "slry", "flng", "dbld", "cty_d"]
+    assert [(key.columns, key.references) for key in staff.foreign_keys] == [(("cty_d",), ("id",))]
+    assert '"slry"' in short.sets["held"][1].gold_sql
+
+    more = perturbed("distractors", duckdb_bench, sets, folder=tmp_path / "added")
+    schema = more.environment.sessions.hidden("staff").schema
+    assert {table.name for table in schema.tables} == {"city", "staff", "Order Line", "item"}
+    assert len([key for table in schema.tables for key in table.foreign_keys]) == 1
+    assert more.sets == sets
+
+
+def test_a_server_is_not_copied() -> None:
+    with pytest.raises(
+        DataError, match=r"--perturb rename copies files of SQLite and DuckDB, and 'shop' is on"
+    ):
+        copies_of("postgresql://reader@host/shop", "shop", "--perturb rename")
