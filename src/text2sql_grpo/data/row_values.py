@@ -16,7 +16,7 @@ _POINT = _AMOUNT.replace("BODY", r"\d{1,3}(?:[,'\x{2019} ]\d{3})+(?:\.\d+)?|\d+(
 _COMMA = _AMOUNT.replace("BODY", r"\d{1,3}(?:[.'\x{2019} \x{a0}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?")
 _CODE = r"0\d+"
 _MISSING = (
-    *("#N/A", "N/A", "NA", "n/a", "na", "#NA", "<NA>", "NULL", "null", "None", "none", "NaN", "nan"),
+    *("", " ", "#N/A", "N/A", "NA", "n/a", "na", "#NA", "<NA>", "NULL", "null", "None", "none", "NaN", "nan"),
     *("-", "--", "\u2014", "?", ".", "..", "#DIV/0!", "#VALUE!", "#REF!"),
 )
 _EITHER = r"(?:0?[1-9]|1[0-2])[/.-](?:0?[1-9]|1[0-2])[/.-]\d{4}.*"
@@ -54,7 +54,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
     described = connection.execute(f"DESCRIBE SELECT * FROM {reader}", path).fetchall()
     kinds = {name: kind for name, kind, *_ in described}
     marks = ", ".join(f"'{mark}'" for mark in _MISSING)
-    marked = f"DESCRIBE SELECT * FROM {reader.removesuffix(')')}, nullstr = ['', {marks}])"
+    marked = f"DESCRIBE SELECT * FROM {reader.removesuffix(')')}, nullstr = [{marks}])"
     unmarked = {name: kind for name, kind, *_ in connection.execute(marked, path).fetchall()}
     texts = f"{reader.removesuffix(')')}, all_varchar = true)"
     times = ("", *(f" {time}" for time in _TIMES))
@@ -65,7 +65,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         patterns = {"code": _CODE, "thousands": _THOUSANDS, "either": _EITHER}
         if kind == "VARCHAR":
             patterns |= _FORMS | {"separated": _SEPARATED, "lettered": ".*[A-Za-z].*"}
-            patterns |= {"priced": ".*[$€£¥₽₹₺₩].*", "comma": ".*,.*", "point": r".*\..*"}
+            patterns |= {"blank": r"\s.*", "priced": ".*[$€£¥₽₹₺₩].*", "comma": ".*,.*", "point": r".*\..*"}
             asked += [(name, form, f"try_strptime({column}, '{form}') IS NOT NULL") for form in formats]
         asked += [(name, form, _matches(column, pattern)) for form, pattern in patterns.items()]
     counted = [f"count({_without(marks, name)})" for name in kinds]
@@ -85,6 +85,8 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         elif kind == "VARCHAR" and "code" not in some:
             change, read = _read_as(_without(marks, name), every, set(some))
             column = read or column
+            if not change and "blank" in every:
+                change, column = "begins with a blank in all rows: read without it", f"trim({column})"
         elif kind in ("BIGINT", "DOUBLE") and "code" in some:
             kept.append(name)
             change = "holds codes that begin with 0: kept as text"
