@@ -383,7 +383,7 @@ def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> L
     """Role of a column that is true or false, by its declared type, or its numbers; else empty.
 
     Args:
-        has_flags: Whether its table has so many columns of 0 and 1 that none needs the name of a flag.
+        has_flags: The table has so many columns of 0 and 1 that none needs the name of a flag.
     """
     if set(found.values) != {0, 1}:
         return ""
