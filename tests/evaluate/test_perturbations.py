@@ -213,7 +213,7 @@ def duckdb_bench(config: Config, tmp_path: Path) -> Iterator[Bench]:
     folder = tmp_path / "it's duckdb"
     folder.mkdir()
     duckdb_file(folder / "staff.duckdb", DUCKDB_STAFF)
-    duckdb_file(folder / "shop.duckdb", DUCKDB_SHOP)
+    duckdb_file(folder / "shop.db", DUCKDB_SHOP)
     with Bench.open(replace(config, data=replace(config.data, databases=folder))) as bench:
         yield bench
 

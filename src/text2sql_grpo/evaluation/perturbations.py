@@ -62,7 +62,7 @@ def perturbed(
         folder: Empty folder for copies of databases, of SQLite and DuckDB, for `rename` and `distractors`.
 
     Raises:
-        DataError: A database is on a server, or there is only one to take distractors from.
+        DataError: A database is on a server or cannot be copied, or has no other to take distractors from.
     """
     config = bench.config
     if kind in ("typos", "phrasing"):
@@ -83,13 +83,13 @@ def perturbed(
     databases = bench.environment.databases
     names = sorted({one.database for named in sets.values() for one in named})
     known = {name: copies_of(databases.address(name), name, f"--perturb {kind}") for name in names}
-    targets = {name: folder / f"{name}{file.suffix}" for name, (_, file) in known.items()}
+    targets = {name: folder / f"{name}{copies.suffix}" for name, (copies, _) in known.items()}
     if kind == "distractors":
         for name, (copies, file) in known.items():
             donors = [one for one in names if one != name and known[one][0] is copies]
             if not donors:
                 raise DataError(
-                    "--perturb distractors takes tables of another database, and there is only one"
+                    f"--perturb distractors takes tables of another database like {name!r}: there is only one"
                 )
             other = Random(f"{seed}/{name}").choice(donors)
             random = Random(f"{seed}/{name}/{other}")

@@ -22,7 +22,13 @@ _VOWELS = "aeiou"
 
 
 class Copies(ABC):
-    """Makes copies of files of one engine."""
+    """Makes copies of files of one engine.
+
+    Attributes:
+        suffix: Ending of a copy's name, by which a folder's databases are found.
+    """
+
+    suffix: str
 
     @abstractmethod
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
@@ -35,6 +41,8 @@ class Copies(ABC):
 
 class SQLiteCopies(Copies):
     """Copies of SQLite files, whose columns SQLite renames in views and triggers too."""
+
+    suffix = ".sqlite"
 
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
         self._copy(source, target)
@@ -82,6 +90,8 @@ class SQLiteCopies(Copies):
 
 class DuckDBCopies(Copies):
     """Copies of DuckDB files by EXPORT DATABASE, as DuckDB renames no column of a key; without comments."""
+
+    suffix = ".duckdb"
 
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
         import duckdb
