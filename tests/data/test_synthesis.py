@@ -625,6 +625,22 @@ def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
     assert all(" state" in row["question"] and "said " in row["question"] for row in rows)
 
 
+def test_given_phrases_of_values_stand_next_to_conditions_on_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "inn.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE room (id INTEGER PRIMARY KEY, state TEXT, floor INTEGER, beds INTEGER)")
+        rooms = [(i, "AV"[i % 2], i % 5, i % 3 + 1) for i in range(60)]
+        connection.executemany("INSERT INTO room VALUES (?, ?, ?, ?)", rooms)
+        connection.commit()
+    clauses = {"taken": ["that are taken"], "free": ["that are free"]}
+    words = {"said": {"room.state": {"A": "taken", "V": "free"}}, "clauses": {"room.state": clauses}}
+    (tmp_path / "inn.json").write_text(json.dumps(words), encoding="utf-8")
+    make_questions(tmp_path, tmp_path / "questions", question_sets=SMALL_SETS)
+    asked = [row["question"] for rows in read(tmp_path / "questions").values() for row in rows]
+    both = [text for text in asked if "that are taken" in text and ("floor" in text or "beds" in text)]
+    assert any("whose floor is" in text or "whose number of beds is" in text for text in both)
+
+
 # --- the bundled questions ---------------------------------------------------------------------------
 
 

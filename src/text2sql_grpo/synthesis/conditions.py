@@ -60,16 +60,15 @@ def in_words(
 ) -> str:
     """All conditions as one phrase, in one of three styles; empty without conditions.
 
-    With `owners`, words before each column such as "customer's ", in the style of "whose" if it fits.
+    With `owners`, words before each column such as "customer's ", in the style of "whose" where a condition
+    has words for it.
     """
     if not conditions:
         return ""
-    if owners is not None and all(condition.words for condition in conditions):
+    if owners is not None:
         pairs = zip(owners, conditions, strict=True)
         return " and ".join(
-            f"{owner if owner.startswith('with ') else f'whose {owner}'}{each.column.noun} "
-            f"{_verb(each)}{each.words}"
-            for owner, each in pairs
+            _owned(owner, each) if each.words else rng.choice(each.phrases) for owner, each in pairs
         )
     style = rng.choice(("phrase", "phrase", "phrase", "whose", "whose", "where"))
     if style == "phrase" or not all(condition.words for condition in conditions):
@@ -78,8 +77,11 @@ def in_words(
     return start + link.join(f"{condition.column.noun} is {condition.words}" for condition in conditions)
 
 
-def _verb(condition: Condition) -> str:
-    return "are " if condition.verb and is_plural(condition.column.noun) else condition.verb
+def _owned(owner: str, condition: Condition) -> str:
+    noun = condition.column.noun
+    verb = "are " if condition.verb and is_plural(noun) else condition.verb
+    start = owner if owner.startswith("with ") else f"whose {owner}"
+    return f"{start}{noun} {verb}{condition.words}"
 
 
 def day_words(day: str) -> str:
