@@ -39,8 +39,10 @@ _WORDS = {
     "less than or equal to": "<=",
     "an object": "a mapping",
     "a dictionary": "a mapping",
+    "a valid dictionary": "a mapping",
+    "a valid list": "a list",
 }
-_UNION_MEMBER = re.compile(r"\.(str$|dict\[|lax-or-strict\[).*")  # what pydantic appends to a key
+_UNION_MEMBER = re.compile(r"\.(str$|dict\[|list\[|lax-or-strict\[).*")  # what pydantic appends to a key
 
 
 def checked(kind: type[T]) -> type[T]:

@@ -25,7 +25,8 @@ from text2sql_grpo.sql.postgres_role import restricted_role_sql
 from text2sql_grpo.synthesis.generator import QUESTION_SETS, QuestionSet, make_questions
 from text2sql_grpo.synthesis.profile import Profile
 from text2sql_grpo.synthesis.templates import OWN, templates
-from text2sql_grpo.synthesis.words import read_words, with_words
+from text2sql_grpo.synthesis.words import with_words
+from text2sql_grpo.synthesis.words_file import read_words
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
@@ -594,13 +595,36 @@ def test_questions_for_other_engines_hold_there(
             "said forms must be distinct and not the stored ones",
         ),
         ({"said": {"order.status": {"ON_HOLD": "open", "NOT_PAID": "Open"}}}, "distinct"),
+        ({"said": {"order.status": {"ON_HOLD": True}}}, "said.order.status.ON_HOLD must be a valid string"),
+        ({"said": {"order.status": ["ON_HOLD"]}}, "said.order.status must be a mapping"),
+        ({"clauses": {"order.id": ["of {id}"]}}, r"clauses.order.id: 'of \{id\}' must hold \{\} once"),
+        ({"clauses": {"order.id": ["of a number"]}}, r"must hold \{\} once"),
+        ({"clauses": {"order.id": "of {}"}}, "clauses.order.id must be a list"),
+        ({"columns": {"order.id": 3}}, "columns.order.id must be a valid string, got 3"),
+        ({"columns": {"order.id": " "}}, "columns.order.id is empty: null leaves"),
+        ({"tables": {"order": ""}}, "tables.order is empty: null leaves"),
+        ({"columns": None}, "columns must be a mapping, got None"),
+        ({"tabels": {}}, "unknown key tabels: did you mean tables"),
+        ({"split": "training"}, "split must be 'train', 'dev' or 'test'"),
+        (["order"], "words must be a mapping"),
     ],
 )
-def test_words_that_do_not_fit_the_database_are_refused(shop: Path, words: Row, message: str) -> None:
+def test_words_that_do_not_fit_the_database_are_refused(shop: Path, words: Any, message: str) -> None:
     (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
     with pytest.raises(DataError, match=message), SQLExecutor() as executor:
         file = shop / "shop.json"
         with_words(Profile(executor, shop / "shop.sqlite"), "shop", read_words(file), place=file)
+
+
+def test_words_for_values_that_no_row_holds_are_named(shop: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = {"order.status": {"ON_HOLT": "on hold", "SENT_BACK": "sent back", "NOT_PAID": "unpaid"}}
+    (shop / "shop.yaml").write_text(json.dumps({"said": words}), encoding="utf-8")
+    with SQLExecutor() as executor:
+        profile = Profile(executor, shop / "shop.sqlite")
+        database = with_words(profile, "shop", read_words(shop / "shop.yaml"), place="shop.yaml")
+    assert "order.status: no row that was read holds ['ON_HOLT']" in caplog.text
+    (status,) = (each for each in database.tables["order"].columns if each.name == "status")
+    assert status.said == {"SENT_BACK": "sent back", "NOT_PAID": "unpaid"}
 
 
 def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:
@@ -628,7 +652,9 @@ def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
 def test_given_phrases_of_values_stand_next_to_conditions_on_numbers(tmp_path: Path) -> None:
     file = tmp_path / "inn.sqlite"
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE room (id INTEGER PRIMARY KEY, state TEXT, floor INTEGER, beds INTEGER)")
+        connection.execute(
+            "CREATE TABLE room (id INTEGER PRIMARY KEY, state TEXT, floor INTEGER, beds INTEGER)"
+        )
         rooms = [(i, "AV"[i % 2], i % 5, i % 3 + 1) for i in range(60)]
         connection.executemany("INSERT INTO room VALUES (?, ?, ?, ?)", rooms)
         connection.commit()

@@ -106,16 +106,14 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.synthesis.generator import PERSONAL
     from text2sql_grpo.synthesis.profile import Profile
-    from text2sql_grpo.synthesis.words import read_words, with_words, write_words
+    from text2sql_grpo.synthesis.words import add_words
 
     found = Databases(databases)
     with writing_to(out), SQLExecutor() as executor:
         for name in found.names():
             file = out if len(found.names()) == 1 else out.with_suffix("") / f"{name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
-            known = read_words(file) if file.exists() else {}
-            opened = with_words(Profile(executor, found.address(name), PERSONAL), name, known, place=file)
-            added = write_words(opened, file)
+            added = add_words(Profile(executor, found.address(name), PERSONAL), name, file)
             print(f"{file}: {added} words added; edit them, then: data make --databases .. --words {file}")
     return 0
 

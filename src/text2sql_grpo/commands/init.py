@@ -42,7 +42,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.synthesis.generator import PERSONAL, make_questions
     from text2sql_grpo.synthesis.profile import Profile
-    from text2sql_grpo.synthesis.words import read_words, with_words, write_words
+    from text2sql_grpo.synthesis.words import add_words
 
     console = Console()
     is_asked = not database
@@ -66,8 +66,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
                 text = f"hidden from the model as personal data: {', '.join(profile.hidden)} (data.hide)"
                 console.print(text, soft_wrap=True, markup=False)
             words = folder / "words.yaml"
-            known = read_words(words) if words.exists() else {}
-            added = write_words(with_words(profile, name, known, place=words), words)
+            added = add_words(profile, name, words)
         console.print(f"{words}: {added} words added", soft_wrap=True, markup=False)
         with counting("Questions", sum(one.count for one in SETS)) as on_question:
             made = make_questions(

@@ -11,6 +11,7 @@ from text2sql_grpo.synthesis.nouns import is_plural, with_article
 from text2sql_grpo.synthesis.profile import Value
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column
+from text2sql_grpo.synthesis.words_file import HOLE
 
 _AMOUNTS = (
     (">", ("above", "greater than", "more than", "over")),
@@ -140,7 +141,7 @@ def without_unit(noun: str) -> str:
 
 def _phrases(column: Column, words: str) -> tuple[str, ...]:
     """Phrases of a column about a value or a test in words."""
-    return tuple(phrase.format(words) for phrase in column.clauses.get("", ()))
+    return tuple(phrase.replace(HOLE, words) for phrase in column.clauses.get("", ()))
 
 
 def _said(column: Column) -> list[Condition]:

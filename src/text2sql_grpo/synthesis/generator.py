@@ -19,7 +19,8 @@ from text2sql_grpo.sql.address import Database as Address
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
 from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile
 from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
-from text2sql_grpo.synthesis.words import Database, Source, read_words, with_words
+from text2sql_grpo.synthesis.words import Database, Source, with_words
+from text2sql_grpo.synthesis.words_file import read_words
 
 MANIFEST = "made.json"
 PERSONAL = ("personal",)  # the default of `data.hide`
@@ -153,7 +154,7 @@ def make_questions(
             fill are shorter.
         seed: Random seed; held-out columns and literals do not depend on it.
         question_sets: The files to write; no two share a question or a gold.
-        words: Words of the one database (see `with_words`), or a folder with a file for each, `shop.yaml` or
+        words: Words of the one database (see `Words`), or a folder with a file for each, `shop.yaml` or
             `shop.json`. None: the databases' own folder. A database without words counts as `train`.
         hide: Tables and columns that are not asked about, as `data.hide`.
         on_question: Called after each question.
@@ -174,7 +175,7 @@ def make_questions(
     with SQLExecutor() as executor:
         opened = []
         for name, file in given.items():
-            profile, known = Profile(executor, found.address(name), hide), read_words(file) if file else {}
+            profile, known = Profile(executor, found.address(name), hide), read_words(file)
             opened.append(with_words(profile, name, known, place=file))
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):

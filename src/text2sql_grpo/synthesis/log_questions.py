@@ -18,7 +18,8 @@ from text2sql_grpo.synthesis.log_files import read_log
 from text2sql_grpo.synthesis.log_queries import log_queries
 from text2sql_grpo.synthesis.profile import Profile
 from text2sql_grpo.synthesis.wording import question_of
-from text2sql_grpo.synthesis.words import read_words, with_words
+from text2sql_grpo.synthesis.words import with_words
+from text2sql_grpo.synthesis.words_file import read_words
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def questions_of_logs(
         databases: One database: a file, a folder of rows or a URL.
         logs: See `read_log`.
         out: JSONL file to write.
-        words: Words of the database, see `with_words`.
+        words: Words of the database, see `Words`.
         seed: Random seed of values for parameters.
 
     Raises:
@@ -73,7 +74,7 @@ def questions_of_logs(
     with SQLExecutor() as executor:
         statements = chain.from_iterable([read_log(source, address) for source in logs])
         profile = Profile(executor, address)
-        database = with_words(profile, name, read_words(words) if words else {}, place=words)
+        database = with_words(profile, name, read_words(words), place=words)
         queries, reasons = log_queries(statements, profile, executor, seed=seed)
     for number, query in enumerate(queries):
         question = question_of(query.tree, database) or ""

@@ -1,16 +1,14 @@
 """Words and values of a database, for the question generator."""
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import parse_yaml, write_text
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.nouns import (
@@ -27,11 +25,9 @@ from text2sql_grpo.synthesis.nouns import (
 )
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
 from text2sql_grpo.synthesis.roles import roles_of
+from text2sql_grpo.synthesis.words_file import Words, read_words, write_words
 
-_WORDS_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
-# tables: a row, in the singular; null: no questions. columns: null: not asked about.
-# said: stored value: as people say it.
-"""
+logger = logging.getLogger(__name__)
 MANY_FLAGS = 5  # columns of 0 and 1 in a table: they say which of many things a row has
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
 
@@ -125,16 +121,13 @@ class Database:
     sources: tuple[Source, ...]
 
 
-def with_words(profile: Profile, name: str, words: Mapping[str, Any], *, place: object) -> Database:
+def with_words(profile: Profile, name: str, words: Words, *, place: object) -> Database:
     """A database with the words that people use for its content.
 
     Args:
         profile: The database.
         name: Its name.
-        words: `split`, `tables`, `columns`, `said` and `clauses`, all optional. What they do not name is
-            worded by identifiers and values; a column or table that they name as null is not asked about.
-            Where `split` is given, the words are complete: no other column is asked about by its name in
-            quotes.
+        words: The rest is worded by identifiers and values.
         place: Where the words come from, for errors.
 
     Raises:
@@ -142,8 +135,8 @@ def with_words(profile: Profile, name: str, words: Mapping[str, Any], *, place: 
     """
     declared = [each.table for each in profile.tables.values()]
     known = {f"{table.name}.{column.name}" for table in declared for column in table.columns}
-    asked = {*words.get("columns", {}), *words.get("said", {}), *words.get("clauses", {})}
-    unknown = sorted(set(words.get("tables", {})) - set(profile.tables) | (asked - known))
+    asked = {*words.columns, *(words.said or {}), *words.clauses}
+    unknown = sorted(set(words.tables) - set(profile.tables) | (asked - known))
     if unknown:
         raise DataError(f"unknown tables or columns of the database {name!r}: {unknown} (at {place})")
     nouns = _table_nouns(profile, words)
@@ -152,64 +145,34 @@ def with_words(profile: Profile, name: str, words: Mapping[str, Any], *, place: 
     links = list(_links(profile, tables))
     every = (*single, *_joins(links), *_across(links))
     sources = tuple(source for source in every if not source.tables[""].is_link)
-    return Database(name, words.get("split", "train"), profile, tables, sources)
+    return Database(name, words.split or "train", profile, tables, sources)
 
 
-def read_words(path: Path) -> dict[str, Any]:
-    """Words of a database, from YAML or JSON.
-
-    Raises:
-        DataError: The file cannot be read, or holds something else.
-    """
-    try:
-        words = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the words as YAML or JSON: {error} (at {path})") from error
-    known = {"database", "split", "tables", "columns", "said", "clauses"}
-    if (
-        not isinstance(words, dict)
-        or set(words) - known
-        or not all(isinstance(words.get(part, {}), dict) for part in known - {"database", "split"})
-    ):
-        raise DataError(f"words must be a mapping with {', '.join(sorted(known))} alone (at {path})")
-    said = {
-        place: {str(value): form for value, form in forms.items()}
-        for place, forms in words.get("said", {}).items()
-        if isinstance(forms, dict)
-    }
-    return words | ({"said": said} if "said" in words else {})
-
-
-def write_words(database: Database, path: Path) -> int:
+def add_words(profile: Profile, name: str, path: Path) -> int:
     """Write the words of a database for people to edit; what the file holds already stays.
-
-    Args:
-        database: The database, opened with the words that the file holds.
-        path: The file, in YAML.
 
     Returns:
         Number of words that were added.
 
     Raises:
-        DataError: The file holds something else.
+        DataError: The file holds something else, or names what the database lacks.
     """
-    kept = read_words(path) if path.exists() else {}
-    found: dict[str, dict[str, Any]] = {"tables": {}, "columns": {}, "said": {}}
-    for name, profile in database.profile.tables.items():
-        table = database.tables.get(name)
-        found["tables"][name] = table.noun if table else None
-        nouns = {column.name: column for column in table.columns} if table else {}
-        for column in profile.table.columns:
-            place = f"{name}.{column.name}"
-            known = nouns.get(column.name)
-            found["columns"][place] = known.noun if known else None
-            if known and known.said:
-                found["said"][place] = {str(value): form for value, form in known.said.items()}
-    added = sum(name not in kept.get(part, {}) for part, names in found.items() for name in names)
-    merged = kept | {part: names | kept.get(part, {}) for part, names in found.items()}
-    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
-    write_text(path, _WORDS_HEADER + text)
-    return added
+    kept = read_words(path if path.exists() else None)
+    named = with_words(profile, name, kept, place=path).tables
+    found = {f"{table}.{column.name}": column for table in named for column in named[table].columns}
+    places = [
+        f"{table}.{column.name}" for table, one in profile.tables.items() for column in one.table.columns
+    ]
+    words = Words(
+        tables={table: named[table].noun if table in named else None for table in profile.tables},
+        columns={place: found[place].noun if place in found else None for place in places},
+        said={
+            place: {str(value): form for value, form in column.said.items()}
+            for place, column in found.items()
+            if column.said
+        },
+    )
+    return write_words(kept, words, path)
 
 
 def _joins(links: Sequence[Source]) -> Iterator[Source]:
@@ -271,12 +234,12 @@ def _across(links: Sequence[Source]) -> Iterator[Source]:
                 yield Source(sql, {"": row, "parent": other}, owners, first.join, link=link.name)
 
 
-def _table_nouns(profile: Profile, words: Mapping[str, Any]) -> dict[str, str]:
+def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     """Noun of a row of each table that is asked about.
 
     Of tables with the same noun one that is named so keeps it; the others have their names in quotes.
     """
-    given = words.get("tables", {})
+    given = words.tables
     nouns = {name: given.get(name, "") for name in profile.tables}
     for name, one in profile.tables.items():
         if name not in given and not one.is_link and not _is_bare_link(one.table) and not _is_foreign(one):
@@ -303,11 +266,11 @@ def _is_foreign(profile: TableProfile) -> bool:
     return 2 * sum(are_english) < len(are_english)
 
 
-def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> Table:
+def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
     table = profile.table
     foreign = {name for key in table.foreign_keys for name in key.columns}
-    is_named = not noun.endswith('" row') or "split" not in words
-    is_foreign, given = _is_foreign(profile), words.get("columns", {})
+    is_named = not noun.endswith('" row') or not words.split
+    is_foreign, given = _is_foreign(profile), words.columns
     has_flags = sum(set(found.values) == {0, 1} for found in profile.columns.values()) >= MANY_FLAGS
     columns = []
     for declared in table.columns:
@@ -316,12 +279,12 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
         is_key = declared.is_primary_key or declared.name in foreign or declared.name == profile.key
         if found is None or found.kind is None:
             continue
-        flag = "" if is_key or "split" in words else _flag_role(declared, found, has_flags)
+        flag = "" if is_key or words.split else _flag_role(declared, found, has_flags)
         phrase = given.get(place)
         if place not in given and is_named:
             phrase = _column_noun(declared.name, noun, found, is_key=is_key, is_foreign=is_foreign)
             phrase = flag_noun(declared.name) if flag else phrase
-            if phrase and '"' in phrase and "split" in words:
+            if phrase and '"' in phrase and words.split:
                 phrase = None
         if phrase is None:
             continue
@@ -336,14 +299,14 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
                 has_nulls=found.has_nulls,
                 values=found.values,
                 said=_said(place, phrase, found.values, words),
-                clauses=_clauses(words.get("clauses", {}).get(place, [])),
+                clauses=words.phrases(place),
                 roles=frozenset(["category", flag])
                 if flag
                 else roles_of(phrase, found, profile.n_read, is_key=is_key),
                 repeated=found.repeated or frozenset(),
             )
         )
-    if "split" not in words and not any("label" in column.roles for column in columns):
+    if not words.split and not any("label" in column.roles for column in columns):
         columns = [column for column in columns if column.name != profile.key]
         columns += _key_as_label(profile, given)
     nouns = Counter(column.noun for column in columns)
@@ -352,7 +315,7 @@ def _with_words(profile: TableProfile, noun: str, words: Mapping[str, Any]) -> T
     return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
 
 
-def _key_as_label(profile: TableProfile, given: Mapping[str, Any]) -> Iterator[Column]:
+def _key_as_label(profile: TableProfile, given: Mapping[str, str | None]) -> Iterator[Column]:
     """Key of a table whose rows have no name, by which a question shows them."""
     name = profile.key
     found = profile.columns.get(name) if name else None
@@ -362,8 +325,8 @@ def _key_as_label(profile: TableProfile, given: Mapping[str, Any]) -> Iterator[C
         is_own = name.lower().endswith("id") and (
             profile.key_is_declared or stem in profile.table.name.lower()
         )
-        noun = "ID" if is_own else f'"{name}"'
-        if noun := given.get(f"{profile.table.name}.{name}", noun):
+        derived = "ID" if is_own else f'"{name}"'
+        if noun := given.get(f"{profile.table.name}.{name}", derived):
             yield Column(
                 profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles
             )
@@ -400,11 +363,13 @@ def _rows_name(table: sql_schema.Table) -> str:
     return keys[0] if is_called and len(keys) == 1 else table.name
 
 
-def _said(place: str, noun: str, values: tuple[Value, ...], words: Mapping[str, Any]) -> dict[Value, str]:
+def _said(place: str, noun: str, values: tuple[Value, ...], words: Words) -> dict[Value, str]:
     """Stored -> said for one column: from `words` if it maps any column, else derived."""
-    if "said" in words:
-        given = words["said"].get(place, {})
+    if words.said is not None:
+        given = words.said.get(place, {})
         said = {value: given[str(value)] for value in values if str(value) in given}
+        if absent := sorted(set(given) - set(map(str, said))):
+            logger.warning("said of %s: no row that was read holds %s", place, absent)
         if given and not _is_usable(said):
             raise DataError(f"said forms must be distinct and not the stored ones, got {said} ({place})")
         return said
@@ -414,11 +379,6 @@ def _said(place: str, noun: str, values: tuple[Value, ...], words: Mapping[str, 
         value: form for value in values if isinstance(value, str) and (form := said_form(value))
     }
     return found if len(found) * 2 > len(values) and len(found) > 1 and _is_usable(found) else {}
-
-
-def _clauses(given: list[str] | dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    by_value = given if isinstance(given, dict) else {"": given}
-    return {said: tuple(phrases) for said, phrases in by_value.items()}
 
 
 def _is_usable(said: Mapping[Value, str]) -> bool:

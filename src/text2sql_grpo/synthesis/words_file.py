@@ -1,0 +1,113 @@
+"""File of a database's words, which people edit: how they call its tables, columns and values."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from text2sql_grpo.checked import checked
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.files import parse_yaml, write_text
+
+_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
+# tables: a row, in the singular; null: no questions. columns: null: not asked about.
+# said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
+"""
+HOLE = "{}"  # in a phrase, where the value stands
+
+
+@checked
+@dataclass(frozen=True)
+class Words:
+    """How people call the tables, columns and values of a database; all optional.
+
+    Attributes:
+        database: Name of the database, for the reader alone.
+        split: Questions that the database is for. Words with it are complete: no other column is asked about
+            by its name in quotes.
+        tables: Table -> noun of a row in the singular; None for a table that is not asked about.
+        columns: `table.column` -> noun; None for a column that is not asked about.
+        said: `table.column` -> stored value -> value as people say it; None to derive it from the values.
+        clauses: `table.column` -> phrases behind the plural of a row's noun with `{}` for the value ("on the
+            {} ward"); or value as people say it -> such phrases without `{}`.
+    """
+
+    database: str | None = None
+    split: Literal["train", "dev", "test"] | None = None
+    tables: dict[str, str | None] = field(default_factory=dict)
+    columns: dict[str, str | None] = field(default_factory=dict)
+    said: dict[str, dict[str, str]] | None = None
+    clauses: dict[str, list[str] | dict[str, list[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for where, text in self._texts():
+            if not text.strip():
+                raise ValueError(f"{where} is empty: null leaves a table or column out")
+        for place, phrases in self.clauses.items():
+            for phrase in phrases if isinstance(phrases, list) else ():
+                if phrase.count(HOLE) != 1:
+                    raise ValueError(f"clauses.{place}: {phrase!r} must hold {HOLE} once, for the value")
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        for part, names in {"tables": self.tables, "columns": self.columns}.items():
+            yield from ((f"{part}.{name}", noun) for name, noun in names.items() if noun is not None)
+        for place, forms in (self.said or {}).items():
+            yield from ((f"said.{place}.{value}", form) for value, form in forms.items())
+
+    def phrases(self, place: str) -> dict[str, tuple[str, ...]]:
+        """Phrases of `clauses` by the value as people say it; those of any value under the empty text."""
+        given = self.clauses.get(place, [])
+        by_value = given if isinstance(given, dict) else {"": given}
+        return {said: tuple(phrases) for said, phrases in by_value.items()}
+
+
+def read_words(path: Path | None) -> Words:
+    """Words of a database, from YAML or JSON; none without a file.
+
+    Raises:
+        DataError: The file cannot be read, or holds something else.
+    """
+    if path is None:
+        return Words()
+    try:
+        words = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the words as YAML or JSON: {error} (at {path})") from error
+    if not isinstance(words, dict):
+        parts = ", ".join(each.name for each in dataclasses.fields(Words))
+        raise DataError(f"words must be a mapping with {parts} (at {path})")
+    try:
+        return Words(**{str(part): _with_text_keys(names) for part, names in words.items()})
+    except ConfigError as error:
+        raise DataError(f"{error} (at {path})") from error
+
+
+def _with_text_keys(tree: Any) -> Any:
+    """Values that YAML reads as numbers, such as the 1 of `1: open`, as text."""
+    if not isinstance(tree, Mapping):
+        return tree
+    return {str(key): _with_text_keys(value) for key, value in tree.items()}
+
+
+def write_words(kept: Words, found: Words, path: Path) -> int:
+    """Write the words of a database for people to edit.
+
+    Args:
+        kept: Words that the file holds, which stay.
+        found: Words of all tables and columns, and values of some.
+
+    Returns:
+        Number of words that were added.
+    """
+    merged = {part: value for part, value in dataclasses.asdict(kept).items() if value}
+    added = 0
+    for part in ("tables", "columns", "said"):
+        names, known = getattr(found, part), merged.get(part, {})
+        added += len(set(names) - set(known))
+        merged[part] = names | known
+    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
+    write_text(path, _HEADER + text)
+    return added
