@@ -172,6 +172,7 @@ def _cases() -> Iterator[Raw]:
     yield from _duplicates()
     yield from _joins()
     yield from _text_lengths()
+    yield from _computed()
 
 
 def _look_ups() -> Iterator[Raw]:
@@ -623,6 +624,49 @@ def _text_lengths() -> Iterator[Raw]:
             )
         query = f"SELECT id FROM {table} WHERE length({column}) {{}}"
         yield kind, schema, query.format(f"<= {bound + 10}"), f"SELECT id FROM {table}", False, False
+
+
+def _computed() -> Iterator[Raw]:
+    """Conditions on what a subquery, a CTE or an alias computes."""
+    kind = "computed column"
+    worth = "SELECT id, title, stock * price AS worth FROM product"
+    spent = "SELECT customer, sum(total) AS spent, count(*) AS n FROM orders GROUP BY customer"
+    ranked = "SELECT title, row_number() OVER (PARTITION BY category ORDER BY price DESC, id) AS place FROM product"
+    paid = "SELECT e.name, e.salary + e.bonus AS paid FROM employee e"
+    opposite = {">": "<=", "<=": ">", "<": ">=", ">=": "<"}
+    for schema, inner, column, op, other, number, near, shown in (
+        ("shop", worth, "worth", ">", ">=", 500, 499.5, "title"),
+        ("shop", worth, "worth", "<", "<=", 40, 40.5, "count(*)"),
+        ("shop", spent, "spent", ">=", ">", 111, 110.5, "customer"),
+        ("shop", spent, "n", ">", ">=", 3, None, "customer"),
+        ("shop", ranked, "place", "<", "<=", 4, None, "title"),
+        ("staff", paid, "paid", ">", ">=", 4000, 4001, "name"),
+        ("staff", paid, "paid", "<=", "<", 2500, 2501, "name"),
+    ):
+        gold = f"SELECT {shown} FROM ({inner}) AS t WHERE t.{column} {op} {number}"
+        cte = f"WITH t AS ({inner}) SELECT {shown} FROM t WHERE NOT t.{column} {opposite[op]} {number}"
+        yield kind, schema, gold, cte, True, True
+        yield (
+            kind,
+            schema,
+            cte,
+            f"WITH t AS ({inner}) SELECT {shown} FROM t WHERE {column} {op} {number}",
+            True,
+            True,
+        )
+        yield kind, schema, gold, gold.replace(f" {op} {number}", f" {other} {number}"), False, True
+        if near is not None:
+            yield kind, schema, cte, gold.replace(f" {op} {number}", f" {op} {near}"), False, True
+    alias = "SELECT customer, sum(total) AS spent FROM orders GROUP BY customer HAVING spent > 150"
+    yield (
+        kind,
+        "shop",
+        alias,
+        "SELECT customer, sum(total) FROM orders GROUP BY 1 HAVING sum(total) > 150",
+        True,
+        False,
+    )
+    yield kind, "shop", alias, alias.replace("> 150", ">= 150"), False, False
 
 
 NESTED = """

@@ -448,6 +448,31 @@ def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     assert len(checked) == 4
 
 
+def test_of_tables_with_one_name_only_that_of_the_bare_name_is_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "shop.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(
+            """
+            CREATE SCHEMA hr; CREATE SCHEMA old;
+            CREATE TABLE hr.staff (id INTEGER PRIMARY KEY, wage INTEGER);
+            CREATE TABLE staff (id INTEGER PRIMARY KEY, age INTEGER, hired TIMESTAMPTZ);
+            CREATE TABLE hr.visit (staff INTEGER REFERENCES hr.staff (id), minutes INTEGER);
+            CREATE TABLE hr.room (id INTEGER, seats INTEGER);
+            CREATE TABLE old.room (id INTEGER, beds INTEGER);
+            """
+        )
+        for table in ("hr.staff", "staff", "hr.visit", "hr.room", "old.room"):
+            more = ", TIMESTAMPTZ '2020-01-01 10:00+00' + n * INTERVAL '5 days'" if table == "staff" else ""
+            connection.execute(f"INSERT INTO {table} SELECT n, n * 7 % 41{more} FROM range(60) AS s (n)")
+    made = make_questions(file, tmp_path / "questions", question_sets=SMALL_SETS)
+    reasons = {one.table: one.reason for one in made.tables}
+    same = "another schema has a table of this name"
+    assert reasons == {"staff": "", "visit": "", "hr.staff": same, "hr.room": same, "old.room": same}
+    golds = [row["gold_sql"] for rows in read(tmp_path / "questions").values() for row in rows]
+    assert not any("hr.staff" in gold or "room" in gold or "JOIN" in gold for gold in golds)
+    assert any("hired >= '2020-" in gold for gold in golds)
+
+
 def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     people = [(f"p{i}", f"First{i % 9}", f"Last{i % 7}", 1900 + i) for i in range(60)]

@@ -86,12 +86,16 @@ def test_nothing_is_said_of_views_that_only_the_mirror_cannot_read(
 BORN = "SELECT \"Name\" FROM person WHERE born >= DATE '2012-01-01'"
 CALM = "SELECT count(*) FROM person WHERE mood = 'calm'"
 TAGS = "SELECT count(*) FROM person WHERE 3 = ANY(tags)"  # SQLite has no arrays
+GAP = "SELECT count(*) FROM person WHERE gap > INTERVAL '252 hours'"  # of no row
 WRONG = [  # right on the database itself
+    (GAP, GAP.replace(">", ">=")),
+    (GAP, GAP.replace("252", "251")),
     (BORN, "SELECT \"Name\" FROM person WHERE born >= '2012-01-05'"),
     (CALM, f"{CALM} AND age < 60"),
     (TAGS, "SELECT 2"),
 ]
 RIGHT = [
+    (GAP, "SELECT count(*) FROM person WHERE NOT gap <= '252 hours'"),
     (BORN, 'SELECT "Name" FROM person WHERE EXTRACT(YEAR FROM born) >= 2012'),
     (CALM, "SELECT sum(CASE WHEN mood <> 'calm' THEN 0 ELSE 1 END) FROM person"),
     (CALM, f"{CALM} AND age < 121"),  # a CHECK forbids it
@@ -283,6 +287,35 @@ def test_generated_columns_of_any_type_are_computed_on_copies(
         assert (len(found.databases), found.gap) == (4, "")
         for copy in found.databases:
             assert executor.execute(copy, f"SELECT count({gold}) > 0 FROM t").rows == ((1,),)
+        grader, above = Grader(executor, suite=suite), f"SELECT * FROM t WHERE {gold} > 100"
+        verdicts = [grader.grade(url, above, above.replace("> 100", near)) for near in (">= 100", "> 99.5")]
+        assert [(one.official, one.strict) for one in verdicts] == [(True, False)] * 2
+
+
+def test_types_of_types_are_made_on_copies(
+    tmp_path: Path, postgres_server: PostgresServer, executor: SQLExecutor
+) -> None:
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE nested_types")
+    with psycopg.connect(postgres_server.admin_url("nested_types"), autocommit=True) as admin:
+        admin.execute(
+            """
+            CREATE TYPE a_place AS (street text, zip varchar(5));
+            CREATE TYPE z_kind AS ENUM ('home', 'work');
+            CREATE TYPE a_home AS (kind z_kind, place a_place);
+            CREATE DOMAIN a_homes AS a_home[];
+            CREATE TYPE spans AS RANGE (subtype = time);
+            CREATE TABLE person (
+                id integer PRIMARY KEY, home a_home, others a_homes, open spans, age integer
+            );
+            INSERT INTO person SELECT n, ROW('work', ROW('Street ' || n, n)::a_place)::a_home, NULL,
+                spans('08:00', '17:00'), 20 + n FROM generate_series(1, 30) AS s (n);
+            """
+        )
+        admin.execute(restricted_role_sql("nested_reader", "secret", "nested_types"))
+    url = postgres_server.url("nested_reader", "secret", "nested_types")
+    found = TestSuite(executor, tmp_path).databases(url, "SELECT id FROM person WHERE age > 30")
+    assert (len(found.databases), found.gap) == (4, "")
 
 
 def test_without_a_server_the_reason_is_given(

@@ -40,6 +40,47 @@ def test_columns_are_found_behind_aliases_subqueries_and_ctes(schema: Schema) ->
     }
 
 
+@pytest.mark.parametrize(
+    ("sql", "aim", "group_sizes"),
+    [
+        ("SELECT d FROM (SELECT paid * 2 AS d FROM visit) AS t WHERE t.d > 9", "((:c0 * 2))", ()),
+        ("WITH t AS (SELECT *, paid + 1 AS d FROM visit) SELECT kind FROM t WHERE d > 9", "((:c0 + 1))", ()),
+        ("SELECT kind, sum(paid) AS d FROM visit GROUP BY kind HAVING d > 9", "(:c0)", ()),
+        (
+            "WITH t AS (SELECT paid * 2 AS a FROM visit), u AS (SELECT a - 1 AS b FROM t) "
+            "SELECT b FROM u WHERE b > 9",
+            "(((:c0 * 2) - 1))",
+            (),
+        ),
+        ("SELECT k FROM (SELECT kind AS k, count(*) AS n FROM visit GROUP BY 1) WHERE n > 9", None, (9,)),
+        (
+            "SELECT kind FROM (SELECT kind, rank() OVER (ORDER BY paid) AS place FROM visit) WHERE place < 9",
+            None,
+            (9,),
+        ),
+        (
+            "WITH RECURSIVE t AS (SELECT paid AS d FROM visit UNION SELECT d + 1 FROM t WHERE d < 9) "
+            "SELECT * FROM t",
+            None,
+            (),
+        ),
+    ],
+)
+def test_conditions_on_what_is_computed_are_read(
+    sql: str, aim: str | None, group_sizes: tuple[int, ...], schema: Schema
+) -> None:
+    gold = read(sql, schema)
+    assert [(one.sql, one.value) for one in gold.aims] == ([(aim, 9.0)] if aim else [])
+    assert gold.group_sizes == group_sizes
+    assert gold.tree.sql("sqlite").count("9") == 1  # the query itself is as it was
+
+
+def test_columns_computed_of_each_other_take_bounded_work(schema: Schema) -> None:
+    levels = "".join(f", t{n} AS (SELECT d + d + d AS d FROM t{n - 1})" for n in range(1, 40))
+    gold = read(f"WITH t0 AS (SELECT paid AS d FROM visit){levels} SELECT d FROM t39 WHERE d > 9", schema)
+    assert gold.tables == {"visit"}
+
+
 def test_text_in_double_quotes_is_a_string_where_no_column_has_its_name(schema: Schema) -> None:
     gold = read('SELECT "name" FROM city WHERE country = "Italy"', schema)
     assert gold.literals == {("city", "country"): ("Italy",)}

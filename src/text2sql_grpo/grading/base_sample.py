@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,7 +100,8 @@ class DatabaseSample:
 
     Attributes:
         statements: CREATE statements of tables, indexes and views, in their order.
-        views: Query of each view, by its name in lower case.
+        views: Query of each view, by its name in lower case; of each table with generated columns one on the
+            table, with their expressions.
         tables: Tables by name, parents before children unless references form a cycle.
         time: Budget of the expressions in the statements, shared by all samples of the database.
     """
@@ -188,7 +189,39 @@ def read_sample(database: Path) -> DatabaseSample:
     except sqlite3.Error as error:
         raise DataError(f"cannot read the database: {error} (at {database})") from error
     views = {one.view.lower(): _view_query(one.sql) for one in statements if one.view}
+    by_name = {table.name: table for table in schema.tables}
+    for one in statements:
+        computed = generated_columns(read_query(one.sql).tree) if one.table in by_name else {}
+        if computed:
+            views[one.table.lower()] = _computed_query(by_name[one.table], computed)
     return DatabaseSample(schema, statements, views, parents_first(tables))
+
+
+def generated_columns(create: exp.Expr | None) -> dict[str, exp.Expr]:
+    """Expressions of the generated columns of a CREATE TABLE, by name; none without a tree.
+
+    >>> create = read_query("CREATE TABLE t (a, b AS (a * 2))").tree
+    >>> {name: expression.sql() for name, expression in generated_columns(create).items()}
+    {'b': '(a * 2)'}
+    """
+    found = dict[str, exp.Expr]()
+    for column in create.find_all(exp.ColumnDef) if create else ():
+        for kind in (constraint.kind for constraint in column.constraints):
+            computed = isinstance(kind, exp.ComputedColumnConstraint)
+            expression = kind.this if computed else kind.args.get("expression")  # DuckDB's is an identity
+            if isinstance(expression, exp.Expr):
+                found[column.name] = exp.paren(expression.unnest())
+    return found
+
+
+def _computed_query(table: Table, computed: Mapping[str, exp.Expr]) -> str:
+    columns = [
+        exp.alias_(computed[column.name].copy(), column.name, quoted=True)
+        if column.name in computed
+        else exp.column(column.name, quoted=True)
+        for column in table.columns
+    ]
+    return exp.select(*columns).from_(exp.to_identifier(table.name, quoted=True)).sql("sqlite")
 
 
 def _view_query(create: str) -> str:

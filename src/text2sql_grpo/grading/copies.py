@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -13,7 +13,7 @@ from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read_rows, tab
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Row
-from text2sql_grpo.sql.schema import Table
+from text2sql_grpo.sql.schema import Column, Table
 
 _logger = logging.getLogger(__name__)
 
@@ -53,17 +53,25 @@ class CopyEngine(Protocol):
 def run_script(
     script: Sequence[Step], execute: Callable[[str], object], errors: type[Exception]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Run a script on an empty database; return what ran, and the tables that it failed to make, why."""
-    kept, gaps = [], []
-    for step in script:
-        try:
-            execute(step.sql)
-            kept.append(step.sql)
-        except errors as error:
-            reason = " ".join(str(error).split())
-            _logger.debug("a copy lacks %s: %s", step.sql, reason)
-            gaps += [(step.name, reason[:200])] if step.name else []
-    return tuple(kept), tuple(gaps)
+    """Run a script on an empty database; return what ran, and the tables that it failed to make, why.
+
+    A step that fails is tried again after the others, as it may need one of them: a type of types, say.
+    """
+    kept, left = list[str](), list(script)
+    while True:
+        failed = list[tuple[Step, str]]()
+        for step in left:
+            try:
+                execute(step.sql)
+                kept.append(step.sql)
+            except errors as error:
+                failed.append((step, " ".join(str(error).split())))
+        if len(failed) in (0, len(left)):
+            break
+        left = [step for step, _ in failed]
+    for step, reason in failed:
+        _logger.debug("a copy lacks %s: %s", step.sql, reason)
+    return tuple(kept), tuple((step.name, reason[:200]) for step, reason in failed if step.name)
 
 
 def fill(
@@ -71,6 +79,7 @@ def fill(
     mirror: Mirror,
     *,
     insert: Callable[[Table, Sequence[Row]], None],
+    accepts: Callable[[Column, str], bool],
     execute: Callable[[str], object],
     errors: tuple[type[Exception], ...] = (),
 ) -> None:
@@ -80,12 +89,13 @@ def fill(
         path: A SQLite file.
         mirror: The mirror that has its tables.
         insert: Inserts some rows, all or none.
+        accepts: True if the engine reads a text as a value of a column's type.
         execute: Runs one statement.
         errors: Raised by `insert` if the engine refuses one of the rows, which then is left out.
     """
     is_complete = True
     for table in mirror.tables:
-        rows = _allowed(read_rows(path, table), table, mirror)
+        rows = _allowed(read_rows(path, table), table, mirror, accepts)
         is_complete &= insert_rows(partial(insert, table), rows, errors)
     if is_complete:
         return
@@ -99,16 +109,21 @@ def fill(
                     execute("DELETE " + orphans(own, key.columns, parent, key.references))
 
 
-def _allowed(rows: Sequence[Row], table: Table, mirror: Mirror) -> Sequence[Row]:
-    """Rows in which a value that its type may not allow is replaced by one of the database."""
+def _allowed(
+    rows: Sequence[Row], table: Table, mirror: Mirror, accepts: Callable[[Column, str], bool]
+) -> Sequence[Row]:
+    """Rows in which a value that its type does not allow is replaced by one of the database."""
     changed = [list(row) for row in rows]
     for place, column in enumerate(table.columns):
         known = mirror.allowed.get((table.name, column.name))
         if known is None:
             continue
+        is_read = cache(partial(accepts, column))
         for row in changed:
-            if row[place] is not None and row[place] not in known:
-                row[place] = known[crc32(repr(row[place]).encode()) % len(known)] if known else None
+            cell = row[place]
+            is_value = cell is None or cell in known
+            if not is_value and not (isinstance(cell, str) and not column.labels and is_read(cell)):
+                row[place] = known[crc32(repr(cell).encode()) % len(known)] if known else None
     return [tuple(row) for row in changed]
 
 

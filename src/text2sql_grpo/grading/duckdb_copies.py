@@ -17,7 +17,7 @@ from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
-from text2sql_grpo.sql.schema import Table, quote_name
+from text2sql_grpo.sql.schema import Column, Table, quote_name
 
 BLOCK_BYTES = 16_384  # the smallest: most tables hold a few rows
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -121,10 +121,14 @@ def _build(connection: duckdb.DuckDBPyConnection, copy: Path, path: Path, mirror
         cells = [[as_text(cell) for cell in column] for column in zip(*rows, strict=True)]
         connection.execute(f"INSERT INTO {table_sql(table)} ({listed}) SELECT {values}", cells)
 
+    def accepts(column: Column, text: str) -> bool:
+        tried = connection.execute(f"SELECT TRY_CAST(? AS {column.cast_type}) IS NOT NULL", [text])
+        return bool(tried.fetchall()[0][0])
+
     def make(*errors: type[Exception]) -> None:
         for statement in mirror.catalogue.script:
             connection.execute(statement)
-        fill(path, mirror, insert=insert, execute=connection.execute, errors=errors)
+        fill(path, mirror, insert=insert, accepts=accepts, execute=connection.execute, errors=errors)
 
     try:
         try:

@@ -67,7 +67,8 @@ class GoldQuery:
         patterns: Literals that are patterns.
         links: Pairs of columns that are compared, or paired by a set operation.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
-        group_sizes: Integers that a count is compared with, its LIMITs, and the sizes of its window frames.
+        group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
+            frames.
         identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
             a table of which it picks the rows that another one lacks.
         aims: Expressions that it compares with numbers.
@@ -106,7 +107,8 @@ def read_gold(
     Args:
         sql: The query.
         schema: Schema of its database.
-        views: Query of each view by its name in lower case, to replace the view.
+        views: Query of each view by its name in lower case, to replace the view; that of a table reads the
+            table, and has the expressions of its generated columns.
         dialect: Name in sqlglot of the query's SQL.
     """
     parsed = read_query(sql, dialect).tree
@@ -122,18 +124,13 @@ def read_gold(
         table.name.lower(): (table.name, {column.name.lower(): column.name for column in table.columns})
         for table in schema.tables
     }
-    columns_of: dict[int, ColumnRef] = {}
-    known: Resolved = {}
-    for scope in scopes:  # inner ones first
-        for column in scope.expression.find_all(exp.Column):
-            found = None if id(column) in columns_of else _resolve(column, scope, declared, known)
-            if found is not None:
-                columns_of[id(column)] = found
+    columns_of = _columns_of(scopes, declared)
     names = {table.name.lower() for table in tree.find_all(exp.Table)}
     tables = frozenset(declared[name][0] for name in names if name in declared)
     if not tables:
         return None
-    literals, patterns, group_sizes = _literals(tree, columns_of)
+    compared, columns_compared = _with_computed(tree, declared)
+    literals, patterns, group_sizes = _literals(compared, columns_compared)
     grouped = frozenset(
         columns_of[id(column)]
         for part in tree.find_all(exp.Group, exp.Window)
@@ -152,7 +149,7 @@ def read_gold(
         grouped,
         tuple(dict.fromkeys(group_sizes)),
         frozenset(_identifying(tree, columns_of, declared)),
-        tuple(dict.fromkeys(_aims(tree, columns_of))),
+        tuple(dict.fromkeys(_aims(compared, columns_compared))),
         any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         frozenset(_missing(tree, columns_of)),
         _columns_in(filter(_is_sum, tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)), columns_of),
@@ -189,10 +186,30 @@ def literal_value(node: exp.Expr) -> Cell:
 
 
 def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
-    """Replace views, and views of views, by their queries."""
+    """Replace views, views of views, and tables with generated columns, by their queries."""
     queries = {name: read_query(query).tree for name, query in views.items()}
     found = {name: query for name, query in queries.items() if isinstance(query, exp.Query)}
+    computed = {
+        name: query
+        for name, query in found.items()
+        if any(table.name.lower() == name for table in query.find_all(exp.Table))
+    }
+    found = {name: query for name, query in found.items() if name not in computed}
     expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
+
+    has_star = any(each.is_star for each in expanded.find_all(exp.Select))
+    asked = None if has_star else {each.name.lower() for each in expanded.find_all(exp.Column)}
+
+    def with_expressions(node: exp.Expr) -> exp.Expr:
+        query = computed.get(node.name.lower()) if isinstance(node, exp.Table) else None
+        if query is None:
+            return node
+        query = query.copy()
+        shown = [each for each in query.selects if asked is None or each.alias_or_name.lower() in asked]
+        query.set("expressions", shown or query.selects[:1])
+        return query.subquery(exp.to_identifier(node.alias_or_name, quoted=True), copy=False)
+
+    expanded = expanded.transform(with_expressions) if computed else expanded
     assert isinstance(expanded, exp.Query)
     return expanded
 
@@ -212,6 +229,90 @@ def _with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
     result = tree.transform(as_string)
     assert isinstance(result, exp.Query)
     return result
+
+
+def _columns_of(scopes: Iterable[Scope], declared: Declared) -> dict[int, ColumnRef]:
+    columns_of: dict[int, ColumnRef] = {}
+    known: Resolved = {}
+    for scope in scopes:  # inner ones first
+        for column in scope.expression.find_all(exp.Column):
+            found = None if id(column) in columns_of else _resolve(column, scope, declared, known)
+            if found is not None:
+                columns_of[id(column)] = found
+    return columns_of
+
+
+def _with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[int, ColumnRef]]:
+    """Copy of a query in whose comparisons computed columns are their expressions; and its columns.
+
+    A subquery's `COUNT(*) AS n` makes `WHERE n > 30` to `WHERE COUNT(*) > 30`: no query that runs, but its
+    literals and aims can be read.
+    """
+    tree = tree.copy()
+    scopes = traverse_scope(tree)
+    columns_of = _columns_of(scopes, declared)
+    known: dict[int, exp.Expr | None] = {}
+    kept: list[exp.Expr] = []  # ids of nodes that are gone may be those of others
+
+    def copied(node: exp.Expr) -> exp.Expr:
+        copy = node.copy()
+        kept.append(copy)
+        for own, column in zip(copy.find_all(exp.Column), node.find_all(exp.Column), strict=True):
+            if id(column) in columns_of:
+                columns_of[id(own)] = columns_of[id(column)]
+        return copy
+
+    def expression(column: exp.Column, scope: Scope) -> exp.Expr | None:
+        inner, place = _projection(column, scope)
+        if inner is None:
+            return None
+        if id(inner) not in known:
+            known[id(inner)] = None  # on the way to itself: a recursive CTE
+            known[id(inner)] = (
+                expression(inner, place) if isinstance(inner, exp.Column) else whole(inner, place)
+            )
+        return known[id(inner)]
+
+    def whole(inner: exp.Expr, place: Scope) -> exp.Expr | None:
+        copy = exp.paren(copied(inner), copy=False) if isinstance(inner, exp.Binary) else copied(inner)
+        for own in list(copy.find_all(exp.Column)):
+            part = None if id(own) in columns_of else expression(own, place)
+            if part is not None:
+                own.replace(copied(part))
+        return copy if sum(1 for _ in copy.walk()) <= _MAX_SCALAR else None
+
+    for scope in scopes:
+        for column in list(scope.expression.find_all(exp.Column)):
+            is_own = column.parent_select is scope.expression and id(column) not in columns_of
+            if is_own and isinstance(column.find_ancestor(*COMPARISONS, exp.Query), COMPARISONS):
+                part = expression(column, scope)
+                if part is not None:
+                    kept.append(column)
+                    column.replace(copied(part))
+    return tree, columns_of
+
+
+def _projection(column: exp.Column, scope: Scope) -> tuple[exp.Expr | None, Scope]:
+    """Projection that a column of a scope stands for, of a subquery or of the scope itself; and its scope."""
+    sources = [scope.sources.get(column.table)] if column.table else list(scope.sources.values())
+    while sources:
+        source = sources.pop(0)
+        if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
+            continue
+        names = source.outer_columns or [each.alias_or_name for each in source.expression.selects]
+        while source.set_operation_scopes:
+            source = source.set_operation_scopes[0]
+        query = source.expression
+        for name, projection in zip(
+            names, query.selects if isinstance(query, exp.Query) else [], strict=False
+        ):
+            if name == column.name and not projection.is_star:
+                return projection.unalias(), source
+            if projection.is_star:
+                sources += [one for one in source.sources.values() if one is not source]
+    own = scope.expression.selects if isinstance(scope.expression, exp.Select) and not column.table else []
+    named = (each.this for each in own if isinstance(each, exp.Alias) and each.alias == column.name)
+    return next(named, None), scope
 
 
 def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolved) -> ColumnRef | None:
@@ -329,7 +430,7 @@ def _literals(
                 escape = node.parent.expression.name
                 values = [_unescaped(value, escape) for value in values if isinstance(value, str)]
             patterns.update(value for value in values if isinstance(value, str))
-        if any(isinstance(part, exp.Count) for part in below):
+        if any(isinstance(part, exp.Count | exp.Window) for part in below):
             group_sizes += [value for value in values if isinstance(value, int)]
             continue
         for part in below:

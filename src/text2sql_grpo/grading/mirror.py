@@ -9,8 +9,8 @@ import hashlib
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
     Statement,
     TableSample,
+    generated_columns,
     parents_first,
     quoted,
     without_rows,
@@ -56,7 +57,9 @@ _KINDS = {
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
 _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
 _DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
+_KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
 _NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTERVAL).*", re.I | re.S)
+_GENERATED = re.compile(r"\bGENERATED\b", re.I)
 _OFFSET = re.compile(r"[+-]\d\d$")
 
 
@@ -162,10 +165,12 @@ class Mirror:
 def as_sqlite(sql: str, dialect: str) -> str | None:
     """Query in SQLite's SQL, for the mirror; None if sqlglot cannot parse it.
 
-    Namespaces are dropped, and a date is its text.
+    Namespaces are dropped, and a date is its text, as is a literal of a type that SQLite lacks.
 
     >>> as_sqlite("SELECT a FROM sales.t WHERE d >= DATE '2020-01-31' AND EXTRACT(YEAR FROM d) = 2020", "duckdb")
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
+    >>> as_sqlite("SELECT a FROM t WHERE i > INTERVAL '10 hours' AND m = 'sad'::mood", "postgres")
+    "SELECT a FROM t WHERE i > '10 HOURS' AND m = 'sad'"
     """  # noqa: E501 (an example)
     tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
@@ -185,6 +190,11 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
         if isinstance(node.this, exp.Literal):
             return node.this
         return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this)
+    if isinstance(node.parent, exp.Predicate) and isinstance(node.this, exp.Literal):
+        if isinstance(node, exp.Interval):
+            return exp.Literal.string(f"{node.name} {node.text('unit')}")
+        if isinstance(node, exp.Cast) and not node.is_type(*_KNOWN_TYPES):
+            return exp.Literal.string(node.name)
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
     if part in _TIME_PARTS:
         moment = node.expression if isinstance(node, exp.Extract) else node.this
@@ -257,8 +267,12 @@ def build_mirror(
         for sample in samples
     ]
     by_name = {table.name: table for table in schema.tables}
+    computed = _computed(catalogue)
     statements = [
-        Statement(_create(sample, by_name[sample.name].columns), table=sample.name) for sample in samples
+        Statement(
+            _create(sample, by_name[sample.name].columns, computed.get(sample.name.lower(), {})), sample.name
+        )
+        for sample in samples
     ]
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
@@ -339,11 +353,31 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -
     return ""
 
 
-def _create(sample: TableSample, columns: Sequence[Column]) -> str:
+def _computed(catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """Expressions of generated columns in SQLite's SQL, by table in lower case and column."""
+    found = dict[str, dict[str, str]]()
+    for sql in filter(_GENERATED.search, catalogue.script):
+        create = read_query(sql, catalogue.dialect).tree
+        table = create.find(exp.Table) if create else None
+        for name, expression in generated_columns(create).items() if table else ():
+            query = as_sqlite(exp.select(expression).sql(catalogue.dialect), catalogue.dialect)
+            if table and query:
+                found.setdefault(table.name.lower(), {})[name] = query.removeprefix("SELECT ")
+    return found
+
+
+def _create(sample: TableSample, columns: Sequence[Column], computed: Mapping[str, str]) -> str:
+    """CREATE TABLE of a table of the mirror, without generated columns that SQLite cannot compute."""
     parts = []
     for column in columns:
         kind = mirror_type(column).replace("OPAQUE", "TEXT")
         parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for name, expression in computed.items():
+            part = f"{quoted(name)} AS ({expression})"
+            with suppress(sqlite3.Error):
+                connection.execute(f"CREATE TABLE t{len(parts)} ({', '.join([*parts, part])})")
+                parts.append(part)
     for index, key in enumerate(sample.keys):
         listed = ", ".join(quoted(sample.columns[place]) for place in key)
         is_primary = index == 0 and not any(columns[place].accepts_null for place in key)

@@ -21,7 +21,7 @@ from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.postgres_role import COPY_PREFIX, restricted_role_sql
-from text2sql_grpo.sql.schema import Table
+from text2sql_grpo.sql.schema import Column, Table
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
@@ -68,6 +68,15 @@ _BEFORE_TABLES = f"""
             || coalesce((SELECT string_agg(' ' || pg_get_constraintdef(k.oid), '') FROM pg_constraint k
                 WHERE k.contypid = t.oid AND k.contype = 'c'), '')
         FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'd' AND {_OWN}
+    UNION ALL SELECT 'CREATE TYPE ' || {_NAME.format("t", "typ")} || ' AS ('
+            || (SELECT string_agg(quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod), ', '
+                ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped) || ')'
+        FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid JOIN pg_namespace n ON n.oid = t.typnamespace
+        WHERE c.relkind = 'c' AND {_OWN}
+    UNION ALL SELECT 'CREATE TYPE ' || {_NAME.format("t", "typ")} || ' AS RANGE (subtype = '
+            || format_type(r.rngsubtype, NULL) || ')'
+        FROM pg_range r JOIN pg_type t ON t.oid = r.rngtypid JOIN pg_namespace n ON n.oid = t.typnamespace
+        WHERE {_OWN}
     UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
         WHERE p.prokind = 'f' AND {_OWN} AND NOT EXISTS
             (SELECT 1 FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e')
@@ -168,7 +177,16 @@ class PostgresCopies:
                     with connection.transaction():
                         connection.execute(*_insertion(table, rows))
 
-                fill(path, mirror, insert=insert, execute=connection.execute, errors=(psycopg.Error,))
+                def accepts(column: Column, text: str) -> bool:
+                    with suppress(psycopg.Error), connection.transaction():
+                        connection.execute(
+                            f"SELECT CAST(%s AS {column.cast_type.replace('%', '%%')})", [text]
+                        )
+                        return True
+                    return False
+
+                execute, errors = connection.execute, (psycopg.Error,)
+                fill(path, mirror, insert=insert, accepts=accepts, execute=execute, errors=errors)
         except psycopg.Error as error:
             raise DataError(f"cannot make a test database on PostgreSQL: {error}") from None
         return self._address(name, f"{template.reader}:{template.password}")

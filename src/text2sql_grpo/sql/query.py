@@ -131,7 +131,8 @@ def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
     if parsed is None:
         return None
     tree = parsed.copy()
-    namespaces = {table.name.lower(): table.namespace for table in schema.tables}
+    found_last = sorted(schema.tables, key=lambda table: not table.namespace)  # by their bare names
+    namespaces = {table.name.lower(): table.namespace for table in found_last}
     for table in tree.find_all(exp.Table):
         if namespace := namespaces.get(table.name.lower()):
             table.set("db", exp.to_identifier(namespace))

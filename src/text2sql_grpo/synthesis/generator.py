@@ -245,6 +245,9 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
         elif not count:
             reason = "no draft had a plain answer"
         yield TableReport(database.name, name, profile.n_rows, count, reason)
+    for one in database.profile.ambiguous:
+        name = f"{one.namespace}.{one.name}"
+        yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
 
 
 def generate(

@@ -91,6 +91,7 @@ class Profile:
     Attributes:
         schema: Its schema, without what is hidden.
         hidden: Names of the tables and columns that are hidden.
+        ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
     """
 
     def __init__(self, executor: SQLExecutor, database: Database, hidden: Sequence[str] = ()) -> None:
@@ -110,7 +111,12 @@ class Profile:
         self._known: dict[str, str | None] = {}
         found = hide(read_schema(database), hidden)
         self.schema, self.hidden = found.schema, found.names()
-        self.tables = {table.name: self._table(table) for table in self.schema.tables}
+        names = Counter(table.name.lower() for table in self.schema.tables)
+        found_by_name = [
+            table for table in self.schema.tables if names[table.name.lower()] == 1 or not table.namespace
+        ]
+        self.ambiguous = tuple(table for table in self.schema.tables if table not in found_by_name)
+        self.tables = {table.name: self._table(table) for table in found_by_name}
         for name, keys in self._mined_keys().items():
             profile = self.tables[name]
             table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, *keys))
@@ -147,7 +153,10 @@ class Profile:
             column.name: self._values(table, column, found, is_whole=len(rows) >= n_rows)
             for column, found in zip(shown, cells, strict=True)
         }
-        return TableProfile(table, n_rows, len(rows), columns, table.foreign_keys, is_link=False)
+        left_out = {(one.namespace, one.name) for one in self.ambiguous}
+        keys = tuple(key for key in table.foreign_keys if (key.namespace, key.table) not in left_out)
+        table = replace(table, foreign_keys=keys)
+        return TableProfile(table, n_rows, len(rows), columns, keys, is_link=False)
 
     def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
         """Rows spread over the table, all if it holds few, and the number of all."""

@@ -7,7 +7,8 @@ from text2sql_grpo.synthesis.profile import Values
 
 MAX_GROUPS = 24
 MAX_TEXT_LENGTH = 60
-_DAY = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?")
+# A moment with a time zone is one of UTC, in which every query runs.
+_DAY = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00(:?00)?)?)?")
 _NUMERIC = re.compile(r"[-+\d.,:/ ()$%#*]*")
 
 
