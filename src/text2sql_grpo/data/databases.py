@@ -11,12 +11,11 @@ from urllib.parse import unquote
 from text2sql_grpo.data.row_files import ROW_FILES, build_from_rows
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
-from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.address import DUCKDB_FILES, Database, parse_address
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
 SQLITE_FILES = (".sqlite", ".db", ".sqlite3")
-DUCKDB_FILES = (".duckdb", ".ddb")
 WHAT_IS_READ = (
     "a folder of .sqlite, .db, .duckdb or .sql files; one such file; a folder of .csv, .tsv, .parquet, "
     ".jsonl, .json or .xlsx files, which make one database; a URL such as postgresql://reader@host/sales; "
@@ -225,7 +224,9 @@ def _built(source: Database) -> Database:
         return f"duckdb:///{build_from_rows(source, files, cache_folder('databases'))}"
     if source.suffix.lower() == ".sql":
         return _build(source)
-    return f"duckdb:///{source.absolute()}" if _engine(source) == "duckdb" else source
+    kind = _engine(source)
+    is_misnamed = kind == "sqlite" and source.suffix.lower() in DUCKDB_FILES
+    return f"{kind}:///{source.absolute()}" if kind == "duckdb" or is_misnamed else source
 
 
 def _build(source: Path) -> Path:

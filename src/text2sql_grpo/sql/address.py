@@ -13,6 +13,7 @@ Database = Path | str  # a SQLite file, or a URL; see `parse_address`
 
 _FORMS = "a path, sqlite:///path, duckdb:///path or postgresql://user@host/name"
 _FILE_KINDS: dict[str, Kind] = {"sqlite": "sqlite", "duckdb": "duckdb"}
+DUCKDB_FILES = (".duckdb", ".ddb")
 
 
 class Address(NamedTuple):
@@ -41,7 +42,7 @@ def parse_address(database: Path | str) -> Address:
     """Address of a path or a URL; the database need not exist.
 
     As in SQLAlchemy, three slashes begin a relative path and four an absolute one. Nothing in a path is
-    decoded. A path without a scheme is a SQLite file, whatever its suffix.
+    decoded. A path without a scheme is a DuckDB file if it ends in .duckdb or .ddb, else a SQLite file.
 
     Raises:
         DataError: Neither a path nor a URL of a known kind.
@@ -60,13 +61,13 @@ def parse_address(database: Path | str) -> Address:
 
 @lru_cache(maxsize=4096)
 def _absolute(path: str) -> Address:
-    return Address("sqlite", os.path.abspath(path))
+    return Address("duckdb" if path.lower().endswith(DUCKDB_FILES) else "sqlite", os.path.abspath(path))
 
 
 def _parse(text: str) -> Address:
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return Address("sqlite", _file(text, text))
+        return _absolute(_file(text, text))
     if scheme in _FILE_KINDS:
         if not rest.startswith("/"):
             raise DataError(f"{text!r} is not a database: use {scheme}:///path with three slashes")
