@@ -93,6 +93,32 @@ def test_nulls_that_are_only_declared_are_tried_if_asked_for(tmp_path: Path, exe
         assert grader.grade(database, gold, "SELECT sum(1) FROM product").strict
 
 
+def test_declared_booleans_are_true_or_false_and_hours_are_tried_at_their_ends(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    path = tmp_path / "visits.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE visit (id INTEGER PRIMARY KEY, at DATETIME, paid BOOLEAN)")
+        rows = [
+            (n, f"2023-03-{1 + n % 28:02} {8 + n % 10:02}:{7 + n % 50:02}:00", n % 3 == 0) for n in range(60)
+        ]
+        connection.executemany("INSERT INTO visit VALUES (?, ?, ?)", rows)
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    late = "SELECT id FROM visit WHERE strftime('%H', at) >= '15'"
+    right = [
+        ("SELECT id FROM visit WHERE paid", "SELECT id FROM visit WHERE paid = 1"),
+        ("SELECT sum(paid) FROM visit", "SELECT count(*) FROM visit WHERE paid = 1"),
+        (late, "SELECT id FROM visit WHERE time(at) >= '15:00:00'"),
+    ]
+    wrong = [
+        ("SELECT id FROM visit WHERE paid", "SELECT id FROM visit WHERE id % 3 = 0"),
+        (late, "SELECT id FROM visit WHERE time(at) > '15:00:00'"),
+        (late.replace("15", "18"), late.replace("15", "19")),
+    ]
+    assert [grader.grade(path, *pair).strict for pair in right] == [True] * 3
+    assert [grader.grade(path, *pair).strict for pair in wrong] == [False] * 3
+
+
 def test_an_answer_that_is_right_today_only_is_refused(tmp_path: Path, executor: SQLExecutor) -> None:
     path = tmp_path / "day.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:

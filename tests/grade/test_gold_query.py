@@ -228,6 +228,30 @@ def test_dates_are_planted_in_the_columns_own_format(values: list[Cell], inside:
         assert dates.around(text, values) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("literal", "met", "missed"),
+    [
+        (
+            "15",
+            ["2020-01-31 15:00:00", "2020-01-31 15:59:59"],
+            ["2020-01-31 14:59:59", "2020-01-31 16:00:00"],
+        ),
+        (45, ["2020-01-31 10:45:00"], ["2020-01-31 10:44:59"]),
+        ("15:30", ["2020-01-31 15:30:00"], ["2020-01-31 15:30:01"]),
+        ("99", [], []),
+    ],
+)
+def test_times_of_day_are_planted_where_the_column_has_times(
+    literal: Cell, met: list[Cell], missed: list[Cell]
+) -> None:
+    values: list[Cell] = ["2020-01-31 10:20:30", "2021-12-01 09:30:00"]
+    with_time, without = date_format(values), date_format(["2020-01-31"])
+    assert with_time is not None and without is not None
+    exact, near = with_time.around(literal, values)
+    assert set(met) <= set(exact) and set(missed) <= set(near)
+    assert not any("15:" in str(value) for each in without.around(literal, ["2020-01-31"]) for value in each)
+
+
 def test_months_and_days_of_any_year_are_planted() -> None:
     dates = date_format(["2020-01-31"])
     assert dates is not None

@@ -73,6 +73,12 @@ class TableSample:
         return [[value for value in column if value is not None] for column in columns]
 
     @cached_property
+    def booleans(self) -> frozenset[int]:
+        """Columns declared as true or false that hold 0 and 1 alone."""
+        declared = (place for place, kind in enumerate(self.types) if kind.upper().startswith("BOOL"))
+        return frozenset(place for place in declared if set(self.values(place)) <= {0, 1})
+
+    @cached_property
     def dates(self) -> dict[int, DateFormat]:
         """Formats of the columns of dates."""
         formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}

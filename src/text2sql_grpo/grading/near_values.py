@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from text2sql_grpo.sql.outcome import Cell
 
@@ -19,6 +20,7 @@ _DAYS = (
 )
 _CLOCK = re.compile(r"(?<=\d)([ T])\d?\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$")
 _PERIOD = re.compile(r"([12]\d{3})(?:-(0[1-9]|1[0-2])?)?")  # a year, or a month of it
+_TIME = re.compile(r"(\d\d?)(?::([0-5]\d)(?::([0-5]\d))?)?")
 _DAY, _SECOND = timedelta(days=1), timedelta(seconds=1)
 
 
@@ -147,6 +149,11 @@ class DateFormat:
     pattern: str
     kind: type[str] | type[int]
 
+    @property
+    def has_time(self) -> bool:
+        """True if the values have a time of day."""
+        return "H" in self.pattern
+
     def read(self, value: Cell) -> datetime | None:
         """Moment that a value stands for; None unless it has the format."""
         with suppress(ValueError):
@@ -163,7 +170,7 @@ class DateFormat:
         """Dates that meet a literal, and dates closest to it; none for a format or a modifier.
 
         Args:
-            literal: A date in this format or as of ISO 8601, or a part of one: its year, month or day.
+            literal: A date in this format or as of ISO 8601, a part of one, or a time of day.
             known: Values of the column, to move into a year or month.
         """
         text = str(literal).strip("%")
@@ -193,8 +200,33 @@ class DateFormat:
             exact = [m.replace(month=number, day=1) for m in moments if 0 < number < 13]
             near = [m.replace(year=m.year + 1) for m in exact]
             exact += [m.replace(month=1, day=number) for m in moments if 0 < number < 32]
+            times = [m.replace(**time) for m in moments for time in _times(text)] if self.has_time else []
+            exact += times
+            near += [moment + step for moment in times for step in (-_SECOND, _SECOND)]
         met = dict.fromkeys(map(self.written, exact))
         return list(met), [value for value in dict.fromkeys(map(self.written, near)) if value not in met]
+
+
+def _times(text: str) -> list[dict[str, Any]]:
+    """Times that meet a time of day, or a number as an hour or as minutes; as arguments of `replace`.
+
+    >>> _times("15:30")
+    [{'hour': 15, 'minute': 30, 'second': 0, 'microsecond': 0}]
+    >>> [(time.get("hour"), time["minute"]) for text in ("18", "45") for time in _times(text)]
+    [(18, 0), (18, 59), (None, 18), (None, 45)]
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return []
+    first, minute, second = int(found[1]), int(found[2] or 0), int(found[3] or 0)
+    times: list[dict[str, Any]] = []
+    if first < 24:
+        times.append({"hour": first, "minute": minute, "second": second})
+    if first < 24 and not found[2]:
+        times.append({"hour": first, "minute": 59, "second": 59})
+    if first < 60 and not found[2]:
+        times.append({"minute": first, "second": 0})
+    return [time | {"microsecond": 0} for time in times]
 
 
 def _readable(pattern: str) -> str:

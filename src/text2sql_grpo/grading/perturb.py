@@ -168,6 +168,8 @@ class _Content:
 
     def _planted(self, table: TableSample, position: int) -> tuple[list[Cell], list[Cell]]:
         """Values equal to the literals that the column is compared with, and values next to them."""
+        if position in table.booleans:
+            return [], []
         column = (table.name, table.columns[position])
         columns = {column}
         for left, right in self._gold.links:
@@ -210,6 +212,8 @@ class _Content:
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
         """Candidate values of a column: its own, and those of columns it is compared with."""
+        if position in table.booleans:
+            return [0, 1]
         values = own = table.values(position) or _made_up(table.types[position])
         kinds = {type(value) for value in values}
         dates = table.dates.get(position)
@@ -352,7 +356,7 @@ class _Content:
                 aims.setdefault(aim.sql, []).append(aim)
         if not aims or not rows:
             return
-        fixed = {place for key in table.keys for place in key}
+        fixed = table.booleans | {place for key in table.keys for place in key}
         fixed |= {place for reference in table.references for place in reference.columns}
         with closing(sqlite3.connect(":memory:")) as connection:
             for sql, own in aims.items():
