@@ -79,6 +79,9 @@ def test_columns_computed_of_each_other_take_bounded_work(schema: Schema) -> Non
     levels = "".join(f", t{n} AS (SELECT d + d + d AS d FROM t{n - 1})" for n in range(1, 40))
     gold = read(f"WITH t0 AS (SELECT paid AS d FROM visit){levels} SELECT d FROM t39 WHERE d > 9", schema)
     assert gold.tables == {"visit"}
+    stars = "".join(f", t{n} AS (SELECT * FROM t{n - 1} AS a, t{n - 1} AS b)" for n in range(1, 40))
+    gold = read(f"WITH t0 AS (SELECT * FROM visit){stars} SELECT 1 FROM t39 WHERE nothing > 9", schema)
+    assert gold.tables == {"visit"}
 
 
 def test_text_in_double_quotes_is_a_string_where_no_column_has_its_name(schema: Schema) -> None:

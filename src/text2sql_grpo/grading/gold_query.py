@@ -295,21 +295,21 @@ def _with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict
 def _projection(column: exp.Column, scope: Scope) -> tuple[exp.Expr | None, Scope]:
     """Projection that a column of a scope stands for, of a subquery or of the scope itself; and its scope."""
     sources = [scope.sources.get(column.table)] if column.table else list(scope.sources.values())
+    seen = set[int]()
     while sources:
         source = sources.pop(0)
-        if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
+        if not isinstance(source, Scope) or id(source) in seen:
             continue
-        names = source.outer_columns or [each.alias_or_name for each in source.expression.selects]
-        while source.set_operation_scopes:
+        seen.add(id(source))
+        names = source.outer_columns
+        while source.set_operation_scopes:  # a set operation has the columns of its first query
             source = source.set_operation_scopes[0]
-        query = source.expression
-        for name, projection in zip(
-            names, query.selects if isinstance(query, exp.Query) else [], strict=False
-        ):
+        selects = source.expression.selects if isinstance(source.expression, exp.Query) else []
+        for name, projection in zip(names or [each.alias_or_name for each in selects], selects, strict=False):
             if name == column.name and not projection.is_star:
                 return projection.unalias(), source
             if projection.is_star:
-                sources += [one for one in source.sources.values() if one is not source]
+                sources.extend(source.sources.values())
     own = scope.expression.selects if isinstance(scope.expression, exp.Select) and not column.table else []
     named = (each.this for each in own if isinstance(each, exp.Alias) and each.alias == column.name)
     return next(named, None), scope
