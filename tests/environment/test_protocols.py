@@ -13,6 +13,7 @@ from text2sql_grpo.environment.protocols import (
     parse_action,
     parse_native,
     parse_tags,
+    unmarked_query,
 )
 
 LOOK = ParsedAction("run_sql", "SELECT 1")
@@ -78,6 +79,9 @@ def test_malformed_tags(text: str, got: str) -> None:
         (f"<think>{{not this}}</think>{CALL}", LOOK),
         (f"<think><tool_call>{CALL}</tool_call></think><tool_call>{CALL}</tool_call>", LOOK),
         (CALL.replace("run_sql", "submit_sql").replace("SELECT 1", " SELECT 1\\n"), ANSWER),
+        ('{"name": "run_sql", "sql": "SELECT 1"}', LOOK),
+        (CALL[:-1], LOOK),
+        (f"```json\n{CALL[:-2]}\n```", LOOK),
         (CALL.replace("SELECT 1", "SELECT\n1"), ParsedAction("run_sql", "SELECT\n1")),
         (CALL.replace("SELECT 1", "SELECT '}]'"), ParsedAction("run_sql", "SELECT '}]'")),
     ],
@@ -104,7 +108,8 @@ def test_native(text: str, action: ParsedAction) -> None:
         ("[TOOL_CALLS][3]", "got int"),
         (f"<think>{CALL}", "got thinking that never ends"),
         (f"<think>{CALL}</think>", "got none"),
-        (CALL[:-1], "got JSON that cannot be read: .*"),
+        (CALL[:-3], "got JSON that cannot be read: .*"),
+        (f"<tool_call>{CALL[:-1]}</tool_call>", "got JSON that cannot be read: .*"),
         ("<tool_call>{'name': 'run_sql'}</tool_call>", "got JSON that cannot be read: .*"),
         ("[" * 100_000, "got JSON that cannot be read: .*"),
         ('{"name": ' + "1" * 5_000 + "}", "got JSON that cannot be read: .*"),
@@ -123,6 +128,27 @@ def test_native(text: str, action: ParsedAction) -> None:
 def test_malformed_native(text: str, got: str) -> None:
     with pytest.raises(MalformedTurn, match=rf"^expected .*{got}$"):
         parse_native(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("You can run:\n```sql\nSELECT 1;\n```\nIt counts.", "SELECT 1;"),
+        ("```\nWITH t AS (SELECT 1) SELECT * FROM t\n```", "WITH t AS (SELECT 1) SELECT * FROM t"),
+        ("<think>```sql\nSELECT 2\n```</think>\n select 1 ", "select 1"),
+        ("```SQL \nSELECT 1\n```", "SELECT 1"),
+        ("```sql\nSELECT 1\n```\nor\n```sql\nSELECT 2\n```", None),
+        ("```sql\nDELETE FROM t\n```", None),
+        ("```sql\nSELECT 1", None),
+        ("The answer: SELECT 1", None),
+        ("<sql>SELECT 1\n```sql\nSELECT 2\n```", None),
+        ("<tool_call>{}\n```sql\nSELECT 1\n```", None),
+        ("Albany", None),
+        ("```sql\n" * 50_000, None),
+    ],
+)
+def test_queries_without_an_action_are_found_if_there_is_one(text: str, query: str | None) -> None:
+    assert unmarked_query(text) == query
 
 
 PIECES = st.sampled_from(

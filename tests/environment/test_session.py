@@ -77,6 +77,22 @@ def test_malformed_turn_is_answered_and_the_episode_goes_on(tmp_path: Path, prot
     assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
 
 
+@pytest.mark.parametrize("protocol", ["tags", "native"])
+def test_a_query_in_a_code_block_is_run_and_in_the_last_turn_submitted(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    session = begin(tmp_path, protocol, max_turns=2)
+    session.start()
+
+    reply = session.step(f"This query shows it:\n```sql\n{LOOK}\n```\nIt lists the codes.")
+    end = session.step(f"```sql\n{ANSWER}\n```")
+
+    assert reply is not None and reply["content"].startswith("code\nLIS-02\n(1 turn left: ")
+    assert end is None
+    assert [action.kind for action in session.episode.actions] == ["run_sql", "submit_sql"]
+    assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
+
+
 def test_last_turn_is_announced_and_then_over(tmp_path: Path) -> None:
     session = begin(tmp_path, max_turns=3)
     session.start()

@@ -5,7 +5,7 @@ from itertools import islice
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.gold_query import COMPARISONS, GoldQuery, literal_value
+from text2sql_grpo.grading.gold_query import GoldQuery, literal_value
 from text2sql_grpo.grading.mutants import (
     COMPARED_INSTEAD,
     Operator,
@@ -17,6 +17,7 @@ from text2sql_grpo.grading.mutants import (
     predicate,
     with_args,
 )
+from text2sql_grpo.grading.query_columns import COMPARISONS
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import Schema
 

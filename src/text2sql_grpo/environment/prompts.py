@@ -34,8 +34,10 @@ _EXAMPLE = {
         "stored as R, and <answer>SELECT COUNT(*) FROM car WHERE colour = 'R'</answer> ends the task."
     ),
     "native": (
-        "For example, to count the red cars, run_sql with SELECT DISTINCT colour FROM car shows that red is "
-        "stored as R, and submit_sql with SELECT COUNT(*) FROM car WHERE colour = 'R' ends the task."
+        'For example, to count the red cars, {"name": "run_sql", "arguments": {"sql": '
+        '"SELECT DISTINCT colour FROM car"}} shows that red is stored as R, and '
+        '{"name": "submit_sql", "arguments": {"sql": "SELECT COUNT(*) FROM car WHERE colour = '
+        "'R'\"}} ends the task."
     ),
 }
 _SUBMIT = {

@@ -137,7 +137,8 @@ def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAc
     """Parse the single tool call of a turn, in the JSON forms of chat templates.
 
     Forms: `<tool_call>{..}</tool_call>` (Qwen, Hermes), closed and with nothing else inside;
-    `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3).
+    `[TOOL_CALLS][{..}]` (Mistral), a bare `{"name": .., "parameters": ..}` (Llama 3). Arguments may stand
+    next to the name.
 
     Raises:
         MalformedTurn: No call, several calls, an unknown tool, or not the arguments that the tool requires.
@@ -148,7 +149,8 @@ def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAc
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     expected = _call_expected(schemas)
     call = _read_call(_after_thinking(text), expected)
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+    beside = {key: value for key, value in call.items() if key != "name"} or None
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", beside))
     if not isinstance(name, str) or name not in schemas:
         raise MalformedTurn(f"{expected}, got the tool {repr(name)[:200]}")
     if not isinstance(arguments, dict) or not _has_right_names(arguments, schemas[name]):
@@ -197,6 +199,10 @@ def _read_call(text: str, expected: str) -> dict[str, Any]:
     opening = re.search(r"\S" if is_tagged else r"[\[{]", body)
     if opening is None:
         raise MalformedTurn(f"{expected}, got none")
+    if not is_tagged and (n_open := body.count("{") - body.count("}")) in (1, 2):
+        body = (
+            body.rstrip().removesuffix("```").rstrip() + n_open * "}"
+        )  # a small model forgets the last ones
     try:
         call, end = json.JSONDecoder(strict=False).raw_decode(body, opening.start())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
@@ -237,6 +243,28 @@ def may_be_query(text: str) -> bool:
     [False, False, True, True]
     """
     return bool(_QUERY_WORD.search(text))
+
+
+_CODE_BLOCK = re.compile(r"```(?:sql)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BARE_QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
+
+
+def unmarked_query(text: str) -> str | None:
+    """Query of a turn without any action: its only code block, or all of it; None if there is none.
+
+    A model that was not trained on the protocol often answers so.
+
+    >>> unmarked_query("You can run:\\n```sql\\nSELECT 1;\\n```\\nIt counts.")
+    'SELECT 1;'
+    """
+    rest = text.rpartition("</think>")[2]
+    if _OPENING_TAG.search(rest) or before_call(rest) is not None:
+        return None
+    blocks = _CODE_BLOCK.findall(rest)
+    if not blocks and _BARE_QUERY.match(rest):
+        blocks = [rest]
+    queries = [block.strip() for block in blocks if _BARE_QUERY.match(block)]
+    return queries[0] if len(queries) == 1 else None
 
 
 def parse_action(

@@ -11,7 +11,15 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode, Message
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.prompts import not_a_query_text, system_text, turns_left_text, user_text
-from text2sql_grpo.environment.protocols import TOOLS, MalformedTurn, Protocol, may_be_query, parse_action
+from text2sql_grpo.environment.protocols import (
+    TOOLS,
+    MalformedTurn,
+    ParsedAction,
+    Protocol,
+    may_be_query,
+    parse_action,
+    unmarked_query,
+)
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -88,6 +96,9 @@ class SQLSession:
         self._schema_text = schema_text
         self._backend = backend
         self._settings = settings
+        self._takes_queries = {"run_sql", "submit_sql"} <= {
+            each["function"]["name"] for each in backend.tools
+        }
 
     def start(self) -> list[Message]:
         """Build the prompt: instructions if set, then schema text and question."""
@@ -116,8 +127,12 @@ class SQLSession:
             if parsed.kind == "submit_sql" and not may_be_query(parsed.sql):
                 raise MalformedTurn(not_a_query_text(self._settings.protocol))
         except MalformedTurn as malformed:
-            episode.actions.append(Action("malformed", error=str(malformed)))
-            return self._reply(f"Error: {malformed}")
+            query = unmarked_query(assistant_text) if self._takes_queries else None
+            if query is None:
+                episode.actions.append(Action("malformed", error=str(malformed)))
+                return self._reply(f"Error: {malformed}")
+            is_last = len(episode.actions) + 1 >= self._settings.max_turns
+            parsed = ParsedAction("submit_sql" if is_last else "run_sql", query)
         if parsed.kind == "submit_sql":
             episode.actions.append(Action("submit_sql", parsed.sql))
             episode.final_sql = parsed.sql

@@ -12,23 +12,28 @@ from types import MappingProxyType
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
-from sqlglot.optimizer.scope import Scope, traverse_scope
+from sqlglot.optimizer.scope import traverse_scope
 
 from text2sql_grpo.grading.near_values import ESCAPED
+from text2sql_grpo.grading.query_columns import (
+    COMPARISONS,
+    MAX_SCALAR,
+    ColumnRef,
+    Declared,
+    columns_in_scopes,
+    with_computed,
+    with_strings,
+    with_views,
+)
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import Unread, number_value, read_query, write_query
 from text2sql_grpo.sql.schema import Schema
 
-ColumnRef = tuple[str, str]  # table and column, as declared
-Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
-Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
-COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
 _SCALAR = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier),
     *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.Coalesce),
 )
-_MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
 
@@ -114,9 +119,9 @@ def read_gold(
     parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
-    parsed = _with_views(parsed.copy(), views)
+    parsed = with_views(parsed.copy(), views)
     try:
-        tree = normalize_identifiers(_with_strings(parsed, schema), dialect="sqlite")
+        tree = normalize_identifiers(with_strings(parsed, schema), dialect="sqlite")
         scopes = traverse_scope(tree)
     except (SqlglotError, RecursionError, ValueError):
         return None
@@ -124,12 +129,12 @@ def read_gold(
         table.name.lower(): (table.name, {column.name.lower(): column.name for column in table.columns})
         for table in schema.tables
     }
-    columns_of = _columns_of(scopes, declared)
+    columns_of = columns_in_scopes(scopes, declared)
     names = {table.name.lower() for table in tree.find_all(exp.Table)}
     tables = frozenset(declared[name][0] for name in names if name in declared)
     if not tables:
         return None
-    compared, columns_compared = _with_computed(tree, declared)
+    compared, columns_compared = with_computed(tree, declared)
     literals, patterns, group_sizes = _literals(compared, columns_compared)
     grouped = frozenset(
         columns_of[id(column)]
@@ -183,192 +188,6 @@ def literal_value(node: exp.Expr) -> Cell:
         return None
     number = -number if isinstance(node.parent, exp.Neg) else number
     return int(number) if number % 1 == 0 and "." not in node.this else number
-
-
-def _with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
-    """Replace views, views of views, and tables with generated columns, by their queries."""
-    queries = {name: read_query(query).tree for name, query in views.items()}
-    found = {name: query for name, query in queries.items() if isinstance(query, exp.Query)}
-    computed = {
-        name: query
-        for name, query in found.items()
-        if any(table.name.lower() == name for table in query.find_all(exp.Table))
-    }
-    found = {name: query for name, query in found.items() if name not in computed}
-    expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
-
-    has_star = any(each.is_star for each in expanded.find_all(exp.Select))
-    asked = None if has_star else {each.name.lower() for each in expanded.find_all(exp.Column)}
-
-    def with_expressions(node: exp.Expr) -> exp.Expr:
-        query = computed.get(node.name.lower()) if isinstance(node, exp.Table) else None
-        if query is None:
-            return node
-        query = query.copy()
-        shown = [each for each in query.selects if asked is None or each.alias_or_name.lower() in asked]
-        query.set("expressions", shown or query.selects[:1])
-        return query.subquery(exp.to_identifier(node.alias_or_name, quoted=True), copy=False)
-
-    expanded = expanded.transform(with_expressions) if computed else expanded
-    assert isinstance(expanded, exp.Query)
-    return expanded
-
-
-def _with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
-    names = {column.name.lower() for table in schema.tables for column in table.columns}
-    names |= {"rowid", "oid", "_rowid_"} | {alias.alias.lower() for alias in tree.find_all(exp.Alias)}
-
-    def as_string(node: exp.Expr) -> exp.Expr:
-        is_quoted = (
-            isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier) and node.this.quoted
-        )
-        if is_quoted and not node.args.get("table") and node.name.lower() not in names:
-            return exp.Literal.string(node.name)
-        return node
-
-    result = tree.transform(as_string)
-    assert isinstance(result, exp.Query)
-    return result
-
-
-def _columns_of(scopes: Iterable[Scope], declared: Declared) -> dict[int, ColumnRef]:
-    columns_of: dict[int, ColumnRef] = {}
-    known: Resolved = {}
-    for scope in scopes:  # inner ones first
-        for column in scope.expression.find_all(exp.Column):
-            found = None if id(column) in columns_of else _resolve(column, scope, declared, known)
-            if found is not None:
-                columns_of[id(column)] = found
-    return columns_of
-
-
-def _with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[int, ColumnRef]]:
-    """Copy of a query in whose comparisons computed columns are their expressions; and its columns.
-
-    A subquery's `COUNT(*) AS n` makes `WHERE n > 30` to `WHERE COUNT(*) > 30`: no query that runs, but its
-    literals and aims can be read.
-    """
-    tree = tree.copy()
-    scopes = traverse_scope(tree)
-    columns_of = _columns_of(scopes, declared)
-    known: dict[int, exp.Expr | None] = {}
-    kept: list[exp.Expr] = []  # ids of nodes that are gone may be those of others
-
-    def copied(node: exp.Expr) -> exp.Expr:
-        copy = node.copy()
-        kept.append(copy)
-        for own, column in zip(copy.find_all(exp.Column), node.find_all(exp.Column), strict=True):
-            if id(column) in columns_of:
-                columns_of[id(own)] = columns_of[id(column)]
-        return copy
-
-    def expression(column: exp.Column, scope: Scope) -> exp.Expr | None:
-        inner, place = _projection(column, scope)
-        if inner is None:
-            return None
-        if id(inner) not in known:
-            known[id(inner)] = None  # on the way to itself: a recursive CTE
-            known[id(inner)] = (
-                expression(inner, place) if isinstance(inner, exp.Column) else whole(inner, place)
-            )
-        return known[id(inner)]
-
-    def whole(inner: exp.Expr, place: Scope) -> exp.Expr | None:
-        copy = exp.paren(copied(inner), copy=False) if isinstance(inner, exp.Binary) else copied(inner)
-        for own in list(copy.find_all(exp.Column)):
-            part = None if id(own) in columns_of else expression(own, place)
-            if part is not None:
-                own.replace(copied(part))
-        return copy if sum(1 for _ in copy.walk()) <= _MAX_SCALAR else None
-
-    for scope in scopes:
-        for column in list(scope.expression.find_all(exp.Column)):
-            is_own = column.parent_select is scope.expression and id(column) not in columns_of
-            if is_own and isinstance(column.find_ancestor(*COMPARISONS, exp.Query), COMPARISONS):
-                part = expression(column, scope)
-                if part is not None:
-                    kept.append(column)
-                    column.replace(copied(part))
-    return tree, columns_of
-
-
-def _projection(column: exp.Column, scope: Scope) -> tuple[exp.Expr | None, Scope]:
-    """Projection that a column of a scope stands for, of a subquery or of the scope itself; and its scope."""
-    sources = [scope.sources.get(column.table)] if column.table else list(scope.sources.values())
-    seen = set[int]()
-    while sources:
-        source = sources.pop(0)
-        if not isinstance(source, Scope) or id(source) in seen:
-            continue
-        seen.add(id(source))
-        names = source.outer_columns
-        while source.set_operation_scopes:  # a set operation has the columns of its first query
-            source = source.set_operation_scopes[0]
-        selects = source.expression.selects if isinstance(source.expression, exp.Query) else []
-        for name, projection in zip(names or [each.alias_or_name for each in selects], selects, strict=False):
-            if name == column.name and not projection.is_star:
-                return projection.unalias(), source
-            if projection.is_star:
-                sources.extend(source.sources.values())
-    own = scope.expression.selects if isinstance(scope.expression, exp.Select) and not column.table else []
-    named = (each.this for each in own if isinstance(each, exp.Alias) and each.alias == column.name)
-    return next(named, None), scope
-
-
-def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolved) -> ColumnRef | None:
-    """Column of a table that a column of a scope stands for.
-
-    Args:
-        column: The column.
-        scope: Its scope.
-        declared: Tables and columns of the schema.
-        known: Columns found so far, None on the way to one: a recursive CTE, or an alias of its own name,
-            ends there. Each is searched once, or stars of stars would double the work at each level.
-    """
-    current: Scope | None = scope
-    while current is not None:
-        sources = current.sources
-        if column.table:
-            candidates = [sources[column.table]] if column.table in sources else []
-        else:
-            candidates = list(sources.values())
-        for source in candidates:
-            found = _column_of(source, column.name, declared, known)
-            if found is not None:
-                return found
-        current = current.parent
-    return None
-
-
-def _column_of(source: exp.Expr | Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
-    if isinstance(source, exp.Table):
-        table, columns = declared.get(source.name, ("", {}))
-        return (table, columns[name]) if name in columns else None
-    if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
-        return None
-    key = (id(source), name)
-    if key not in known:
-        known[key] = None
-        known[key] = _column_of_scope(source, name, declared, known)
-    return known[key]
-
-
-def _column_of_scope(source: Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
-    assert isinstance(source.expression, exp.Query)
-    names = source.outer_columns or [projection.alias_or_name for projection in source.expression.selects]
-    while source.set_operation_scopes:  # a set operation has the columns of its first query
-        source = source.set_operation_scopes[0]
-    assert isinstance(source.expression, exp.Query)
-    for known_as, projection in zip(names, source.expression.selects, strict=False):
-        inner = projection.unalias()
-        if known_as == name and isinstance(inner, exp.Column):
-            return _resolve(inner, source, declared, known)
-        if projection.is_star:
-            for inner_source in source.sources.values():
-                found = _column_of(inner_source, name, declared, known)
-                if found is not None:
-                    return found
-    return None
 
 
 def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -535,7 +354,7 @@ def _aims_at(
     found = {columns_of[id(part)] for part in parts if id(part) in columns_of}
     is_scalar = all(isinstance(part, _SCALAR) or _is_day_number(part) for part in parts)
     is_known = all(id(part) in columns_of for part in parts if isinstance(part, exp.Column))
-    if not (is_scalar and is_known and len({table for table, _ in found}) == 1 and len(parts) <= _MAX_SCALAR):
+    if not (is_scalar and is_known and len({table for table, _ in found}) == 1 and len(parts) <= MAX_SCALAR):
         return
     names = tuple(sorted(column for _, column in found))
     texts = []

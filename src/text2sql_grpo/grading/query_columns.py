@@ -1,0 +1,210 @@
+"""Columns of tables, and expressions of them, that the columns of a query stand for."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from sqlglot import exp
+from sqlglot.optimizer.scope import Scope, traverse_scope
+
+from text2sql_grpo.sql.query import read_query
+from text2sql_grpo.sql.schema import Schema
+
+ColumnRef = tuple[str, str]  # table and column, as declared
+Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
+Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
+COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
+MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
+
+
+def with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
+    """Replace views, views of views, and tables with generated columns, by their queries."""
+    queries = {name: read_query(query).tree for name, query in views.items()}
+    found = {name: query for name, query in queries.items() if isinstance(query, exp.Query)}
+    computed = {
+        name: query
+        for name, query in found.items()
+        if any(table.name.lower() == name for table in query.find_all(exp.Table))
+    }
+    found = {name: query for name, query in found.items() if name not in computed}
+    expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
+
+    has_star = any(each.is_star for each in expanded.find_all(exp.Select))
+    asked = None if has_star else {each.name.lower() for each in expanded.find_all(exp.Column)}
+
+    def with_expressions(node: exp.Expr) -> exp.Expr:
+        query = computed.get(node.name.lower()) if isinstance(node, exp.Table) else None
+        if query is None:
+            return node
+        query = query.copy()
+        shown = [each for each in query.selects if asked is None or each.alias_or_name.lower() in asked]
+        query.set("expressions", shown or query.selects[:1])
+        return query.subquery(exp.to_identifier(node.alias_or_name, quoted=True), copy=False)
+
+    expanded = expanded.transform(with_expressions) if computed else expanded
+    assert isinstance(expanded, exp.Query)
+    return expanded
+
+
+def with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
+    """Take a text in double quotes for a string where no column has its name, as SQLite does."""
+    names = {column.name.lower() for table in schema.tables for column in table.columns}
+    names |= {"rowid", "oid", "_rowid_"} | {alias.alias.lower() for alias in tree.find_all(exp.Alias)}
+
+    def as_string(node: exp.Expr) -> exp.Expr:
+        is_quoted = (
+            isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier) and node.this.quoted
+        )
+        if is_quoted and not node.args.get("table") and node.name.lower() not in names:
+            return exp.Literal.string(node.name)
+        return node
+
+    result = tree.transform(as_string)
+    assert isinstance(result, exp.Query)
+    return result
+
+
+def columns_in_scopes(scopes: Iterable[Scope], declared: Declared) -> dict[int, ColumnRef]:
+    """Column of a table that each `exp.Column` stands for, by `id` of the node.
+
+    Args:
+        scopes: All scopes of a query, inner ones first.
+        declared: Tables and columns of the schema.
+    """
+    columns_of: dict[int, ColumnRef] = {}
+    known: Resolved = {}
+    for scope in scopes:
+        for column in scope.expression.find_all(exp.Column):
+            found = None if id(column) in columns_of else _resolve(column, scope, declared, known)
+            if found is not None:
+                columns_of[id(column)] = found
+    return columns_of
+
+
+def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[int, ColumnRef]]:
+    """Copy of a query in whose comparisons computed columns are their expressions; and its columns.
+
+    A subquery's `COUNT(*) AS n` makes `WHERE n > 30` to `WHERE COUNT(*) > 30`: no query that runs, but its
+    literals and aims can be read.
+    """
+    tree = tree.copy()
+    scopes = traverse_scope(tree)
+    columns_of = columns_in_scopes(scopes, declared)
+    known: dict[int, exp.Expr | None] = {}
+    kept: list[exp.Expr] = []  # ids of nodes that are gone may be those of others
+
+    def copied(node: exp.Expr) -> exp.Expr:
+        copy = node.copy()
+        kept.append(copy)
+        for own, column in zip(copy.find_all(exp.Column), node.find_all(exp.Column), strict=True):
+            if id(column) in columns_of:
+                columns_of[id(own)] = columns_of[id(column)]
+        return copy
+
+    def expression(column: exp.Column, scope: Scope) -> exp.Expr | None:
+        inner, place = _projection(column, scope)
+        if inner is None:
+            return None
+        if id(inner) not in known:
+            known[id(inner)] = None  # on the way to itself: a recursive CTE
+            known[id(inner)] = (
+                expression(inner, place) if isinstance(inner, exp.Column) else whole(inner, place)
+            )
+        return known[id(inner)]
+
+    def whole(inner: exp.Expr, place: Scope) -> exp.Expr | None:
+        copy = exp.paren(copied(inner), copy=False) if isinstance(inner, exp.Binary) else copied(inner)
+        for own in list(copy.find_all(exp.Column)):
+            part = None if id(own) in columns_of else expression(own, place)
+            if part is not None:
+                own.replace(copied(part))
+        return copy if sum(1 for _ in copy.walk()) <= MAX_SCALAR else None
+
+    for scope in scopes:
+        for column in list(scope.expression.find_all(exp.Column)):
+            is_own = column.parent_select is scope.expression and id(column) not in columns_of
+            if is_own and isinstance(column.find_ancestor(*COMPARISONS, exp.Query), COMPARISONS):
+                part = expression(column, scope)
+                if part is not None:
+                    kept.append(column)
+                    column.replace(copied(part))
+    return tree, columns_of
+
+
+def _projection(column: exp.Column, scope: Scope) -> tuple[exp.Expr | None, Scope]:
+    """Projection that a column of a scope stands for, of a subquery or of the scope itself; and its scope."""
+    sources = [scope.sources.get(column.table)] if column.table else list(scope.sources.values())
+    seen = set[int]()
+    while sources:
+        source = sources.pop(0)
+        if not isinstance(source, Scope) or id(source) in seen:
+            continue
+        seen.add(id(source))
+        named, place = _projections(source)
+        for name, projection in named:
+            if name == column.name and not projection.is_star:
+                return projection.unalias(), place
+            if projection.is_star:
+                sources.extend(place.sources.values())
+    own = scope.expression.selects if isinstance(scope.expression, exp.Select) and not column.table else []
+    aliased = (each.this for each in own if isinstance(each, exp.Alias) and each.alias == column.name)
+    return next(aliased, None), scope
+
+
+def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolved) -> ColumnRef | None:
+    """Column of a table that a column of a scope stands for.
+
+    Args:
+        column: The column.
+        scope: Its scope.
+        declared: Tables and columns of the schema.
+        known: Columns found so far, None on the way to one: a recursive CTE, or an alias of its own name,
+            ends there. Each is searched once, or stars of stars would double the work at each level.
+    """
+    current: Scope | None = scope
+    while current is not None:
+        sources = current.sources
+        if column.table:
+            candidates = [sources[column.table]] if column.table in sources else []
+        else:
+            candidates = list(sources.values())
+        for source in candidates:
+            found = _column_of(source, column.name, declared, known)
+            if found is not None:
+                return found
+        current = current.parent
+    return None
+
+
+def _column_of(source: exp.Expr | Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
+    if isinstance(source, exp.Table):
+        table, columns = declared.get(source.name, ("", {}))
+        return (table, columns[name]) if name in columns else None
+    if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
+        return None
+    key = (id(source), name)
+    if key not in known:
+        known[key] = None
+        known[key] = _column_of_scope(source, name, declared, known)
+    return known[key]
+
+
+def _column_of_scope(source: Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
+    named, place = _projections(source)
+    for known_as, projection in named:
+        inner = projection.unalias()
+        if known_as == name and isinstance(inner, exp.Column):
+            return _resolve(inner, place, declared, known)
+        if projection.is_star:
+            for inner_source in place.sources.values():
+                found = _column_of(inner_source, name, declared, known)
+                if found is not None:
+                    return found
+    return None
+
+
+def _projections(source: Scope) -> tuple[Iterator[tuple[str, exp.Expr]], Scope]:
+    """Names and projections of a subquery, with their scope; of a set operation those of its first query."""
+    names = source.outer_columns
+    while source.set_operation_scopes:
+        source = source.set_operation_scopes[0]
+    selects = source.expression.selects if isinstance(source.expression, exp.Query) else []
+    return zip(names or [each.alias_or_name for each in selects], selects, strict=False), source
