@@ -30,12 +30,19 @@ INSERT INTO city VALUES ('Rome', 'hush');
 INSERT INTO audit_log VALUES ('hush log');
 INSERT INTO note VALUES (1, 'late');
 CREATE VIEW roster AS SELECT id, name FROM staff WHERE password <> '';
+CREATE VIEW letters AS SELECT id, name, e_mail AS letter FROM staff;
 CREATE VIEW contact AS SELECT s.id, upper(s.e_mail) AS address, f.title
     FROM staff s JOIN film f ON s.film = f.id;
 CREATE VIEW logins AS SELECT c.address, s.name FROM contact c JOIN staff s ON s.id = c.id;
 CREATE VIEW both_names AS SELECT name FROM staff UNION SELECT password FROM staff;
 """
-PATTERNS = ["*.e_MAIL", "STAFF.Password", "city.mayor", "audit_l?g"]
+LOGIN = """
+CREATE TABLE login (id INTEGER PRIMARY KEY, pass_word VARCHAR(20), shown VARCHAR(20),
+    masked VARCHAR(20) GENERATED ALWAYS AS (upper(pass_word)) {0},
+    loud VARCHAR(20) GENERATED ALWAYS AS (upper(shown)) {0});
+INSERT INTO login (id, pass_word, shown) VALUES (1, 'hush 1', 'a');
+"""
+PATTERNS = ["*.pass_word", "*.e_MAIL", "STAFF.Password", "city.mayor", "audit_l?g"]
 ROW = {"sqlite": "", "duckdb": "duckdb postgresql", "postgresql": "duckdb postgresql"}
 
 EVERYWHERE = """
@@ -76,6 +83,8 @@ SELECT c FROM (SELECT * FROM staff) AS t (a, b, c, d, e)
 SELECT * FROM film WHERE id = 5 UNION SELECT id, name, password, e_mail FROM staff
 SELECT e_mail FROM staff
 SELECT mayor FROM city
+SELECT masked FROM login
+SELECT * FROM login
 SELECT entry FROM audit_log
 SELECT * FROM AUDIT_LOG
 SELECT "audit_log".* FROM "audit_log"
@@ -265,6 +274,7 @@ SELECT s.to_json::text FROM staff s
 SELECT column_name FROM information_schema.columns WHERE table_name = 'film' AND secret_of(1) LIKE 'h%'
 SELECT staff.row_to_json::text FROM staff
 SELECT s.to_jsonb::text FROM staff s, (SELECT 1 AS to_jsonb) AS x
+SELECT pg_get_viewdef('contact'::regclass)
 SELECT xmlforest(s.password AS p)::text FROM staff s
 SELECT x FROM staff s, LATERAL (SELECT password) AS t(x)
 SELECT (SELECT password) FROM staff
@@ -289,6 +299,7 @@ SELECT city FROM film JOIN city ON city.name = film.city
 SELECT * FROM roster
 SELECT id, title FROM contact
 SELECT name FROM logins
+SELECT id, shown, loud FROM login
 SELECT body, name FROM note JOIN staff ON staff.id = note.staff
 SELECT name FROM city
 SELECT 'password', name FROM staff ORDER BY name
@@ -319,13 +330,13 @@ def executor() -> Iterator[SQLExecutor]:
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Database:
     folder = tmp_path_factory.mktemp("hidden")
     if request.param == "sqlite":
-        return sqlite_file(folder / "t.sqlite", SCRIPT)
+        return sqlite_file(folder / "t.sqlite", SCRIPT + LOGIN.format("STORED"))
     if request.param == "duckdb":
         macros = """
             CREATE MACRO secret_of(i) AS (SELECT password FROM staff WHERE id = i);
             CREATE MACRO secrets_of() AS TABLE SELECT password FROM staff;
         """
-        return duckdb_file(folder / "t.duckdb", SCRIPT + macros)
+        return duckdb_file(folder / "t.duckdb", SCRIPT + LOGIN.format("") + macros)
     server: PostgresServer = request.getfixturevalue("postgres_server")
     functions = """
         CREATE FUNCTION secret_of(i int) RETURNS text LANGUAGE sql AS 'SELECT max(password) FROM staff';
@@ -333,7 +344,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         CREATE FUNCTION name_and_secret(s staff) RETURNS text LANGUAGE sql AS 'SELECT s.name || s.password';
         ANALYZE;
     """
-    return server.create("hidden", SCRIPT + functions)
+    return server.create("hidden", SCRIPT + LOGIN.format("STORED") + functions)
 
 
 @pytest.fixture(scope="module")
@@ -347,10 +358,15 @@ def shown_rows(executor: SQLExecutor, database: Database, sql: str) -> str:
     return str(executor.execute(database, sql).rows).lower()
 
 
+def test_the_same_is_hidden_each_time(database: Database, hidden: Hidden) -> None:
+    for _ in range(2):  # trees of views are read once for all
+        assert hide(read_schema(database), PATTERNS).names() == hidden.names()
+
+
 def test_no_schema_text_shows_what_is_hidden(hidden: Hidden) -> None:
     assert hidden.names() == [
-        *("audit_log", "both_names", "city.mayor", "contact.address", "logins.address"),
-        *("staff.e_mail", "staff.password"),
+        *("audit_log", "both_names", "city.mayor", "contact.address", "letters.letter", "login.masked"),
+        *("login.pass_word", "logins.address", "staff.e_mail", "staff.password"),
     ]
     for kind in ("compact", "ddl", "commented_ddl", "m_schema"):
         text = schema_text(hidden.schema, kind)

@@ -160,7 +160,6 @@ def _with_names(sql: str, names: Mapping[str, str], dialect: str) -> str | None:
     tree = read_query(sql, dialect).tree
     if tree is None or {alias.alias.lower() for alias in tree.find_all(exp.Alias)} & names.keys():
         return None
-    tree = tree.copy()
     for identifier in _column_names(tree):
         if new := names.get(identifier.name.lower()):
             identifier.set("this", new)

@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -195,45 +195,25 @@ def read_sample(database: Path) -> DatabaseSample:
     except sqlite3.Error as error:
         raise DataError(f"cannot read the database: {error} (at {database})") from error
     views = {one.view.lower(): _view_query(one.sql) for one in statements if one.view}
-    by_name = {table.name: table for table in schema.tables}
-    for one in statements:
-        computed = generated_columns(read_query(one.sql).tree) if one.table in by_name else {}
-        if computed:
-            views[one.table.lower()] = _computed_query(by_name[one.table], computed)
+    for table in schema.tables:
+        expressions = [column.expression for column in table.columns if column.is_generated]
+        if expressions and "*" not in expressions:
+            views[table.name.lower()] = _computed_query(table)
     return DatabaseSample(schema, statements, views, parents_first(tables))
 
 
-def generated_columns(create: exp.Expr | None) -> dict[str, exp.Expr]:
-    """Expressions of the generated columns of a CREATE TABLE, by name; none without a tree.
-
-    >>> create = read_query("CREATE TABLE t (a, b AS (a * 2))").tree
-    >>> {name: expression.sql() for name, expression in generated_columns(create).items()}
-    {'b': '(a * 2)'}
-    """
-    found = dict[str, exp.Expr]()
-    for column in create.find_all(exp.ColumnDef) if create else ():
-        for kind in (constraint.kind for constraint in column.constraints):
-            computed = isinstance(kind, exp.ComputedColumnConstraint)
-            expression = kind.this if computed else kind.args.get("expression")  # DuckDB's is an identity
-            if isinstance(expression, exp.Expr):
-                found[column.name] = exp.paren(expression.unnest())
-    return found
-
-
-def _computed_query(table: Table, computed: Mapping[str, exp.Expr]) -> str:
-    columns = [
-        exp.alias_(computed[column.name].copy(), column.name, quoted=True)
-        if column.name in computed
-        else exp.column(column.name, quoted=True)
+def _computed_query(table: Table) -> str:
+    """Query on a table with the expressions of its generated columns."""
+    shown = (
+        f"{column.expression} AS {quoted(column.name)}" if column.is_generated else quoted(column.name)
         for column in table.columns
-    ]
-    return exp.select(*columns).from_(exp.to_identifier(table.name, quoted=True)).sql("sqlite")
+    )
+    return f"SELECT {', '.join(shown)} FROM {quoted(table.name)}"
 
 
 def _view_query(create: str) -> str:
     """Query of a view, with the names of its list of columns as aliases; empty if sqlglot cannot parse it."""
-    parsed = read_query(create).tree
-    view = parsed and parsed.copy()
+    view = read_query(create).tree
     if not isinstance(view, exp.Create) or not isinstance(view.expression, exp.Query):
         return ""
     names = view.this.expressions if isinstance(view.this, exp.Schema) else []

@@ -30,7 +30,7 @@ def at_later_time(sql: str, dialect: str = "sqlite") -> str:
     tree = read_query(sql, dialect).tree
     if tree is None or not any(_fixed(node, dialect) for node in tree.walk()):
         return sql
-    changed = tree.copy().transform(lambda node: _fixed(node, dialect) or node)
+    changed = tree.transform(lambda node: _fixed(node, dialect) or node)
     return write_query(changed, dialect) or sql
 
 

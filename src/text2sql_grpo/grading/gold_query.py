@@ -119,7 +119,7 @@ def read_gold(
     parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
-    parsed = with_views(parsed.copy(), views)
+    parsed = with_views(parsed, views)
     try:
         tree = normalize_identifiers(with_strings(parsed, schema), dialect="sqlite")
         scopes = traverse_scope(tree)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
     Statement,
     TableSample,
-    generated_columns,
     parents_first,
     quoted,
     without_rows,
@@ -59,7 +58,6 @@ _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH"
 _DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
 _KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
 _NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTERVAL).*", re.I | re.S)
-_GENERATED = re.compile(r"\bGENERATED\b", re.I)
 _OFFSET = re.compile(r"[+-]\d\d$")
 
 
@@ -175,7 +173,6 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
         return None
-    tree = tree.copy()
     for part in tree.find_all(exp.Table, exp.Column):
         part.set("db", None)
         part.set("catalog", None)
@@ -210,6 +207,7 @@ def build_mirror(
     schema: Schema,
     folder: Path,
     *,
+    whole: Schema | None = None,
     max_rows: int = MAX_ROWS,
     is_copied: bool = True,
 ) -> Mirror:
@@ -219,8 +217,9 @@ def build_mirror(
         executor: Reads the rows.
         database: The database.
         catalogue: How it is made.
-        schema: Its tables, with the columns that the mirror is to have.
+        schema: Its tables, with the columns that the mirror is to hold.
         folder: Where mirrors are kept, by their content.
+        whole: The same with the generated columns that the mirror is to compute; None for none.
         max_rows: Rows read of each table.
         is_copied: Whether rows of the mirror will be written to the engine, which must read them back.
 
@@ -267,12 +266,13 @@ def build_mirror(
         for sample in samples
     ]
     by_name = {table.name: table for table in schema.tables}
-    computed = _computed(catalogue)
+    computed = {
+        table.name: [column for column in table.columns if column.is_generated]
+        for table in (whole or schema).tables
+    }
     statements = [
-        Statement(
-            _create(sample, by_name[sample.name].columns, computed.get(sample.name.lower(), {})), sample.name
-        )
-        for sample in samples
+        Statement(_create(sample, by_name[name].columns, computed[name], catalogue.dialect), name)
+        for name, sample in ((sample.name, sample) for sample in samples)
     ]
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
@@ -353,28 +353,16 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -
     return ""
 
 
-def _computed(catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """Expressions of generated columns in SQLite's SQL, by table in lower case and column."""
-    found = dict[str, dict[str, str]]()
-    for sql in filter(_GENERATED.search, catalogue.script):
-        create = read_query(sql, catalogue.dialect).tree
-        table = create.find(exp.Table) if create else None
-        for name, expression in generated_columns(create).items() if table else ():
-            query = as_sqlite(exp.select(expression).sql(catalogue.dialect), catalogue.dialect)
-            if table and query:
-                found.setdefault(table.name.lower(), {})[name] = query.removeprefix("SELECT ")
-    return found
-
-
-def _create(sample: TableSample, columns: Sequence[Column], computed: Mapping[str, str]) -> str:
+def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[Column], dialect: str) -> str:
     """CREATE TABLE of a table of the mirror, without generated columns that SQLite cannot compute."""
     parts = []
     for column in columns:
         kind = mirror_type(column).replace("OPAQUE", "TEXT")
         parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}")
     with closing(sqlite3.connect(":memory:")) as connection:
-        for name, expression in computed.items():
-            part = f"{quoted(name)} AS ({expression})"
+        for column in computed:
+            query = as_sqlite(f"SELECT {column.expression}", dialect) or "SELECT *"
+            part = f"{quoted(column.name)} AS ({query.removeprefix('SELECT ')})"
             with suppress(sqlite3.Error):
                 connection.execute(f"CREATE TABLE t{len(parts)} ({', '.join([*parts, part])})")
                 parts.append(part)

@@ -376,8 +376,8 @@ class TestSuite:
                 raise
             catalogue = engine.catalogue(self._executor, database)
             folder = self._folder / "mirrors"
-            schema = writable(read_schema(database))
-            mirror = build_mirror(self._executor, database, catalogue, schema, folder)
+            whole = read_schema(database)
+            mirror = build_mirror(self._executor, database, catalogue, writable(whole), folder, whole=whole)
             self._mirrors.put(key, mirror)
         return mirror
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlglot import exp
 
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.personal import PERSONAL, is_personal
 from text2sql_grpo.sql.query import Lexeme, lexemes, quotes_alike, read_query, without_comments
@@ -91,8 +91,8 @@ class Hidden:
 def hide(schema: Schema, patterns: Sequence[str], *, functions: Collection[str] = ()) -> Hidden:
     """Hide tables and columns of a schema.
 
-    A column of a view is hidden if it is made of a hidden one. A view whose columns cannot be told apart is
-    hidden as a whole, if its query reads anything hidden.
+    A generated column, or one of a view, is hidden if it is made of a hidden one. A view whose columns cannot
+    be told apart is hidden as a whole, if its query reads anything hidden.
 
     Args:
         patterns: `table`, `table.column` (either may begin with its namespace and a dot) with `*`, `?` and
@@ -110,6 +110,8 @@ def hide(schema: Schema, patterns: Sequence[str], *, functions: Collection[str] 
         found = {table: of_it for table, of_it in columns.items() if of_it}
         visible = {table: of_it - columns[table] for table, of_it in names.items()}
         hidden = Hidden(schema, found, visible, frozenset(map(_folded, functions)))
+        for table in schema.tables if found else ():
+            columns[_folded(table.name)] |= _computed(table, hidden)
         for view in schema.views if found else ():
             columns[_folded(view.name)] |= _derived(view, hidden)
     return replace(hidden, schema=_pruned(hidden))
@@ -156,6 +158,18 @@ def _pruned(hidden: Hidden) -> Schema:
     )
 
 
+def _computed(table: Table, hidden: Hidden) -> set[str]:
+    """Generated columns of a table that are made of hidden ones."""
+    own = hidden.columns.get(_folded(table.name), frozenset())
+    source = dotted_name(table.namespace, table.name, hidden.schema.dialect)
+    found = set()
+    for column in table.columns if own else ():
+        tree = read_query(f"SELECT {column.expression or '1'} FROM {source}", hidden.dialect).tree
+        if tree is None or _refusal(hidden, tree):
+            found.add(_folded(column.name))
+    return found
+
+
 def _derived(view: View, hidden: Hidden) -> set[str]:
     """Columns of a view that are made of hidden ones."""
     names = [_folded(column.name) for column in view.columns]
@@ -171,7 +185,7 @@ def _derived(view: View, hidden: Hidden) -> set[str]:
     for join in plain.args.get("joins") or ():
         join.set("on", None)
     parts = zip(names, query.expressions, strict=True)
-    return {name for name, part in parts if _refusal(hidden, plain.select(part, append=False))}
+    return {name for name, part in parts if _refusal(hidden, plain.select(part.copy(), append=False))}
 
 
 def _described(tree: exp.Expr) -> str | None:
@@ -231,6 +245,8 @@ class _Check:
                 after == "(" or not any(name in one for one in hidden.visible.values())
             ):
                 raise _Refused(f"the function {name} might read hidden columns")
+            if name.startswith("pg_get_") and after == "(":  # pg_get_viewdef writes the query of a view
+                raise _Refused(f"the function {name} might name hidden columns")
         if (described := _described(tree)) is not None:
             return self._check_name(described)
         if not isinstance(tree, exp.Query | exp.Values) or tree.find(*_STATEMENTS):

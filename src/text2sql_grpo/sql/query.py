@@ -8,7 +8,7 @@ of this package takes 132.
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import islice
 from math import isfinite
@@ -42,7 +42,7 @@ class Query:
     """A statement that was parsed.
 
     Attributes:
-        tree: The statement without comments, or a `Block` of several. Cached and shared: copy it to edit it.
+        tree: The statement without comments, or a `Block` of several; the caller's own, to be changed.
         steps: Steps that the parser took, at most `MAX_STEPS`.
     """
 
@@ -69,7 +69,6 @@ class Lexeme(NamedTuple):
     value: str
 
 
-@lru_cache(maxsize=256)
 def read_query(text: str, dialect: str = "sqlite") -> Query | Unread:
     """Parse one statement in bounded work, whatever the text: it never raises.
 
@@ -84,6 +83,13 @@ def read_query(text: str, dialect: str = "sqlite") -> Query | Unread:
     >>> read_query("SELECT " + "DATE(" * 40 + "1" + ")" * 40)
     Unread(reason='sqlglot needs more than 2500 steps to parse it')
     """
+    found = _read(text, dialect)
+    # An edit of a shared tree would change what the next caller reads: which columns are hidden, say.
+    return replace(found, tree=found.tree.copy()) if isinstance(found, Query) else found
+
+
+@lru_cache(maxsize=256)
+def _read(text: str, dialect: str) -> Query | Unread:
     if len(text) > MAX_CHARS:
         return Unread(f"it is longer than {MAX_CHARS} characters")
     text = without_comments(text, dialect)
@@ -119,6 +125,23 @@ def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
         return None
 
 
+def generated_columns(create: str) -> dict[str, str]:
+    """Expressions of the generated columns of SQLite's CREATE TABLE, by name in lower case.
+
+    None where it cannot be parsed.
+
+    >>> generated_columns("CREATE TABLE t (a, B AS (a * 2) STORED)")
+    {'b': '(a * 2)'}
+    """
+    tree = read_query(create).tree
+    found = dict[str, str]()
+    for column in tree.find_all(exp.ColumnDef) if tree else ():
+        for constraint in column.constraints:
+            if isinstance(constraint.kind, exp.ComputedColumnConstraint):
+                found[column.name.lower()] = f"({constraint.kind.this.unnest().sql('sqlite')})"
+    return found
+
+
 def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
     """A query of SQLite in another dialect, with the namespaces of its tables; None if it cannot be said.
 
@@ -127,10 +150,9 @@ def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
         schema: Schema of the database that it is for.
         dialect: Name of the database's SQL in sqlglot.
     """
-    parsed = read_query(sql).tree
-    if parsed is None:
+    tree = read_query(sql).tree
+    if tree is None:
         return None
-    tree = parsed.copy()
     found_last = sorted(schema.tables, key=lambda table: not table.namespace)  # by their bare names
     namespaces = {table.name.lower(): table.namespace for table in found_last}
     for table in tree.find_all(exp.Table):

@@ -39,7 +39,7 @@ def schema_of(
     columns_of: dict[Hashable, list[Column]] = defaultdict(list)
     values_of: dict[Hashable, list[str]] = defaultdict(list)
     for relation, value, column, kind, is_nullable, is_primary, comment, *more in columns:
-        is_generated, labels, base_type, refuses_null = more
+        expression, labels, base_type, refuses_null = more
         columns_of[relation].append(
             Column(
                 column,
@@ -47,7 +47,7 @@ def schema_of(
                 is_nullable,
                 is_primary,
                 one_line(comment),
-                is_generated=is_generated,
+                expression=expression,
                 labels=tuple(labels or ()),
                 base_type=base_type,
                 is_domain_not_null=refuses_null,

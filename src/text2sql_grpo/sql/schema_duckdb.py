@@ -37,7 +37,7 @@ _RELATIONS = """
 """
 _COLUMNS = """
     SELECT table_oid, column_name, data_type, is_nullable AND is_primary IS NULL, is_primary IS NOT NULL,
-        comment, is_generated
+        comment, CASE WHEN is_generated THEN coalesce(column_default, '*') ELSE '' END
     FROM duckdb_columns() LEFT JOIN (
         SELECT table_oid, unnest(constraint_column_names) AS column_name, true AS is_primary
         FROM duckdb_constraints()

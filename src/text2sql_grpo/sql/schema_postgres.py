@@ -49,7 +49,8 @@ _COLUMNS = f"""
             ELSE 'NULL' END,
         a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
         coalesce(a.attnum = ANY (k.conkey), false), col_description(a.attrelid, a.attnum),
-        a.attgenerated <> '',
+        CASE WHEN a.attgenerated <> '' THEN coalesce((SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
+            WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), '*') ELSE '' END,
         (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
             WHERE e.enumtypid = coalesce(b.type, a.atttypid)),
         coalesce(format_type(b.type, b.modifier), ''), coalesce(b.not_null, false)

@@ -117,10 +117,12 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
         comment, comments = _comments(statement) if kind == "table" else ("", {})
         described = descriptions.get(relation.lower(), {}) if kind == "table" else {}
         relations.append((relation, "", relation, kind == "table", comment, statement))
+        computed = _computed(statement) if any(row[-1] for row in own) else {}
         for value, column, type_name, is_required, place, is_generated in own:
             facts = (column, type_name, not (is_required or place), bool(place))
             note = comments.get(column.lower()) or described.get(column.lower(), "")
-            columns.append((relation, value, *facts, note, bool(is_generated), (), "", False))
+            expression = computed.get(column.lower(), "*") if is_generated else ""
+            columns.append((relation, value, *facts, note, expression, (), "", False))
         if kind == "table":
             tables[relation] = [column for _, column, *_ in own]
             parts = ask(_KEY_PARTS, relation, relation)
@@ -134,6 +136,13 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
     return schema_of(
         name, "sqlite", ask, relations=relations, columns=columns, keys=keys, foreign_keys=foreign_keys
     )
+
+
+def _computed(statement: str) -> dict[str, str]:
+    """Expressions of the generated columns of a CREATE TABLE, by name in lower case."""
+    from text2sql_grpo.sql.query import generated_columns  # with sqlglot, which few files need
+
+    return generated_columns(statement)
 
 
 def _comments(statement: str) -> tuple[str, dict[str, str]]:

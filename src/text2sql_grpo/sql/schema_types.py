@@ -23,7 +23,8 @@ class Column:
         is_primary_key: True for every part of the primary key.
         comment: One line; empty if there is none.
         examples: Up to three distinct values; see `schema_examples`.
-        is_generated: True for a column that is computed from others, and never inserted.
+        expression: SQL of a generated column, which is computed from others and never inserted; `*` if it is
+            not known, and empty for other columns.
         labels: Values of an enum type in its order; empty for other types.
         base_type: Type that the engine casts to, where it is not `type`: the type under a domain, or the
             whole of a type that is cut to be shown. Empty where it is `type`.
@@ -36,10 +37,15 @@ class Column:
     is_primary_key: bool
     comment: str = ""
     examples: tuple[Example, ...] = ()
-    is_generated: bool = False
+    expression: str = ""
     labels: tuple[str, ...] = ()
     base_type: str = ""
     is_domain_not_null: bool = False
+
+    @property
+    def is_generated(self) -> bool:
+        """True if the column is computed."""
+        return bool(self.expression)
 
     @property
     def accepts_null(self) -> bool:

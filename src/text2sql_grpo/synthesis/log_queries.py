@@ -136,7 +136,6 @@ class _Reader:
             raise _LeftOut("writes or locks")
         if not isinstance(tree, exp.Select | exp.SetOperation):
             raise _LeftOut("a command (SET, BEGIN, EXPLAIN ..)")
-        tree = tree.copy()
         named = {each.alias.lower() for each in tree.find_all(exp.CTE)}
         tables = [each for each in tree.find_all(exp.Table) if each.db or each.name.lower() not in named]
         if not tables:
