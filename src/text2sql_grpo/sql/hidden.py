@@ -160,13 +160,13 @@ def _pruned(hidden: Hidden) -> Schema:
 
 def _computed(table: Table, hidden: Hidden) -> set[str]:
     """Generated columns of a table that are made of hidden ones."""
-    own = hidden.columns.get(_folded(table.name), frozenset())
     source = dotted_name(table.namespace, table.name, hidden.schema.dialect)
     found = set()
-    for column in table.columns if own else ():
-        tree = read_query(f"SELECT {column.expression or '1'} FROM {source}", hidden.dialect).tree
-        if tree is None or _refusal(hidden, tree):
-            found.add(_folded(column.name))
+    for column in table.columns if _folded(table.name) in hidden.columns else ():
+        if column.is_generated:
+            tree = read_query(f"SELECT {column.expression} FROM {source}", hidden.dialect).tree
+            if tree is None or _refusal(hidden, tree):
+                found.add(_folded(column.name))
     return found
 
 
