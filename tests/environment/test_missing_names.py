@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import sqlite_file
 from tests.scripted_policy import ask, shop_environment
 from text2sql_grpo.environment.missing_names import missing_name_advice
+from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.environment.tools import ExecutorBackend
+from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.schema import read_schema
 
@@ -88,3 +91,13 @@ def test_no_hidden_name_is_advised(make_database: Callable[[str, str], Path | st
     advised = missing_name_advice(schema, "SELECT latitude FROM station", "no such column: latitude")
 
     assert advised == "take other columns: station has id, name, dock count"
+
+
+def test_a_missing_table_is_advised_on_where_something_is_hidden(tmp_path: Path) -> None:
+    script = "CREATE TABLE station (id INTEGER, email TEXT); CREATE TABLE stations_log (email TEXT)"
+    database = sqlite_file(tmp_path / "t.sqlite", script)
+    with SQLExecutor(workers=1) as executor:
+        hidden = hide(read_schema(database), ["*.email"])
+        backend = ExecutorBackend(executor, database, Limits(), ObservationLimits(), hidden)
+        found = backend.call("run_sql", {"sql": "SELECT id FROM statoin"})
+    assert (found.text, found.advice) == ("Error: no table statoin in the schema", "read station")

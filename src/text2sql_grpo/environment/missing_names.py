@@ -13,6 +13,7 @@ MAX_LISTED = 12  # columns of a table
 MAX_READ_CHARS = 500  # of an error, which may repeat what a model wrote
 MAX_COMPARED_CHARS = 64  # of a missing name
 MAX_COMPARED = 2_000  # names
+_REFUSED_TABLE = re.compile("no table (.+) in the schema")  # where something is hidden
 
 
 def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
@@ -21,10 +22,10 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
     Args:
         schema: Schema without hidden tables and columns.
         sql: Failed query.
-        error: The engine's message.
+        error: The engine's message, or that of `hidden.Hidden.refusal`.
     """
     engine, error = ENGINES[schema.dialect], error[:MAX_READ_CHARS]
-    if found := re.search(engine.missing_table, error):
+    if found := re.search(engine.missing_table, error) or _REFUSED_TABLE.fullmatch(error):
         tables = {_folded(one.name): one.name for one in schema.relations}
         alike = _alike(_last_part(found), tables)
         return "read " + " or ".join(tables[name] for name in alike) if alike else ""
