@@ -684,12 +684,16 @@ def test_given_phrases_of_values_stand_next_to_conditions_on_numbers(tmp_path: P
         connection.executemany("INSERT INTO room VALUES (?, ?, ?, ?)", rooms)
         connection.commit()
     clauses = {"taken": ["that are taken"], "free": ["that are free"]}
-    words = {"said": {"room.state": {"A": "taken", "V": "free"}}, "clauses": {"room.state": clauses}}
+    words = {
+        "said": {"room.state": {"A": "taken", "V": "free"}},
+        "clauses": {"room.state": clauses, "room.beds": ["that sleep {}"]},
+    }
     (tmp_path / "inn.json").write_text(json.dumps(words), encoding="utf-8")
     make_questions(tmp_path, tmp_path / "questions", question_sets=SMALL_SETS)
     asked = [row["question"] for rows in read(tmp_path / "questions").values() for row in rows]
-    both = [text for text in asked if "that are taken" in text and ("floor" in text or "beds" in text)]
-    assert any("whose floor is" in text or "whose number of beds is" in text for text in both)
+    assert any("that are taken and whose floor is" in text for text in asked)
+    assert any("rooms that sleep 2" in text for text in asked)
+    assert not any("whose number of beds is 2" in text for text in asked)
 
 
 # --- the bundled questions ---------------------------------------------------------------------------

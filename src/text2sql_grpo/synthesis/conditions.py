@@ -62,15 +62,13 @@ def in_words(
     """All conditions as one phrase, in one of three styles; empty without conditions.
 
     With `owners`, words before each column such as "customer's ", in the style of "whose" where a condition
-    has words for it.
+    has words for it, and a value no phrases of its own.
     """
     if not conditions:
         return ""
     if owners is not None:
         pairs = zip(owners, conditions, strict=True)
-        return " and ".join(
-            _owned(owner, each) if each.words else rng.choice(each.phrases) for owner, each in pairs
-        )
+        return " and ".join(_owned(owner, each, rng) for owner, each in pairs)
     style = rng.choice(("phrase", "phrase", "phrase", "whose", "whose", "where"))
     if style == "phrase" or not all(condition.words for condition in conditions):
         return " and ".join(rng.choice(condition.phrases) for condition in conditions)
@@ -78,8 +76,11 @@ def in_words(
     return start + link.join(f"{condition.column.noun} is {condition.words}" for condition in conditions)
 
 
-def _owned(owner: str, condition: Condition) -> str:
+def _owned(owner: str, condition: Condition, rng: random.Random) -> str:
     noun = condition.column.noun
+    has_own_phrases = bool(condition.column.clauses.get("")) and condition.test.startswith("= ")
+    if not condition.words or (has_own_phrases and not owner):
+        return rng.choice(condition.phrases)
     verb = "are " if condition.verb and is_plural(noun) else condition.verb
     start = owner if owner.startswith("with ") else f"whose {owner}"
     return f"{start}{noun} {verb}{condition.words}"
