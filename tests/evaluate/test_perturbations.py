@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.contamination import seen_questions
 from text2sql_grpo.evaluation.perturbations import Perturbed, perturbed
-from text2sql_grpo.evaluation.perturbed_copies import copies_of
+from text2sql_grpo.evaluation.perturbed_copies import SQLiteCopies, copies_of
 
 STAFF = """CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT);
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER, city_id INTEGER REFERENCES city(id));
@@ -242,6 +243,17 @@ def test_shorter_names_and_other_tables_on_duckdb(duckdb_bench: Bench, tmp_path:
     assert {table.name for table in schema.tables} == {"city", "staff", "Order Line", "item"}
     assert len([key for table in schema.tables for key in table.foreign_keys]) == 1
     assert more.sets == sets
+
+
+def test_generated_columns_of_another_database_are_computed(tmp_path: Path) -> None:
+    create = "CREATE TABLE sale (id INTEGER PRIMARY KEY, qty INTEGER, twice AS (2 * qty))"
+    donor = sqlite_file(tmp_path / "a.sqlite", f"{create}; INSERT INTO sale (id, qty) VALUES (1, 4)")
+    own = sqlite_file(tmp_path / "b.sqlite", "CREATE TABLE item (id INTEGER)")
+
+    SQLiteCopies().with_tables_of(donor, own, tmp_path / "c.sqlite", Random(1))
+
+    with closing(sqlite3.connect(tmp_path / "c.sqlite")) as connection:
+        assert connection.execute("SELECT id, qty, twice FROM sale").fetchall() == [(1, 4, 8)]
 
 
 def test_a_server_is_not_copied() -> None:

@@ -46,7 +46,7 @@ class SQLiteCopies(Copies):
 
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
         self._copy(source, target)
-        with closing(sqlite3.connect(target)) as connection:
+        with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
             columns = {
                 table: [row[1] for row in connection.execute(f"PRAGMA table_info({quote_name(table)})")]
                 for table in self._tables(connection)
@@ -62,14 +62,16 @@ class SQLiteCopies(Copies):
 
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
         self._copy(source, target)
-        with closing(sqlite3.connect(target)) as connection:
+        with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
             connection.execute("ATTACH ? AS donor", (f"{donor}",))
             scripts = self._tables(connection, "donor")
             for name in _distractors(scripts, self._tables(connection), random):
                 connection.execute(scripts[name])
                 quoted = quote_name(name)
-                rows = f"SELECT * FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
-                connection.execute(f"INSERT INTO main.{quoted} {rows}")
+                plain = connection.execute(f"PRAGMA donor.table_info({quoted})")  # without generated ones
+                columns = ", ".join(quote_name(row[1]) for row in plain)
+                rows = f"SELECT {columns} FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
+                connection.execute(f"INSERT INTO main.{quoted} ({columns}) {rows}")
             connection.commit()
 
     def _copy(self, source: Path, target: Path) -> None:
@@ -96,7 +98,7 @@ class DuckDBCopies(Copies):
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
         import duckdb
 
-        with _reported(source), tempfile.TemporaryDirectory() as folder:
+        with _reported(source, duckdb.Error, SqlglotError), tempfile.TemporaryDirectory() as folder:
             with duckdb.connect(str(source), read_only=True) as known:
                 known.execute(f"EXPORT DATABASE '{folder}' (FORMAT parquet)")
                 columns: dict[str, list[str]] = {}
@@ -113,7 +115,7 @@ class DuckDBCopies(Copies):
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
         import duckdb
 
-        with _reported(source), duckdb.connect(str(target)) as copy:
+        with _reported(source, duckdb.Error), duckdb.connect(str(target)) as copy:
             for name, path in (("known", source), ("donor", donor)):
                 quoted_path = str(path).replace("'", "''")
                 copy.execute(f"ATTACH '{quoted_path}' AS {name} (READ_ONLY)")
@@ -152,13 +154,11 @@ def copies_of(address: Path | str, name: str, purpose: str) -> tuple[Copies, Pat
 
 
 @contextmanager
-def _reported(source: Path) -> Iterator[None]:
+def _reported(source: Path, *errors: type[Exception]) -> Iterator[None]:
     """Raise a `DataError` for what cannot be copied."""
-    import duckdb
-
     try:
         yield
-    except (duckdb.Error, SqlglotError) as error:
+    except errors as error:
         raise DataError(f"cannot copy the database: {str(error).splitlines()[0]} (at {source})") from error
 
 
