@@ -199,10 +199,9 @@ def _read_call(text: str, expected: str) -> dict[str, Any]:
     opening = re.search(r"\S" if is_tagged else r"[\[{]", body)
     if opening is None:
         raise MalformedTurn(f"{expected}, got none")
-    if not is_tagged and (n_open := body.count("{") - body.count("}")) in (1, 2):
-        body = (
-            body.rstrip().removesuffix("```").rstrip() + n_open * "}"
-        )  # a small model forgets the last ones
+    n_open = body.count("{") - body.count("}")
+    if not is_tagged and n_open in (1, 2):  # a small model forgets the last braces
+        body = body.rstrip().removesuffix("```") + n_open * "}"
     try:
         call, end = json.JSONDecoder(strict=False).raw_decode(body, opening.start())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits

@@ -268,11 +268,13 @@ def build_mirror(
     by_name = {table.name: table for table in schema.tables}
     computed = {
         table.name: [column for column in table.columns if column.is_generated]
-        for table in (whole or schema).tables
+        for table in (whole.tables if whole else ())
     }
     statements = [
-        Statement(_create(sample, by_name[name].columns, computed[name], catalogue.dialect), name)
-        for name, sample in ((sample.name, sample) for sample in samples)
+        Statement(
+            _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect), one.name
+        )
+        for one in samples
     ]
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
@@ -361,8 +363,8 @@ def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[C
         parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}")
     with closing(sqlite3.connect(":memory:")) as connection:
         for column in computed:
-            query = as_sqlite(f"SELECT {column.expression}", dialect) or "SELECT *"
-            part = f"{quoted(column.name)} AS ({query.removeprefix('SELECT ')})"
+            query = as_sqlite(f"SELECT {column.expression}", dialect)
+            part = f"{quoted(column.name)} AS ({query.removeprefix('SELECT ')})" if query else ""
             with suppress(sqlite3.Error):
                 connection.execute(f"CREATE TABLE t{len(parts)} ({', '.join([*parts, part])})")
                 parts.append(part)
