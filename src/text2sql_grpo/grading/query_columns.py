@@ -26,7 +26,9 @@ def with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     }
     found = {name: query for name, query in found.items() if name not in computed}
     expanded = exp.expand(tree, dict(found), dialect="sqlite", copy=False) if found else tree
-
+    assert isinstance(expanded, exp.Query)
+    if not computed:
+        return expanded
     has_star = any(each.is_star for each in expanded.find_all(exp.Select))
     asked = None if has_star else {each.name.lower() for each in expanded.find_all(exp.Column)}
 
@@ -39,9 +41,9 @@ def with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
         query.set("expressions", shown or query.selects[:1])
         return query.subquery(exp.to_identifier(node.alias_or_name, quoted=True), copy=False)
 
-    expanded = expanded.transform(with_expressions) if computed else expanded
-    assert isinstance(expanded, exp.Query)
-    return expanded
+    result = expanded.transform(with_expressions)
+    assert isinstance(result, exp.Query)
+    return result
 
 
 def with_strings(tree: exp.Query, schema: Schema) -> exp.Query:
@@ -89,7 +91,7 @@ def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[
     scopes = traverse_scope(tree)
     columns_of = columns_in_scopes(scopes, declared)
     known: dict[int, exp.Expr | None] = {}
-    kept: list[exp.Expr] = []  # ids of nodes that are gone may be those of others
+    kept: list[exp.Expr] = []  # alive, as another node may get the id of one that is gone
 
     def copied(node: exp.Expr) -> exp.Expr:
         copy = node.copy()
@@ -202,7 +204,7 @@ def _column_of_scope(source: Scope, name: str, declared: Declared, known: Resolv
 
 
 def _projections(source: Scope) -> tuple[Iterator[tuple[str, exp.Expr]], Scope]:
-    """Names and projections of a subquery, with their scope; of a set operation those of its first query."""
+    """Names and projections of a subquery, with their scope; a set operation has those of its first query."""
     names = source.outer_columns
     while source.set_operation_scopes:
         source = source.set_operation_scopes[0]

@@ -128,7 +128,7 @@ def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
 def generated_columns(create: str) -> dict[str, str]:
     """Expressions of the generated columns of SQLite's CREATE TABLE, by name in lower case.
 
-    None where it cannot be parsed.
+    Empty if it cannot be parsed.
 
     >>> generated_columns("CREATE TABLE t (a, B AS (a * 2) STORED)")
     {'b': '(a * 2)'}

@@ -58,7 +58,7 @@ class Words:
             yield from ((f"said.{place}.{value}", form) for value, form in forms.items())
 
     def phrases(self, place: str) -> dict[str, tuple[str, ...]]:
-        """Phrases of `clauses` by the value as people say it; those of any value under the empty text."""
+        """Phrases of `clauses` by the value as people say it; under the empty text the phrases with `{}`."""
         given = self.clauses.get(place, [])
         by_value = given if isinstance(given, dict) else {"": given}
         return {said: tuple(phrases) for said, phrases in by_value.items()}
