@@ -93,6 +93,21 @@ def test_a_query_in_a_code_block_is_run_and_in_the_last_turn_submitted(
     assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
 
 
+@pytest.mark.parametrize("call", [{"name": "branch", "arguments": {"sql": ANSWER}}, {"sql": ANSWER}])
+def test_the_query_of_an_unknown_tool_is_run_and_in_the_last_turn_submitted(
+    tmp_path: Path, call: dict[str, Any]
+) -> None:
+    session = begin(tmp_path, "native", max_turns=3)
+    session.start()
+
+    session.step(json.dumps(call))
+    session.step(json.dumps({"name": "branch", "arguments": {"code": "LIS-02"}}))
+    session.step(json.dumps(call))
+
+    assert [action.kind for action in session.episode.actions] == ["run_sql", "malformed", "submit_sql"]
+    assert (session.episode.final_sql, session.episode.stop_reason) == (ANSWER, "submitted")
+
+
 def test_last_turn_is_announced_and_then_over(tmp_path: Path) -> None:
     session = begin(tmp_path, max_turns=3)
     session.start()

@@ -153,6 +153,13 @@ def test_an_episode_out_of_tokens_is_masked(cut: Answer, reason: str) -> None:
     assert row["messages"][-1] == {"role": "assistant", "content": "<sql>"}
 
 
+def test_a_turn_cut_behind_a_whole_action_counts() -> None:
+    cut = says("<answer>SELECT 1</answer> Here is why", has_ended=False)
+    assert gather(lambda request: cut, "--samples", "1", "--num_questions", "1") == 0
+    (row,) = episodes()
+    assert (row["stop_reason"], row["final_sql"], row["is_masked"]) == ("submitted", "SELECT 1", False)
+
+
 def test_a_question_that_failed_is_asked_by_the_next_call(capsys: pytest.CaptureFixture[str]) -> None:
     is_broken = [True]
 

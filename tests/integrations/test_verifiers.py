@@ -185,7 +185,7 @@ def test_tasks_hold_the_prompt_of_training_and_pay_as_in_training(tmp_path: Path
     ("answers", "stop"),
     [
         ([text(LOOK), text(LOOK), text(LOOK)], "max_turns"),
-        ([text(LOOK), text(RIGHT, has_ended=False)], "max_total_tokens"),
+        ([text(LOOK), text(RIGHT.removesuffix("</answer>"), has_ended=False)], "max_total_tokens"),
         # of 2,048 tokens, the first turn and its observation take 1,990
         ([text(LOOK), text(RIGHT, prompt_tokens=2_090, tokens=60)], "max_total_tokens"),
     ],
@@ -196,6 +196,13 @@ def test_an_answer_beyond_a_limit_does_not_count(
     trace, _ = roll_out(next(iter(taskset(tmp_path))), *answers)
     assert trace.ok and trace.is_truncated and trace.stop_condition == stop
     assert scores(trace)["execution"] == trace.metrics["strict"] == trace.metrics["bird_f1"] == 0.0
+
+
+def test_a_turn_cut_behind_a_whole_action_counts(tmp_path: Path) -> None:
+    talk = [text(f"{action} and so on", has_ended=False) for action in (LOOK, RIGHT)]
+    trace, _ = roll_out(next(iter(taskset(tmp_path))), *talk)
+    assert trace.ok and trace.stop_condition == "submitted"
+    assert scores(trace)["execution"] == trace.metrics["strict"] == trace.metrics["looks"] == 1.0
 
 
 def test_tool_calls_parsed_by_the_server_are_answered_one_by_one(tmp_path: Path) -> None:

@@ -186,14 +186,36 @@ def test_turn_limit_is_no_truncation(environment: SQLEnvironment, chat: ChatForm
 def test_turn_budget(environment: SQLEnvironment, chat: ChatFormat) -> None:
     n = len(chat.turn_ids(ANSWER))
 
-    cut = play_one(environment, chat, ANSWER, budgets=Budgets(n - 1, 2_000, 10_000))
+    cut = play_one(environment, chat, ANSWER, budgets=Budgets(n - 2, 2_000, 10_000))
     whole = play_one(environment, chat, ANSWER, budgets=Budgets(n, 2_000, 10_000))
 
     assert (cut.stop_reason, cut.is_masked, cut.final_sql, cut.actions) == ("turn_length", True, None, [])
     assert cut.messages[-1]["content"] == chat.text(cut.completion_ids)
-    assert cut.completion_ids == chat.turn_ids(ANSWER)[:-1]
-    assert cut.completion_mask == [1] * (n - 1)
+    assert cut.completion_ids == chat.turn_ids(ANSWER)[:-2]
+    assert cut.completion_mask == [1] * (n - 2)
     assert (whole.stop_reason, whole.is_masked) == ("submitted", False)
+
+
+def test_a_turn_cut_behind_a_whole_action_counts(environment: SQLEnvironment, chat: ChatFormat) -> None:
+    talk = chat.turn_ids(f"{LOOK} lists the codes, and so on and on and on and on and on and on")
+    block = chat.turn_ids(
+        "Look:\n```sql\nSELECT city FROM branch\n```\nThis lists the cities, and so on and on"
+    )
+    n = min(len(talk), len(block)) - 5
+    turns: list[list[int] | str] = [talk[:n], block[:n], ANSWER]
+
+    episode = play_one(environment, chat, *turns, budgets=Budgets(n, 2_000, 10_000))
+    half = play_one(environment, chat, block, budgets=Budgets(20, 2_000, 10_000))
+    bare = play_one(environment, chat, "SELECT city FROM branch", budgets=Budgets(4, 2_000, 10_000))
+    no_room = play_one(environment, chat, talk, budgets=Budgets(n, n, 10_000))
+
+    assert [action.kind for action in episode.actions] == ["run_sql", "run_sql", "submit_sql"]
+    assert (episode.stop_reason, episode.is_masked) == ("submitted", False)
+    text = chat.tokenizer.apply_chat_template(episode.messages, tokenize=False)
+    ids = episode.prompt_ids + episode.completion_ids
+    assert chat.tokenizer.decode(ids) == text.removesuffix("\n")
+    assert [(each.stop_reason, each.actions) for each in (half, bare)] == [("turn_length", [])] * 2
+    assert (no_room.stop_reason, no_room.actions) == ("budget", [])
 
 
 @pytest.mark.parametrize("of_context", [True, False])

@@ -39,7 +39,15 @@ TOOLS = [
 
 
 class MalformedTurn(Exception):
-    """The turn holds no readable action; the text is shown to the model."""
+    """The turn holds no readable action; the text is shown to the model.
+
+    Attributes:
+        query: Query of a call of a tool that does not exist; None if there is none.
+    """
+
+    def __init__(self, text: str, query: str | None = None) -> None:
+        super().__init__(text)
+        self.query = query
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,9 @@ def parse_native(text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ParsedAc
     beside = {key: value for key, value in call.items() if key != "name"} or None
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", beside))
     if not isinstance(name, str) or name not in schemas:
-        raise MalformedTurn(f"{expected}, got the tool {repr(name)[:200]}")
+        sql = arguments.get("sql") if isinstance(arguments, dict) and len(arguments) == 1 else None
+        query = sql.strip() if isinstance(sql, str) and _BARE_QUERY.match(sql) else None
+        raise MalformedTurn(f"{expected}, got the tool {repr(name)[:200]}", query)
     if not isinstance(arguments, dict) or not _has_right_names(arguments, schemas[name]):
         if not _takes_sql(schemas[name]):
             known = ", ".join(schemas[name].get("properties", {}))[:_MAX_NAMES_CHARS] or "none"
@@ -248,10 +258,13 @@ _CODE_BLOCK = re.compile(r"```(?:sql)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECA
 _BARE_QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
 
 
-def unmarked_query(text: str) -> str | None:
+def unmarked_query(text: str, *, is_cut: bool = False) -> str | None:
     """Query of a turn without any action: its only code block, or all of it; None if there is none.
 
     A model that was not trained on the protocol often answers so.
+
+    Args:
+        is_cut: The turn was cut, so that only a code block is surely whole.
 
     >>> unmarked_query("You can run:\\n```sql\\nSELECT 1;\\n```\\nIt counts.")
     'SELECT 1;'
@@ -260,7 +273,7 @@ def unmarked_query(text: str) -> str | None:
     if _OPENING_TAG.search(rest) or before_call(rest) is not None:
         return None
     blocks = _CODE_BLOCK.findall(rest)
-    if not blocks and _BARE_QUERY.match(rest):
+    if not blocks and not is_cut and _BARE_QUERY.match(rest):
         blocks = [rest]
     queries = [block.strip() for block in blocks if _BARE_QUERY.match(block)]
     return queries[0] if len(queries) == 1 else None

@@ -58,7 +58,8 @@ class EnvironmentSettings:
             lists their columns (docs/databases.md). None for no limit.
         instructions: Explain the task and the protocol in a system message.
         max_turns: Assistant turns per episode; 1 leaves no exploratory query before the answer.
-        max_turn_tokens: Maximum tokens of one assistant turn.
+        max_turn_tokens: Maximum tokens of one assistant turn. A turn that is cut there counts if it holds a
+            whole action; else it ends the episode.
         max_episode_tokens: Maximum tokens of the whole episode after the prompt, observations included.
         observation: Caps on the shown part of a result.
         limits: Caps on each execution of the model's SQL.
@@ -127,7 +128,7 @@ class SQLSession:
             if parsed.kind == "submit_sql" and not may_be_query(parsed.sql):
                 raise MalformedTurn(not_a_query_text(self._settings.protocol))
         except MalformedTurn as malformed:
-            query = unmarked_query(assistant_text) if self._takes_queries else None
+            query = self._query_of(assistant_text, malformed)
             if query is None:
                 episode.actions.append(Action("malformed", error=str(malformed)))
                 return self._reply(f"Error: {malformed}")
@@ -144,6 +145,20 @@ class SQLSession:
             episode.stop_reason, episode.is_masked = "error", True
             return None
         return self._reply(result.text, result.advice)
+
+    def holds_action(self, cut_text: str) -> bool:
+        """True if a turn that was cut by its limit of tokens holds a whole action: it talks on after it."""
+        try:
+            parse_action(cut_text, self._settings.protocol, self._backend.tools)
+        except MalformedTurn as malformed:
+            return self._query_of(cut_text, malformed, is_cut=True) is not None
+        return True
+
+    def _query_of(self, text: str, malformed: MalformedTurn, *, is_cut: bool = False) -> str | None:
+        """Query of a malformed turn, to be run all the same; None if there is none."""
+        if not self._takes_queries:
+            return None
+        return malformed.query or unmarked_query(text, is_cut=is_cut)
 
     def _reply(self, text: str, advice: str = "") -> Message | None:
         settings, actions = self._settings, self.episode.actions

@@ -219,13 +219,16 @@ def served_episode(
         if usage is not None:
             prompt_tokens = usage.prompt_tokens if prompt_tokens is None else prompt_tokens
             written = usage.prompt_tokens + usage.completion_tokens - prompt_tokens
-        if choice.finish_reason == "length" or written > settings.max_episode_tokens:
-            episode.messages.append({"role": "assistant", "content": _text(choice.message)})
-            is_turn_limit = settings.max_turn_tokens < left and choice.finish_reason == "length"
+        text, is_cut = _text(choice.message), choice.finish_reason == "length"
+        is_turn_limit = is_cut and settings.max_turn_tokens < left
+        if written > settings.max_episode_tokens or (
+            is_cut and not (is_turn_limit and session.holds_action(text))
+        ):
+            episode.messages.append({"role": "assistant", "content": text})
             episode.stop_reason = "turn_length" if is_turn_limit else "budget"
             episode.is_masked = True
             return episode
-        reply = session.step(_text(choice.message))
+        reply = session.step(text)
         if episode.stop_reason == "error":
             raise EndpointFailure(f"the MCP server died (question {episode.example.id})")
         if reply is None:

@@ -27,6 +27,9 @@ class Session(Protocol[R_co]):
     def step(self, assistant_text: str) -> Message | None:
         """Reply to one assistant turn; None if the episode is over, its stop reason set."""
 
+    def holds_action(self, cut_text: str) -> bool:
+        """True if a turn that was cut by its limit of tokens is taken as it is; else the episode ends."""
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -91,8 +94,8 @@ def take_turn(
 ) -> None:
     """Append a turn to the episode, step the session, and append the reply.
 
-    Sets a stop reason if the episode ended with it. An observation that leaves no room for an answer
-    is not appended.
+    Sets a stop reason if the episode ended with it. A turn that is cut by its own limit counts if it holds a
+    whole action. An observation that leaves no room for an answer is not appended.
 
     Args:
         sampled: 1 or more token ids; those over the budget are dropped.
@@ -102,11 +105,12 @@ def take_turn(
     is_turn_limit = budgets.max_turn_tokens < budgets.left(episode)
     sampled = sampled[: budgets.turn(episode)]
     _append(episode, sampled, 1, log_probs)
-    if sampled[-1] not in chat.eos_token_ids:
-        episode.messages.append({"role": "assistant", "content": chat.text(sampled)})
+    text = chat.text(sampled)
+    if sampled[-1] not in chat.eos_token_ids and not (is_turn_limit and session.holds_action(text)):
+        episode.messages.append({"role": "assistant", "content": text})
         _cut(episode, budgets, is_turn_limit=is_turn_limit)
         return
-    reply = session.step(chat.text(sampled))
+    reply = session.step(text)
     if reply is None:
         return
     bridge = chat.bridge_ids(reply, last_token_id=sampled[-1])

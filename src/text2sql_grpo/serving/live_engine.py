@@ -53,6 +53,10 @@ class WatchedSession:
             self._on_action(self.episode.actions[-1])
         return reply
 
+    def holds_action(self, cut_text: str) -> bool:
+        """True if a turn that was cut is taken as it is."""
+        return self._session.holds_action(cut_text)
+
 
 class LiveEngine(Protocol):
     """Anything that rolls out sessions as they arrive."""

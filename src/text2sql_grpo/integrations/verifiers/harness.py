@@ -55,11 +55,13 @@ class SQLHarness(vf.Harness[SQLHarnessConfig]):
                     tools=tools,
                     max_tokens=max(1, min(settings.max_turn_tokens, left)),
                 )
-                if is_cut(trace) or _written(trace) > settings.max_episode_tokens:
+                turn = trace.assistant_messages[-1]
+                text = turn_text(turn)
+                is_whole = settings.max_turn_tokens < left and session.holds_action(text)
+                if (is_cut(trace) and not is_whole) or _written(trace) > settings.max_episode_tokens:
                     trace.stop(OUT_OF_TOKENS)
                     break
-                turn = trace.assistant_messages[-1]
-                reply = await asyncio.to_thread(session.step, turn_text(turn))
+                reply = await asyncio.to_thread(session.step, text)
                 if session.episode.stop_reason == "error":
                     raise RunError(f"the MCP server died ({data.name})")
                 if reply is None:

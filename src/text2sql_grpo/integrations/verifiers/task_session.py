@@ -69,6 +69,10 @@ class TaskSession:
         self.episode.messages.append(plain(messages[0]))
         return self.episode.messages[-1]
 
+    def holds_action(self, cut_text: str) -> bool:
+        """False: what a cut turn is to the taskset's code is verifiers' decision."""
+        return False
+
     def finish(self) -> vf.Trace:
         """Return the scored trace of a rollout that the engine has ended.
 

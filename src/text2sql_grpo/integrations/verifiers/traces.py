@@ -31,7 +31,7 @@ def turn_text(message: vf.AssistantMessage) -> str:
 
 
 def is_cut(trace: vf.Trace) -> bool:
-    """True if the last turn was truncated, so that it is not an action."""
+    """True if the last turn was truncated."""
     answered = [call for call in trace.calls if call.error is None]
     return trace.stop_condition == OUT_OF_TOKENS or bool(answered and answered[-1].finish_reason == "length")
 
@@ -56,7 +56,9 @@ def rebuilt_episode(trace: vf.Trace, example: Example, environment: SQLEnvironme
     session = SQLSession(example, schema_text="", backend=backend, settings=environment.settings)
     session.episode.completion_mask = [1] * trace.num_output_tokens
     turns = [turn_text(message) for message in trace.assistant_messages]
-    for text in turns[:-1] if is_cut(trace) else turns:
+    if is_cut(trace) and (trace.stop_condition == OUT_OF_TOKENS or not session.holds_action(turns[-1])):
+        turns.pop()
+    for text in turns:
         if session.step(text) is None:
             break
     return session.episode
