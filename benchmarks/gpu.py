@@ -372,7 +372,6 @@ def run_settings(folder: str, size: Size, output: str) -> list[str]:
         "model.dtype": "float32",
         "run.output_dir": output,
         "sft": "null",
-        "start": "null",
         "data.test": "{}",
         "evaluation.every": "null",
         "evaluation.keep": "last",

@@ -17,8 +17,7 @@ from typing import Any
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, read_jsonl, write_json, write_text
-from text2sql_grpo.run.start import LOOKUPS, OTHERS, StartFigures
-from text2sql_grpo.run_folder import CONFIG, START, answers_file, read_evaluation, read_schedule
+from text2sql_grpo.run_folder import CONFIG, answers_file, read_evaluation, read_schedule
 
 NEEDS = ("look-up", "others")
 HERE = Path(__file__).parent
@@ -29,8 +28,7 @@ END = "\n<!-- end -->"
 
 def figures(run: Path) -> dict[str, Any]:
     """Return the figures of a finished run that the docs quote."""
-    evaluation, start = read_evaluation(run), run / START
-    families = read_json(start)["families"] if start.is_file() else {}
+    evaluation = read_evaluation(run)
     sets: dict[str, Any] = {}
     for name, after in evaluation["sets"].items():
         before = evaluation["before"]["sets"][name]
@@ -42,7 +40,6 @@ def figures(run: Path) -> dict[str, Any]:
             for part, (was, now) in parts.items()
         }
     return {
-        "start": {name: families[name] for name in (LOOKUPS, OTHERS) if name in families},
         "dev": [
             {"step": each["step"], "looks": each["look_share"], **_quoted(each["accuracy"])}
             for each in read_schedule(run)
@@ -142,14 +139,13 @@ def _quoted(record: dict[str, Any]) -> dict[str, Any]:
 
 def lines_before(figures: dict[str, Any]) -> list[str]:
     """Lines above the table."""
-    starts = [f"Start of GRPO, {name}: {StartFigures(**each)}" for name, each in figures["start"].items()]
     steps = [
         f"step {each['step']}: dev {each['correct']}/{each['total']} = {each['accuracy']:.1%} "
         f"({each['intervals']}), looks {each['looks']:.0%}"
         for each in figures["dev"]
     ]
     last = max((each["step"] for each in figures["dev"]), default=figures["kept_step"])
-    return [*starts, *steps, f"Kept the weights of step {figures['kept_step']} of {last}"]
+    return [*steps, f"Kept the weights of step {figures['kept_step']} of {last}"]
 
 
 def lines_after(figures: dict[str, Any]) -> list[str]:

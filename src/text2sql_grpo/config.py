@@ -349,29 +349,6 @@ class LossesConfig:
 
 @checked
 @dataclass(frozen=True)
-class StartConfig:
-    """Measurement of the policy before GRPO: sampled episodes on training questions.
-
-    Attributes:
-        look_share: Lowest and highest share of episodes on look-up questions with a tool call; outside of it,
-            a warning names what to change. None only prints the figures.
-        margin: Minimum by which that share must be lower on other questions.
-        questions: Number of look-ups, and of others, evenly spaced over the training questions.
-        samples: Episodes per question.
-    """
-
-    look_share: tuple[Share, Share] | None = None
-    margin: Share = 0.05
-    questions: Positive = 32
-    samples: Positive = 4
-
-    def __post_init__(self) -> None:
-        if self.look_share is not None and self.look_share[0] >= self.look_share[1]:
-            raise ValueError(f"look_share must be the lower share first, got {list(self.look_share)}")
-
-
-@checked
-@dataclass(frozen=True)
 class EvaluationConfig:
     """Evaluation on held-out sets.
 
@@ -452,7 +429,6 @@ class Config:
             (docs/rewards.md); refused if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
         sft: Supervised fine-tuning before GRPO; None for none.
-        start: None to train without this measurement.
         alerts: None for none.
     """
 
@@ -467,7 +443,6 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     losses: LossesConfig = field(default_factory=LossesConfig)
-    start: StartConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     alerts: AlertsConfig | None = None
 
@@ -642,8 +617,9 @@ def _update(tree: dict[str, Any]) -> None:
     """Bring the config of an earlier version's run up to date: rename keys, and drop removed ones.
 
     Dropped are those whose value was the default, so that the run can still be evaluated, resumed and served;
-    `_REMOVED` refuses the others.
+    `_REMOVED` refuses the others. The section `start` only measured, and is dropped whole.
     """
+    tree.pop("start", None)
     for old, new in _RENAMED.items():
         section, name = old.split(".")
         values = tree.get(section)
@@ -664,8 +640,6 @@ def dump_config(config: Config) -> str:
 _RENAMED = {"grading.neighbours": "test_databases", "grading.neighbour_url": "server_url"}
 _DEFAULTS = {
     "sft.stop": None,
-    "start.rounds": 3,
-    "start.round_steps": 20,
     "selection.by": "uniform",
     "selection.level": ["family", "template", "database"],
     "selection.prior": 4.0,
@@ -680,8 +654,6 @@ _REMOVED = {
     "model.tiny": "set model.path to a pre-trained model, and the section sft to fine-tune it before GRPO",
     "data.demonstrations": "set sft.questions (docs/sft.md)",
     "sft.stop": "set sft.max_steps, and read the accuracy of each evaluation of data.dev (evaluation.every)",
-    "start.rounds": "set sft.look_share, check_share or choice_weight: the warning names which",
-    "start.round_steps": "see start.rounds",
     "rollout.same_draws": "equal draws for equal seeds are how the engine works (docs/resume.md)",
     "rollout.staleness": "it saved no wall-clock time; docs/scale.md names TRL's and prime-rl's ways",
     "selection.by": "no weight by verdicts gained anything in three seeds (docs/selection.md)",

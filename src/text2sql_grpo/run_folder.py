@@ -13,7 +13,6 @@ METRICS = "metrics.jsonl"  # a line per step
 ROLLOUTS = "rollouts.jsonl"  # a line per episode
 TRACES = "traces.jsonl"  # a line per rollout of a verifiers taskset
 SCHEDULE = "evaluation_schedule.jsonl"  # a line per evaluation during training
-START = "start.json"
 SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; next to it a page
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"

@@ -20,7 +20,7 @@ from tests.file_limits import file_size_limit
 from text2sql_grpo import __version__
 from text2sql_grpo.commands import main
 from text2sql_grpo.commands.default_config import REQUIRED
-from text2sql_grpo.config import Config, StartConfig, config_fields, load_config, parse_config
+from text2sql_grpo.config import AlertsConfig, Config, config_fields, load_config, parse_config
 from text2sql_grpo.errors import RunError
 
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "matplotlib", "pandas", "wandb"}
@@ -208,10 +208,10 @@ def test_the_printed_config_loads_as_the_defaults(capsys: pytest.CaptureFixture[
     assert load_config(Path("a.yaml")) == defaults
     for field in config_fields():
         assert f" {field.name.rpartition('.')[2]}:" in text.replace("\n", "\n ")
-    start, _, rest = text.partition("\n# start:\n")  # a section counts once its marks are taken away
-    section = "".join(re.findall(r"^#   .*\n", rest.partition("\nevaluation:")[0], re.M)).replace("# ", "", 1)
-    Path("a.yaml").write_text(f"{start}\nstart:\n" + section.replace("\n# ", "\n"), encoding="utf-8")
-    assert load_config(Path("a.yaml")).start == StartConfig()
+    above, _, rest = text.partition("\n# alerts:\n")  # a section counts once its marks are taken away
+    section = "".join(re.findall(r"^#   .*\n", rest, re.M)).replace("# ", "", 1)
+    Path("a.yaml").write_text(f"{above}\nalerts:\n" + section.replace("\n# ", "\n"), encoding="utf-8")
+    assert load_config(Path("a.yaml")).alerts == AlertsConfig()
 
 
 def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,21 +276,21 @@ def test_null_leaves_out_a_section(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rest = "model: {path: m}\ndata: {databases: d, train: t}\n"
-    Path("absent.yaml").write_text(f"sft: null\nstart: null\nalerts: null\n{rest}")
+    Path("absent.yaml").write_text(f"sft: null\nalerts: null\n{rest}")
     absent = load_config(Path("absent.yaml"))
-    assert (absent.sft, absent.start, absent.alerts) == (None, None, None)
-    Path("a.yaml").write_text(f"sft: {{max_steps: 1}}\nstart: {{samples: 2}}\nalerts: {{}}\n{rest}")
+    assert (absent.sft, absent.alerts) == (None, None)
+    Path("a.yaml").write_text(f"sft: {{max_steps: 1}}\nalerts: {{}}\n{rest}")
     read: list[Config] = []
 
     def noted(path: Path, settings: Sequence[str], **_: bool) -> Config:
         read.append(load_config(path, settings))
         raise RunError("read")
 
-    options = ["--sft", "null", "--start=null", "--alerts", "null", "--run.seed", "1"]
+    options = ["--sft", "null", "--alerts=null", "--run.seed", "1"]
     with monkeypatch.context() as patch:
         patch.setattr("text2sql_grpo.commands.train.config_with_files", noted)
         refused("train", "--config", "a.yaml", *options, capsys=capsys)
-    assert (read[0].sft, read[0].start, read[0].alerts, read[0].run.seed) == (None, None, None, 1)
+    assert (read[0].sft, read[0].alerts, read[0].run.seed) == (None, None, 1)
     line = refused("train", "--config", "a.yaml", "--grpo", "null", capsys=capsys)
     assert "grpo must be a mapping, got None" in line
 

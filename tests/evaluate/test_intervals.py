@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text2sql_grpo.evaluation import statistics
-from text2sql_grpo.evaluation.statistics import Accuracy, remark, sign_flip_p
+from text2sql_grpo.evaluation.statistics import Accuracy, interval_of_shares, remark, sign_flip_p
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ def test_interval_holds_the_accuracy(counts: tuple[int, int]) -> None:
         assert low <= correct / total + 1e-12 and correct / total - 1e-12 <= high
         mirrored = Accuracy(total - correct, total).interval
         assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_samples_of_one_question_are_not_taken_for_independent() -> None:
+    alike = interval_of_shares([1.0] * 5 + [0.0] * 15, samples=4)
+    mixed = interval_of_shares([0.25] * 20, samples=4)
+    assert alike == pytest.approx((0.112, 0.469), abs=1e-3)  # Wilson's of 5 in 20
+    assert mixed == pytest.approx((0.168, 0.355), abs=1e-3)  # of 20 in 80
 
 
 def test_nothing_asked() -> None:

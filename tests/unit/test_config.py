@@ -166,16 +166,11 @@ def test_dump_says_every_field(tmp_path: Path) -> None:
         ("selection: {easy_by: difficulty}", "selection.easy_by was removed: no order by difficulty"),
         ("rewards: {execution: 1, turns: {gold_shown: 1}}", "rewards.turns was removed: it gained nothing"),
         ("sft: {stop: {accuracy: 0.6}}", "sft.stop was removed: set sft.max_steps"),
-        ("start: {rounds: 4}", "start.rounds was removed: set sft.look_share"),
         ("sft: {look_share: 2}", "sft.look_share must be <= 1, got 2"),
         ("sft: {batch_size: 0}", "sft.batch_size must be >= 1, got 0"),
         ("sft: {epochs: 0}", "sft.epochs must be > 0, got 0"),
         ("sft: {question: q}", "unknown key sft.question: did you mean questions?"),
         ("selection: {strata: {lookup: 0}}", "selection.strata.lookup must be > 0, got 0"),
-        (
-            "start: {look_share: [0.5, 0.2]}",
-            "start: look_share must be the lower share first, got [0.5, 0.2]",
-        ),
         ("a.b: 3", "unknown key a.b: known: model, data"),
     ],
 )
@@ -355,6 +350,6 @@ def test_the_config_of_a_run_of_an_earlier_version_is_read(repo_root: Path, tmp_
     later.write_text(dump_config(config))
     assert load_config(later) == config
     changed = tmp_path / "changed.yaml"
-    changed.write_text(old.read_text().replace("rounds: 3", "rounds: 5"))
-    with pytest.raises(ConfigError, match=r"start\.rounds was removed"):
+    changed.write_text(old.read_text().replace("stop: null", "stop: {accuracy: 0.6}"))
+    with pytest.raises(ConfigError, match=r"sft\.stop was removed"):
         load_config(changed)

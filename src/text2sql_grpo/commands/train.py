@@ -93,7 +93,6 @@ def _smoke_settings(run: "Config") -> list[str]:
         "data.test_samples": 2,
         "environment.max_turn_tokens": min(episode.max_turn_tokens, 72),
         "selection": {},
-        "start": None,
         "evaluation": {"before_training": False, "merge_samples": 0},
         "alerts": None,
     }

@@ -14,10 +14,10 @@ from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import checkpoint_step, find_damage, saved_checkpoints, steps_done
-from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, METRICS, PAGE, PAGE_DATA, ROLLOUTS, START, RunLog
+from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, METRICS, PAGE, PAGE_DATA, ROLLOUTS, RunLog
 
 _RUN_FILES = (
-    *(CONFIG, METRICS, ROLLOUTS, CURVE, ENERGY, PAGE, PAGE_DATA, START),
+    *(CONFIG, METRICS, ROLLOUTS, CURVE, ENERGY, PAGE, PAGE_DATA),
     *("suspects.*", "evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")

@@ -128,7 +128,6 @@ def write_config(
         tree.get("evaluation", {}).pop("every", None)
         tree.get("evaluation", {}).pop("keep", None)
     tree.pop("selection", None)
-    tree.pop("start", None)
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
         tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
     if size.example == _CODER:

@@ -42,7 +42,6 @@ from text2sql_grpo.run.merge_check import check_merge
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.stage import Run
-from text2sql_grpo.run.start import check_start
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.blend import blend, trained_weights
@@ -161,9 +160,8 @@ def _improve(
     checkpoint: Path | None,
     tracked: "Tracking",
 ) -> RunResult:
-    """Start, evaluation, GRPO, merge, evaluation, report."""
+    """Evaluation, GRPO, merge, evaluation, report."""
     is_measured = checkpoint is not None
-    check_start(run, policy, questions, arguments, is_measured=is_measured)
     before = accuracy_before(run, policy, is_measured=is_measured)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
