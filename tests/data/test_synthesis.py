@@ -473,6 +473,22 @@ def test_of_tables_with_one_name_only_that_of_the_bare_name_is_asked_about(tmp_p
     assert any("hired >= '2020-" in gold for gold in golds)
 
 
+def test_a_row_is_named_by_a_text_of_its_own_and_not_by_a_code(tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    letters = [f"{first}{second}ium" for first in "ABCDEFGH" for second in "aeiou"]
+    rows = [(i, f"X-{i:03}", text, 7.0 * i % 50) for i, text in enumerate(letters)]
+    films = [(i, text if i else "Unknown", 50 + i) for i, text in enumerate(letters)]
+    script = (
+        "CREATE TABLE Metals (atomic_number INTEGER PRIMARY KEY, batch TEXT, element TEXT, density REAL);"
+        "CREATE TABLE Films (film_id INTEGER PRIMARY KEY, title TEXT, minutes INTEGER);"
+    )
+    sqlite_file(tmp_path / "databases" / "lab.sqlite", script, {"Metals": rows, "Films": films})
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    text = "\n".join(row["question"] for rows in read(tmp_path / "questions").values() for row in rows)
+    assert "the element of" in text and "the title of" in text
+    assert "whose element is" in text and "whose batch is" not in text and "atomic_number" not in text
+
+
 def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     people = [(f"p{i}", f"First{i % 9}", f"Last{i % 7}", 1900 + i) for i in range(60)]

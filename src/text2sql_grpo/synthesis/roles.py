@@ -12,7 +12,9 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00(:?00)?)
 _NUMERIC = re.compile(r"[-+\d.,:/ ()$%#*]*")
 
 
-def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozenset[str]:
+def roles_of(
+    noun: str, found: Values, n_rows: int, *, is_key: bool, is_named: bool = False
+) -> frozenset[str]:
     """Slots of templates that a column fits, besides those of `candidates._FITS`.
 
     `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
@@ -26,15 +28,17 @@ def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozense
         found: Its values.
         n_rows: Number of rows that they were read from.
         is_key: True for a part of a primary or foreign key.
+        is_named: True if it names the rows whatever its noun; see `names_rows`.
     """
     known = vocabulary()
     words = noun.split()
     values = found.values
     is_name = words[-1] in ("name", "title") or noun in known["names"]
-    is_named = is_name or ('"' in noun and found.kind == "text" and found.is_unique)
+    is_named = is_named or is_name or ('"' in noun and found.kind == "text" and found.is_unique)
     if len(values) < 2 or (is_key and not (is_name and found.kind == "text")):
         return frozenset()
-    if any(str(value).strip().lower() in known["missing"] for value in values):
+    # A mark for missing values repeats: a single show may be called "Unknown".
+    if not found.is_unique and any(str(value).strip().lower() in known["missing"] for value in values):
         return frozenset()
     roles = {"blank"} if found.has_nulls and not is_key else set[str]()
     if found.kind == "date":
@@ -60,6 +64,12 @@ def roles_of(noun: str, found: Values, n_rows: int, *, is_key: bool) -> frozense
         if 2 < len(texts) <= min(MAX_GROUPS, n_rows // 2) and not found.has_nulls:
             roles |= {"kind"}
     return frozenset(roles)
+
+
+def names_rows(found: Values) -> bool:
+    """True for texts that are different in each row, and hardly hold a digit, as those of codes do."""
+    with_digits = sum(bool(re.search(r"\d", str(value))) for value in found.values)
+    return found.kind == "text" and found.is_unique and with_digits * 10 <= len(found.values)
 
 
 def plain_text(text: str) -> str:

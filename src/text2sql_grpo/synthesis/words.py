@@ -4,7 +4,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ from text2sql_grpo.synthesis.nouns import (
     with_article,
 )
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
-from text2sql_grpo.synthesis.roles import roles_of
+from text2sql_grpo.synthesis.roles import names_rows, roles_of
 from text2sql_grpo.synthesis.words_file import Words, read_words, write_words
 
 logger = logging.getLogger(__name__)
@@ -307,12 +307,24 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
             )
         )
     if not words.split and not any("label" in column.roles for column in columns):
-        columns = [column for column in columns if column.name != profile.key]
-        columns += _key_as_label(profile, given)
+        columns = _with_label(columns, profile, given)
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
     is_link = profile.is_link and noun.endswith('" row')
     return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
+
+
+def _with_label(
+    columns: Sequence[Column], profile: TableProfile, given: Mapping[str, str | None]
+) -> list[Column]:
+    """Columns with one that names a row, by its values; else with the key."""
+    for number, column in enumerate(columns):
+        found = profile.columns[column.name]
+        if not column.is_key and names_rows(found):
+            roles = roles_of(column.noun, found, profile.n_read, is_key=False, is_named=True)
+            if "label" in roles:
+                return [*columns[:number], replace(column, roles=roles), *columns[number + 1 :]]
+    return [*(column for column in columns if column.name != profile.key), *_key_as_label(profile, given)]
 
 
 def _key_as_label(profile: TableProfile, given: Mapping[str, str | None]) -> Iterator[Column]:
