@@ -52,10 +52,11 @@ def _option(parameter: inspect.Parameter, about: str) -> str:
     default, text = parameter.default, about.replace("|", "\\|")
     is_named = parameter.kind is parameter.KEYWORD_ONLY
     flag = parameter.name.replace("_", "-") if isinstance(default, bool) else parameter.name
-    name = f"`--{'no-' if default is True else ''}{flag}`" if is_named else f"`{parameter.name.upper()}`"
+    spellings = f"`--{flag}`, `--no-{flag}`" if default is True else f"`--{flag}`"
+    name = spellings if is_named else f"`{parameter.name.upper()}`"
     if default is parameter.empty:
         return f"| {name} | required | {text} |"
-    shown = "" if default in (None, "") or isinstance(default, bool) else f"`{default}`"
+    shown = "" if default in (None, "") or default is False else "on" if default is True else f"`{default}`"
     return f"| {name} | {shown} | {text} |"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from text2sql_grpo.config import Config as Config
     from text2sql_grpo.config import EnvironmentConfig as EnvironmentConfig
     from text2sql_grpo.config import EvaluationConfig as EvaluationConfig
+    from text2sql_grpo.config import LossesConfig as LossesConfig
     from text2sql_grpo.config import MCPConfig as MCPConfig
     from text2sql_grpo.config import RolloutConfig as RolloutConfig
     from text2sql_grpo.config import load_config as load_config
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 _NAMES = {
-    "config": "Config EnvironmentConfig EvaluationConfig MCPConfig RolloutConfig load_config",
+    "config": "Config EnvironmentConfig EvaluationConfig LossesConfig MCPConfig RolloutConfig load_config",
     "data.databases": "Databases",
     "data.example": "Example",
     "data.loading": "load_examples",

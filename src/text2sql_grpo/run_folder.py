@@ -59,7 +59,8 @@ def config_around(*models: str) -> Path:
     """
     found = find_config(*models)
     if found is None:
-        raise ConfigError(f"no config.yaml around {' or '.join(models)}: add --config FILE")
+        shown = [name if Path(name).exists() else f"{name} (no such file or folder)" for name in models]
+        raise ConfigError(f"no config.yaml around {' or '.join(shown)}: add --config FILE")
     return found
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import sqlite3
 import time
 from collections import Counter, defaultdict
@@ -408,6 +409,29 @@ def test_files_that_were_edited_are_never_written_over(shop: Path, tmp_path: Pat
     with pytest.raises(DataError, match=r"train\.jsonl .* edited"):
         make_questions(shop, out, question_sets=TINY_SETS)
     assert (out / "train.jsonl").read_text() == edited
+
+
+def test_files_of_another_database_or_of_init_are_never_written_over(shop: Path, tmp_path: Path) -> None:
+    out = tmp_path / "questions"
+    own = next(each for each in SMALL_SETS if each.databases == "train")
+    more = [replace(own, name="dev"), *SMALL_SETS]
+    make_questions(shop, out, question_sets=more)
+    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(DataError, match=r"holds dev\.jsonl, made with the others by `init`"):
+        make_questions(shop, out, question_sets=SMALL_SETS)
+    (tmp_path / "others").mkdir()
+    shutil.copy(next(shop.glob("*.sqlite")), tmp_path / "others" / "depot.sqlite")
+    with pytest.raises(DataError, match="holds questions about shop: nothing is written"):
+        make_questions(tmp_path / "others", out, question_sets=more)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    make_questions(shop, out, question_sets=more)
+
+
+def test_a_pattern_of_what_to_hide_that_names_nothing_is_named(
+    shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS, hide=["personal", "staf.*"])
+    assert "--hide: no table or column of shop is named staf.*" in caplog.text
 
 
 def test_words_are_written_edited_and_kept(any_names: Path, tmp_path: Path) -> None:

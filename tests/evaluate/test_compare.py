@@ -152,7 +152,8 @@ def test_two_models(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["a.jsonl", "a.jsonl", "--out", "c.txt"], "--out must name a .json file, got c.txt"),
         (
             ["nobody/base", "nobody/model"],
-            "no config.yaml around nobody/model or nobody/base: add --config FILE",
+            "no config.yaml around nobody/model (no such file or folder) or "
+            "nobody/base (no such file or folder): add --config FILE",
         ),
         (["a.jsonl", "lonely.json"], "No such file or directory: 'lonely.jsonl'"),
     ],

@@ -49,6 +49,7 @@ def add_verb(verbs: Any, verb: Callable[..., int]) -> None:
             parser.add_argument(*_spellings(name), dest=name, required=True, **how)
         else:
             is_flag = "action" in how
+            how["help"] += " (on by default)" if parameter.default is True else ""
             how["help"] += "" if is_flag or parameter.default is None else " (default: %(default)s)"
             flag = name.replace("_", "-") if is_flag else name
             parser.add_argument(*_spellings(flag), dest=name, default=parameter.default, **how)

@@ -107,7 +107,7 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
     except (OSError, UnicodeDecodeError) as error:
         is_id = not path.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source))
         hint = f"; a dataset of the Hub is hub:{source}" if is_id and not path.suffix else ""
-        raise DataError(f"cannot read the questions as UTF-8: {error} (at {path}){hint}") from error
+        raise DataError(f"cannot read the questions: {error} (at {path}){hint}") from error
     if path.suffix.lower() == ".json":
         return _json_list(text, path, database)
     read = _csv_rows if path.suffix.lower() in _TABLES else _json_lines

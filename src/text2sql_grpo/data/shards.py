@@ -183,7 +183,7 @@ class ExamplesOnDisk(Sequence[Example]):
         try:
             text = content.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"cannot read the questions as UTF-8: {error} (at {place})") from error
+            raise DataError(f"cannot read the questions: {error} (at {place})") from error
         text = text.rstrip("\r\n")
         return read_line(text, self._files[shard], number, database=self._database).example
 
@@ -208,7 +208,7 @@ def _lines(files: Sequence[Path]) -> Iterator[_Line]:
                         yield _Line(shard, offset, number, content)
                     offset += len(content)
         except OSError as error:
-            raise DataError(f"cannot read the questions as UTF-8: {error} (at {path})") from error
+            raise DataError(f"cannot read the questions: {error} (at {path})") from error
 
 
 def _digest(text: str) -> int:

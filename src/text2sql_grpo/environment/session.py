@@ -227,7 +227,7 @@ class SQLEnvironment:
         Raises:
             DataError: The schema, or the list of the database's own functions, cannot be read.
         """
-        from text2sql_grpo.sql.hidden import hide  # with sqlglot, which the config need not load
+        from text2sql_grpo.sql.hidden import hide, unmatched  # with sqlglot, which the config need not load
 
         if database not in self._hidden:
             address = self.databases.address(database)
@@ -245,9 +245,8 @@ class SQLEnvironment:
                 _logger.warning(
                     "hidden from the model in %s: %s (data.hide; [] hides nothing)", database, shown
                 )
-            for pattern in self._patterns if len(self.databases.names()) == 1 else ():
-                if pattern != PERSONAL and not hide(schema, [pattern]).columns:
-                    _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)
+            for pattern in unmatched(schema, self._patterns) if len(self.databases.names()) == 1 else ():
+                _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)
             self._hidden[database] = found
         return self._hidden[database]
 

@@ -154,6 +154,8 @@ class RewardFunction:
             else:
                 takes_all = any(one.kind is one.VAR_KEYWORD for one in names.values())
                 passed = tuple(name for name in (*_TRL, *_COLUMNS) if takes_all or name in names)
+                if mixed := [name for name in _EPISODE if name in names]:
+                    raise TypeError(f"it takes {', '.join(mixed)} next to TRL's: one kind or the other")
             signature.bind(**dict.fromkeys(passed))
             if not passed:
                 raise TypeError("it takes none of these")

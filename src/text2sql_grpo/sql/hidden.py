@@ -134,6 +134,11 @@ def _matching(relation: Table | View, patterns: Sequence[str], dialect: str) -> 
     return frozenset(found)
 
 
+def unmatched(schema: Schema, patterns: Sequence[str]) -> list[str]:
+    """Patterns that name no table and no column: misspelt ones, of a schema that is all there is."""
+    return [pattern for pattern in patterns if pattern != PERSONAL and not hide(schema, [pattern]).columns]
+
+
 def _pruned(hidden: Hidden) -> Schema:
     """Schema without the hidden parts, and without keys that name them."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import jsonl_text, read_json, sha256, write_json, write_text
+from text2sql_grpo.files import jsonl_text, read_json, read_jsonl, sha256, write_json, write_text
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
@@ -171,12 +171,14 @@ def make_questions(
     every = templates(beside if beside.exists() else OWN)
     taken, files, texts = Taken(on_question=on_question), dict[str, int](), dict[str, str]()
     given = {name: _words_file(found, name, folder, words) for name in found.names()}
-    _refuse_edited(out, [f"{one.name}.jsonl" for one in question_sets])
+    _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
     with SQLExecutor() as executor:
         opened = []
         for name, file in given.items():
             profile, known = Profile(executor, found.address(name), hide), read_words(file)
             opened.append(with_words(profile, name, known, place=file))
+            for pattern in profile.unmatched if len(given) == 1 else ():
+                _log.warning("--hide: no table or column of %s is named %s", name, pattern)
         splits = {database.split for database in opened}
         for question_set in (one for one in question_sets if one.databases in splits):
             examples = generate(opened, question_set, taken, seed=seed, every=every)
@@ -195,16 +197,25 @@ def make_questions(
     return Made(files, wanted, [report for database in opened for report in _reports(database, taken)])
 
 
-def _refuse_edited(out: Path, names: Sequence[str]) -> None:
-    """Raise a DataError if a file is there that was not made here, or was edited since."""
+def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> None:
+    """Raise a DataError if a file is there that was edited since, not made here, or made of other things."""
     manifest = out / MANIFEST
     made = read_json(manifest) if manifest.exists() else {}
-    lost = [name for name in names if (out / name).is_file() and made.get(name) != sha256(out / name)]
+    present = [name for name in {**dict.fromkeys(names), **made} if (out / name).is_file()]
+    lost = [name for name in present if made.get(name) != sha256(out / name)]
     if lost:
         raise DataError(
             f"{', '.join(lost)} in {out} were edited since, or not made here: nothing is written. "
             "Move them away, or give another folder with --out"
         )
+    asked = {row["database"] for name in present for row in read_jsonl(out / name, "questions")}
+    if strange := sorted(asked - set(databases)):
+        what = f"holds questions about {', '.join(strange)}"
+    elif more := sorted(set(present) - set(names)):
+        what = f"holds {', '.join(more)}, made with the others by `init`"
+    else:
+        return
+    raise DataError(f"{out} {what}: nothing is written. Give another folder with --out")
 
 
 def _words_file(found: Databases, name: str, folder: Path, words: Path | None) -> Path | None:

@@ -10,7 +10,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.hidden import hide
+from text2sql_grpo.sql.hidden import hide, unmatched
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
 from text2sql_grpo.sql.schema import Column, ForeignKey, Table, quote_name, read_schema
@@ -91,6 +91,7 @@ class Profile:
     Attributes:
         schema: Its schema, without what is hidden.
         hidden: Names of the tables and columns that are hidden.
+        unmatched: Patterns of what to hide that name nothing here.
         ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
     """
 
@@ -109,8 +110,9 @@ class Profile:
         self._executor = executor
         self._engine = parse_address(database).engine
         self._known: dict[str, str | None] = {}
-        found = hide(read_schema(database), hidden)
-        self.schema, self.hidden = found.schema, found.names()
+        schema = read_schema(database)
+        found = hide(schema, hidden)
+        self.schema, self.hidden, self.unmatched = found.schema, found.names(), unmatched(schema, hidden)
         names = Counter(table.name.lower() for table in self.schema.tables)
         found_by_name = [
             table for table in self.schema.tables if names[table.name.lower()] == 1 or not table.namespace
