@@ -173,6 +173,7 @@ def _cases() -> Iterator[Raw]:
     yield from _joins()
     yield from _text_lengths()
     yield from _computed()
+    yield from _time_steps()
 
 
 def _look_ups() -> Iterator[Raw]:
@@ -667,6 +668,51 @@ def _computed() -> Iterator[Raw]:
         False,
     )
     yield kind, "shop", alias, alias.replace("> 150", ">= 150"), False, False
+
+
+def _time_steps() -> Iterator[Raw]:
+    """Moments compared over an interval, and parts of them in place of the whole; not of SQLite."""
+    kind, schema = "time step", "native shop"
+    gaps = "SELECT placed - lag(placed) OVER (PARTITION BY customer ORDER BY placed) AS gap FROM orders"
+    later = "o.customer = p.customer AND p.placed > o.placed AND p.placed {} o.placed + INTERVAL '12 days'"
+    months = "SELECT min(date_trunc('month', placed)), sum(total) FROM orders GROUP BY {}"
+    for gold, wrong, right in (
+        (
+            "SELECT count(*) FROM orders WHERE placed >= TIMESTAMP '2020-03-28' - INTERVAL '10 days'",
+            "SELECT count(*) FROM orders WHERE placed > TIMESTAMP '2020-03-18'",
+            "SELECT count(*) FROM orders WHERE placed >= TIMESTAMP '2020-03-18'",
+        ),
+        (
+            "SELECT count(*) FROM orders o JOIN customer c ON c.id = o.customer "
+            "WHERE o.placed < c.joined + INTERVAL '1 year'",
+            "SELECT count(*) FROM orders o JOIN customer c ON c.id = o.customer "
+            "WHERE o.placed <= c.joined + INTERVAL '1 year'",
+            "SELECT count(*) FROM orders o WHERE EXISTS (SELECT 1 FROM customer c "
+            "WHERE c.id = o.customer AND c.joined + INTERVAL '1 year' > o.placed)",
+        ),
+        (
+            "SELECT id FROM orders WHERE shipped - CAST(placed AS DATE) > 20",
+            "SELECT id FROM orders WHERE shipped - placed > INTERVAL '20 days'",
+            "SELECT id FROM orders WHERE shipped - CAST(placed AS DATE) >= 21",
+        ),
+        (
+            f"SELECT count(*) FROM ({gaps}) AS t WHERE gap > INTERVAL '3 days'",
+            f"SELECT count(*) FROM ({gaps}) AS t WHERE gap >= INTERVAL '3 days'",
+            f"SELECT count(*) FROM ({gaps}) AS t WHERE NOT gap <= INTERVAL '3 days'",
+        ),
+        (
+            f"SELECT count(*) FROM orders o WHERE EXISTS (SELECT 1 FROM orders p WHERE {later.format('<=')})",
+            f"SELECT count(*) FROM orders o WHERE EXISTS (SELECT 1 FROM orders p WHERE {later.format('<')})",
+            f"SELECT count(DISTINCT o.id) FROM orders o JOIN orders p ON {later.format('<=')}",
+        ),
+        (
+            months.format("date_trunc('month', placed)"),
+            months.format("extract(month FROM placed)"),
+            months.format("extract(year FROM placed), extract(month FROM placed)"),
+        ),
+    ):
+        yield kind, schema, gold, wrong, False, True
+        yield kind, schema, gold, right, True, True
 
 
 NESTED = """

@@ -21,6 +21,7 @@ from tests.databases import duckdb_file, sqlite_file
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.run.new_project import SETS
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 from text2sql_grpo.synthesis.generator import QUESTION_SETS, QuestionSet, make_questions
@@ -413,8 +414,7 @@ def test_files_that_were_edited_are_never_written_over(shop: Path, tmp_path: Pat
 
 def test_files_of_another_database_or_of_init_are_never_written_over(shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "questions"
-    own = next(each for each in SMALL_SETS if each.databases == "train")
-    more = [replace(own, name="dev"), *SMALL_SETS]
+    more = [replace(each, count=40) for each in SETS]
     make_questions(shop, out, question_sets=more)
     made = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(DataError, match=r"holds dev\.jsonl, made with the others by `init`"):

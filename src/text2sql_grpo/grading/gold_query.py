@@ -5,7 +5,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -25,6 +25,7 @@ from text2sql_grpo.grading.query_columns import (
     with_strings,
     with_views,
 )
+from text2sql_grpo.grading.time_steps import Step, steps_in
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import Unread, number_value, read_query, write_query
 from text2sql_grpo.sql.schema import Schema
@@ -81,6 +82,7 @@ class GoldQuery:
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
+        steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
 
     tree: exp.Query
@@ -98,6 +100,7 @@ class GoldQuery:
     missing: frozenset[ColumnRef] = frozenset()
     summed: frozenset[ColumnRef] = frozenset()
     divided: frozenset[ColumnRef] = frozenset()
+    steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
 
 def read_gold(
@@ -136,6 +139,11 @@ def read_gold(
         return None
     compared, columns_compared = with_computed(tree, declared)
     literals, patterns, group_sizes = _literals(compared, columns_compared)
+    steps: defaultdict[ColumnRef, list[Step]] = defaultdict(list)
+    for columns, found, moved in steps_in(compared, columns_compared):
+        for column in columns:
+            steps[column] += found
+            literals[column] = [*literals.get(column, ()), *moved]
     grouped = frozenset(
         columns_of[id(column)]
         for part in tree.find_all(exp.Group, exp.Window)
@@ -159,6 +167,7 @@ def read_gold(
         frozenset(_missing(tree, columns_of)),
         _columns_in(filter(_is_sum, tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)), columns_of),
         _columns_in(tree.find_all(exp.Mod), columns_of),
+        {column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
 
 

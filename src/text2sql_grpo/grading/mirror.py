@@ -32,6 +32,7 @@ from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.suite_folder import prune_once
+from text2sql_grpo.grading.time_steps import read_step
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -169,6 +170,8 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
     >>> as_sqlite("SELECT a FROM t WHERE i > INTERVAL '10 hours' AND m = 'sad'::mood", "postgres")
     "SELECT a FROM t WHERE i > '10 HOURS' AND m = 'sad'"
+    >>> as_sqlite("SELECT a FROM t WHERE d < DATE '2020-01-31' - INTERVAL '1 month'", "postgres")
+    "SELECT a FROM t WHERE d < DATETIME('2020-01-31', '-1 MONTHS')"
     """  # noqa: E501 (an example)
     tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
@@ -187,6 +190,11 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
         if isinstance(node.this, exp.Literal):
             return node.this
         return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this)
+    if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+        step = read_step(f"{node.expression.name} {node.expression.text('unit')}")
+        if step is not None:
+            modifiers = map(exp.Literal.string, step.modifiers(1 if isinstance(node, exp.Add) else -1))
+            return exp.func("DATETIME", node.this.transform(_in_sqlite), *modifiers)
     if isinstance(node.parent, exp.Predicate) and isinstance(node.this, exp.Literal):
         if isinstance(node, exp.Interval):
             return exp.Literal.string(f"{node.name} {node.text('unit')}")

@@ -22,6 +22,7 @@ from text2sql_grpo.grading.near_values import (
     of_other_lengths,
 )
 from text2sql_grpo.grading.nested import draw_nested
+from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
 OTHER_ROWS = 5  # rows of a table that the query does not read
@@ -135,6 +136,7 @@ class _Content:
             self._deepen(table, rows)
         if is_read:
             self._aim(table, rows)
+            self._step(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
             for row in rows:
@@ -245,7 +247,48 @@ class _Content:
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
         if column in self._gold.summed and numbers and not dates and self._rng.random() < 0.5:
             pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
+        steps = self._gold.steps.get(column, ())
+        if dates and steps and len(pool) > 1 and self._rng.random() < 0.5:
+            pool[-1] = stepped(dates, pool[0], steps, self._rng) or pool[-1]
         return pool
+
+    def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Move dates of some rows by one of the steps from a date of the same row, or of its parent.
+
+        Or from that of another row with the same parents, where the column is compared with itself.
+        """
+        referring = {position for reference in table.references for position in reference.columns}
+        in_keys = {position for key in table.keys for position in key}
+        for position, column in enumerate(table.columns):
+            own = table.name, column
+            dates, steps = table.dates.get(position), self._gold.steps.get(own, ())
+            if not (dates and steps):
+                continue
+            linked = [other for link in self._gold.links if own in link for other in link if other != own]
+            name, other = self._rng.choice(linked or [own])
+            sample = self._base.tables.get(name)
+            for row in self._rng.sample(rows, min(MAX_AIMED, len(rows))):
+                near: Sequence[Cell] | None = row
+                if not linked:
+                    near = self._rng.choice(rows)
+                    for place in referring - in_keys:
+                        row[place] = near[place]
+                elif name != table.name:
+                    near = self._parent_of(table, row, name)
+                if near and sample and other in sample.columns:
+                    value = near[sample.columns.index(other)]
+                    row[position] = stepped(dates, value, steps, self._rng) or row[position]
+
+    def _parent_of(self, table: TableSample, row: Sequence[Cell], parent: str) -> Sequence[Cell] | None:
+        """Row of another table that a row references; None if there is none."""
+        for reference in table.references:
+            if reference.parent == parent:
+                places = [self._base.tables[parent].columns.index(name) for name in reference.parent_columns]
+                key = [row[position] for position in reference.columns]
+                for one in self.rows.get(parent, ()):
+                    if [one[place] for place in places] == key:
+                        return one
+        return None
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):

@@ -315,6 +315,10 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
         is_recursive=gold.is_recursive or answer.is_recursive,
         summed=gold.summed | answer.summed,
         divided=gold.divided | answer.divided,
+        steps={
+            column: tuple(dict.fromkeys((*gold.steps.get(column, ()), *answer.steps.get(column, ()))))
+            for column in {**gold.steps, **answer.steps}
+        },
     )
 
 

@@ -19,7 +19,7 @@ from text2sql_grpo.grading.base_sample import DatabaseSample
 from text2sql_grpo.grading.materialise import Content, materialise
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 
-FORMAT = 4  # to be raised when other databases are drawn for the same gold query
+FORMAT = 5  # to be raised when other databases are drawn for the same gold query
 UNUSED_DAYS = 60  # after which an entry is deleted
 
 
