@@ -5,6 +5,7 @@ import pytest
 from tests.databases import make_shop
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.near_values import as_column_value, date_format, matching_texts, near_values
+from text2sql_grpo.grading.time_steps import Step
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.schema import Schema, read_schema
 
@@ -113,10 +114,30 @@ def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_comp
         schema,
     )
     assert {column: set(values) for column, values in gold.literals.items()} == {
-        ("person", "joined"): {"1997", "1998", "2020-02-01"},
+        ("person", "joined"): {"1997", "1998", "2020-02-01", "2020-02-01 00:00:00", "2020-01-30 00:00:00"},
         ("person", "note"): {"none", "x"},
         ("person", "age"): {-5},
     }
+
+
+@pytest.mark.parametrize(
+    ("condition", "literal", "step"),
+    [
+        ("joined >= DATE '2020-03-31' - INTERVAL '1 month'", "2020-02-29 00:00:00", Step(months=1)),
+        ("age(DATE '2023-06-30', joined) > INTERVAL '10 years'", "2013-06-30 00:00:00", Step(months=120)),
+        ("DATE '2020-01-31' - joined > 30", "2020-01-01 00:00:00", Step(seconds=30 * 86_400.0)),
+        ("joined < timestamp '2020-01-31' - INTERVAL '90000000000 years'", None, None),
+        ("joined > DATE '2020-01-31' - INTERVAL '999999999 years'", None, Step(months=12 * 999_999_999)),
+    ],
+)
+def test_moments_an_interval_away_are_literals(
+    condition: str, literal: str | None, step: Step | None, schema: Schema
+) -> None:
+    gold = read_gold(f"SELECT code FROM person WHERE {condition}", schema, dialect="postgres")
+    assert gold is not None
+    found = gold.literals.get(("person", "joined"), ())
+    assert literal is None or literal in found
+    assert step is None or step in gold.steps["person", "joined"]
 
 
 def test_an_escaped_wildcard_of_a_pattern_is_itself(schema: Schema) -> None:
