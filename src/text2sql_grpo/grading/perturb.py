@@ -257,12 +257,12 @@ class _Content:
 
         Or from that of another row with the same parents, where the column is compared with itself.
         """
-        referring = {position for reference in table.references for position in reference.columns}
         in_keys = {position for key in table.keys for position in key}
+        free = [reference.columns for reference in table.references if in_keys.isdisjoint(reference.columns)]
         for position, column in enumerate(table.columns):
             own = table.name, column
             dates, steps = table.dates.get(position), self._gold.steps.get(own, ())
-            if not (dates and steps):
+            if not (dates and steps) or self._rng.random() < 0.5:  # else dates next to literals are lost
                 continue
             linked = [other for link in self._gold.links if own in link for other in link if other != own]
             name, other = self._rng.choice(linked or [own])
@@ -271,7 +271,7 @@ class _Content:
                 near: Sequence[Cell] | None = row
                 if not linked:
                     near = self._rng.choice(rows)
-                    for place in referring - in_keys:
+                    for place in (place for columns in free for place in columns):
                         row[place] = near[place]
                 elif name != table.name:
                     near = self._parent_of(table, row, name)
