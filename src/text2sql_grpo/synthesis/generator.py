@@ -171,7 +171,6 @@ def make_questions(
     every = templates(beside if beside.exists() else OWN)
     taken, files, texts = Taken(on_question=on_question), dict[str, int](), dict[str, str]()
     given = {name: _words_file(found, name, folder, words) for name in found.names()}
-    _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
     with SQLExecutor() as executor:
         opened = []
         for name, file in given.items():
@@ -180,7 +179,9 @@ def make_questions(
             for pattern in profile.unmatched if len(given) == 1 else ():
                 _log.warning("--hide: no table or column of %s is named %s", name, pattern)
         splits = {database.split for database in opened}
-        for question_set in (one for one in question_sets if one.databases in splits):
+        question_sets = [one for one in question_sets if one.databases in splits]
+        _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
+        for question_set in question_sets:
             examples = generate(opened, question_set, taken, seed=seed, every=every)
             files[question_set.name] = len(examples)
             if examples:
