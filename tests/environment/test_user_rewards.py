@@ -190,7 +190,7 @@ def adjustment(episode: Episode) -> float:
         ([adjustment], "the name adjustment is taken"),
         ([no_parameter], "no_parameter must take parameters of episode, verdict, results, or of TRL's"),
         ([wrong_parameter], "missing a required argument: 'question'"),
-        ([mixed], "missing a required argument: 'episode'"),
+        ([mixed], "it takes episode next to TRL's: one kind or the other"),
         ([absent_column], "absent_column must take .* columns id, database, .*: missing .*'solution'"),
         ([asynchronous], "asynchronous must not be asynchronous: write def"),
         ([(short, 1.0)], "a wrong one can earn 1 and a right one as little as 1; lower short: 1.0"),
