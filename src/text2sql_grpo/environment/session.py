@@ -147,7 +147,7 @@ class SQLSession:
         return self._reply(result.text, result.advice)
 
     def holds_action(self, cut_text: str) -> bool:
-        """True if a turn that was cut by its limit of tokens holds a whole action: it talks on after it."""
+        """True if a turn that was cut by its limit of tokens holds a whole action before the cut."""
         try:
             parse_action(cut_text, self._settings.protocol, self._backend.tools)
         except MalformedTurn as malformed:

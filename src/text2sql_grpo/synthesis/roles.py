@@ -28,7 +28,7 @@ def roles_of(
         found: Its values.
         n_rows: Number of rows that they were read from.
         is_key: True for a part of a primary or foreign key.
-        is_named: True if it names the rows whatever its noun; see `names_rows`.
+        is_named: True if it names the rows by its values; see `names_rows`.
     """
     known = vocabulary()
     words = noun.split()
@@ -67,7 +67,7 @@ def roles_of(
 
 
 def names_rows(found: Values) -> bool:
-    """True for texts that are different in each row, and hardly hold a digit, as those of codes do."""
+    """True for texts that differ from row to row, at most a tenth of them with a digit, as codes have."""
     with_digits = sum(bool(re.search(r"\d", str(value))) for value in found.values)
     return found.kind == "text" and found.is_unique and with_digits * 10 <= len(found.values)
 
