@@ -158,6 +158,21 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     assert {path.name for path in other.iterdir()} - archived == {path.name for path in one.iterdir()}
 
 
+def test_a_run_killed_before_it_removed_an_old_checkpoint_removes_it_later(
+    config: Path, tmp_path: Path
+) -> None:
+    """Killed after its last checkpoint, so that no step is left when it goes on."""
+    folder, options = tmp_path / "run", ("--grpo.max_steps", "3", "--grpo.save_total_limit", "1")
+    finish(config, folder, *options)
+    kept = saved_checkpoints(folder)  # the newest and the best
+    removed = [folder / f"checkpoint-{step}" for step in (1, 2) if folder / f"checkpoint-{step}" not in kept]
+    shutil.copytree(kept[-1], removed[0])
+
+    finish(config, folder, *options)
+
+    assert saved_checkpoints(folder) == kept
+
+
 def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path, tmp_path: Path) -> None:
     """Killed in the middle of a generation batch."""
     options = (*TWO, "--grpo.max_steps", "5", "--grpo.save_total_limit", "5")

@@ -98,9 +98,21 @@ def find_whole(folder: Path, resume: str | Path | bool) -> Path:
 def best_checkpoint(folder: Path) -> Path | None:
     """The best checkpoint according to the newest one; None if none is recorded."""
     for newest in saved_checkpoints(folder)[-1:]:
-        best = read_json(newest / MANIFEST)["best"]
+        manifest = newest / MANIFEST
+        best = read_json(manifest)["best"] if manifest.is_file() else None
         return folder / f"checkpoint-{best['step']}" if best else None
     return None
+
+
+def remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:
+    """Remove old checkpoints that a process killed before it did so left beside the newest one.
+
+    Does nothing for another checkpoint than the newest of the output folder.
+    """
+    folder = Path(args.output_dir)
+    newest = [path.resolve() for path in saved_checkpoints(folder)[-1:]]
+    if args.should_save and newest == [checkpoint.resolve()]:
+        _remove_old(folder, args.save_total_limit)
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,7 @@ class Checkpoints(TrainerCallback):
             if writes:
                 _seal(saved, self.best)
                 _put_in_place(saved, folder / saved.name)
-                self._remove_old(folder, trainer.args.save_total_limit)
+                _remove_old(folder, trainer.args.save_total_limit)
         except OSError as error:
             newest = [str(path) for path in saved_checkpoints(folder)[-1:]] or ["none"]
             raise RunError(
@@ -201,10 +213,7 @@ class Checkpoints(TrainerCallback):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
-        folder = Path(trainer.args.output_dir)
-        is_newest = [one.resolve() for one in saved_checkpoints(folder)[-1:]] == [checkpoint.resolve()]
-        if trainer.args.should_save and is_newest:  # a process killed before it removed old ones left them
-            self._remove_old(folder, trainer.args.save_total_limit)
+        remove_left_over(checkpoint, trainer.args)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -232,12 +241,13 @@ class Checkpoints(TrainerCallback):
         if self.best is None or (sign * value, self.best.step == 0) > (sign * self.best.value, False):
             self.best = Best(metric, value, state.global_step)
 
-    def _remove_old(self, folder: Path, keep: int | None) -> None:
-        """Remove all but the newest `keep` checkpoints and the best; None keeps all."""
-        old = saved_checkpoints(folder)[: -keep if keep else 0]
-        for checkpoint in old:
-            if self.best is None or checkpoint_step(checkpoint) != self.best.step:
-                shutil.rmtree(checkpoint, ignore_errors=True)
+
+def _remove_old(folder: Path, keep: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one; None keeps all."""
+    best = best_checkpoint(folder)
+    for checkpoint in saved_checkpoints(folder)[: -keep if keep else 0]:
+        if checkpoint != best:
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _state_name(trainer: Trainer) -> str:

@@ -34,7 +34,13 @@ from text2sql_grpo.models.loaded_policy import (
 )
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import find_damage, is_finished, saved_checkpoints, steps_done
+from text2sql_grpo.reliability.checkpoints import (
+    find_damage,
+    is_finished,
+    remove_left_over,
+    saved_checkpoints,
+    steps_done,
+)
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -329,6 +335,7 @@ def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> N
     """
     if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
         trl_compat.load_weights(trainer, checkpoint)
+        remove_left_over(checkpoint, trainer.args)
         return
     try:
         with ranks.collective_errors():
