@@ -59,8 +59,7 @@ class Drafter:
         self.database = database
         self.template = template
         self.side = side
-        self._columns: dict[tuple[str, str], list[Column]] = {}
-        self._conditions: dict[tuple[str, str, str], list[Condition]] = {}
+        self._known: dict[tuple[str, str], list[tuple[Column, list[Condition]]]] = {}
         self.sources = [
             source
             for source in sources
@@ -69,24 +68,21 @@ class Drafter:
             and all(self._choices(source, slot) for slot in template.slots)
         ]
 
-    def _choices(self, source: Source, slot: str) -> list[Column]:
+    def _choices(self, source: Source, slot: str) -> list[tuple[Column, list[Condition]]]:
+        """Columns for a slot, each with the conditions on the wanted side; with none for a slot to show."""
         role, _, kind = slot.rpartition(".")
         table = source.tables[role]
-        if (table.name, kind) not in self._columns:
+        if (table.name, kind) not in self._known:
             columns = [column for column in table.columns if _fits(kind, column, table)]
-            if kind in CONDITIONS:
-                for column in columns:
-                    self._conditions[column.table, column.name, kind] = self._wanted(column, kind)
-                columns = [column for column in columns if self._conditions[column.table, column.name, kind]]
-            self._columns[table.name, kind] = columns
-        return self._columns[table.name, kind]
+            pairs = [(column, self._wanted(column, kind)) for column in columns]
+            self._known[table.name, kind] = [pair for pair in pairs if pair[1] or kind not in CONDITIONS]
+        return self._known[table.name, kind]
 
     def _wanted(self, column: Column, kind: str) -> list[Condition]:
-        """Conditions on a column whose literal is on the wanted side."""
         place = f"{column.table}.{column.name}"
         return [
             condition
-            for condition in CONDITIONS[kind](column)
+            for condition in (CONDITIONS[kind](column) if kind in CONDITIONS else ())
             if not condition.literal or self._is_wanted("literal", place, condition.literal)
         ]
 
@@ -101,13 +97,13 @@ class Drafter:
         owners: list[str] = []
         for slot in self.template.slots:
             role, _, kind = slot.rpartition(".")
-            free = [column for column in self._choices(source, slot) if column not in picked.values()]
+            free = [pair for pair in self._choices(source, slot) if pair[0] not in picked.values()]
             if not free:
                 return None
-            column = rng.choice(free)
+            column, tests = rng.choice(free)
             picked[kind if kind not in picked else f"{role or 'second'}_{kind}"] = column
-            if kind in CONDITIONS:
-                conditions.append(rng.choice(self._conditions[column.table, column.name, kind]))
+            if tests:
+                conditions.append(rng.choice(tests))
                 owners.append(source.owners[role])
         places = sorted(
             {source.tables[""].name, *(f"{column.table}.{column.name}" for column in picked.values())}
@@ -129,7 +125,8 @@ class Drafter:
         elif (
             text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
         ) and text.kind == "text":
-            check = _check(text, next(each.value for each in conditions if each.column is text))
+            value = next(each.value for each in conditions if each.column is text)
+            check = f"{_look(text)} WHERE {text.sql} LIKE {literal(f'%{value}%')}"
         gold = self._sql(source, picked, [(each.column, each.test) for each in conditions], k)
         question = _sentence(rng.choice(phrases).format(**nouns))
         return Draft(
@@ -180,11 +177,6 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _check(column: Column, value: str) -> str:
-    """Query that shows a value stored as said."""
-    return f"{_look(column)} WHERE {column.sql} LIKE {literal(f'%{value}%')}"
-
-
 def _look(column: Column) -> str:
     """Query that lists a column, and so the stored form of its values."""
     return f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
@@ -215,13 +207,13 @@ def _is_short(column: Column) -> bool:
 
 
 def _fits(kind: str, column: Column, table: Table) -> bool:
-    return _FITS[kind](column, table) if kind in _FITS else _ROLES.get(kind, kind) in column.roles
+    return _FITS[kind](column, table) if kind in _FITS else kind in column.roles
 
 
-_ROLES = {"pattern": "label"}
 _FITS: dict[str, Callable[[Column, Table], bool]] = {
     "said": lambda column, _: 1 < len(column.values) <= MAX_CATEGORIES,
     "text": lambda column, _: column.kind == "text" and not column.said and _is_short(column),
+    "pattern": lambda column, _: "label" in column.roles,
     "amount": lambda column, _: _is_number(column),
     "date": lambda column, _: column.kind == "date" and not column.is_key,
     "null": lambda column, _: column.has_nulls and not column.is_key,
