@@ -60,7 +60,6 @@ class TableProfile:
         n_read: Number of rows whose values were read.
         columns: Values by name of the column.
         declared: Foreign keys that the schema declares.
-        is_link: True if its rows only link rows of two other tables, each pair once.
     """
 
     table: Table
@@ -68,12 +67,6 @@ class TableProfile:
     n_read: int
     columns: Mapping[str, Values]
     declared: tuple[ForeignKey, ...]
-    is_link: bool
-
-    @property
-    def key_is_declared(self) -> bool:
-        """True if the table has a primary key."""
-        return any(column.is_primary_key for column in self.table.columns)
 
     @property
     def key(self) -> str | None:
@@ -83,6 +76,18 @@ class TableProfile:
             return primary[0] if len(primary) == 1 else None
         fitting = (name for name, found in self.columns.items() if found.is_unique)
         return next((name for name in fitting if _KEY_NAME.search(_letters(name))), None)
+
+    @property
+    def is_link(self) -> bool:
+        """True if its rows only link rows of two other tables, each pair once.
+
+        Its key is two foreign keys, and nothing else but moments is stored.
+        """
+        keys = [key for key in self.table.foreign_keys if len(key.columns) == 1]
+        linked = {key.columns[0] for key in keys}
+        others = [found for name, found in self.columns.items() if name not in linked]
+        is_bare = all(found.kind in ("date", None) for found in others)
+        return len(keys) == 2 and is_bare and any(set(key) == linked for key in self.table.keys)
 
 
 class Profile:
@@ -123,8 +128,6 @@ class Profile:
             profile = self.tables[name]
             table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, *keys))
             self.tables[name] = replace(profile, table=table)
-        for name, profile in self.tables.items():
-            self.tables[name] = replace(profile, is_link=_is_link(profile))
 
     def native(self, sql: str) -> str | None:
         """A query of SQLite in the SQL of the database; None if it cannot be said there."""
@@ -158,7 +161,7 @@ class Profile:
         left_out = {(one.namespace, one.name) for one in self.ambiguous}
         keys = tuple(key for key in table.foreign_keys if (key.namespace, key.table) not in left_out)
         table = replace(table, foreign_keys=keys)
-        return TableProfile(table, n_rows, len(rows), columns, keys, is_link=False)
+        return TableProfile(table, n_rows, len(rows), columns, keys)
 
     def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
         """Rows spread over the table, all if it holds few, and the number of all."""
@@ -309,17 +312,3 @@ def _refers(column: str, other: str, key: str) -> bool:
         return len(own) > 4
     stem = own.removesuffix(target)
     return own != stem and len(stem) > 2 and (table.startswith(stem) or table.endswith((stem, f"{stem}s")))
-
-
-def _is_link(profile: TableProfile) -> bool:
-    """See `TableProfile`: its key is two foreign keys, and nothing else but moments is stored."""
-    keys = [key for key in profile.table.foreign_keys if len(key.columns) == 1]
-    if len(keys) != 2:
-        return False
-    linked = {key.columns[0] for key in keys}
-    others = [column for column in profile.table.columns if column.name not in linked]
-    is_bare = all(profile.columns.get(column.name, _NOTHING).kind in ("date", None) for column in others)
-    return is_bare and any(set(key) == linked for key in profile.table.keys)
-
-
-_NOTHING = Values(None, (), has_nulls=False, is_unique=False, repeated=None)

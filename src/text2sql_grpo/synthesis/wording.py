@@ -366,7 +366,7 @@ class _Worded:
         if not (found and found.kind and said.endswith("id") and is_english(noun or "key")):
             raise _NoWords
         noun = "ID" if noun in ("", table.noun) else f"{noun} ID"
-        return Column(table.name, name, name, noun, found.kind, True, found.has_nulls, found.values)
+        return Column(table.name, name, noun, found.kind, True, found.has_nulls, found.values)
 
     def _table(self, node: exp.Expr, tables: Mapping[str, str] | None = None) -> tuple[str, str]:
         """Names of the table and the column of a column, as declared."""

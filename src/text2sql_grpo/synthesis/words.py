@@ -37,7 +37,6 @@ class Column:
     """One column, its noun phrase and its values.
 
     Attributes:
-        sql: Name in SQL, quoted if needed.
         is_key: Part of a primary or foreign key.
         values: Distinct values without NULL, sorted, see `profile.Values`.
         said: Stored value -> value as people say it, if the two differ; empty for most columns.
@@ -49,7 +48,6 @@ class Column:
 
     table: str
     name: str
-    sql: str
     noun: str
     kind: Kind
     is_key: bool
@@ -59,6 +57,11 @@ class Column:
     clauses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     roles: frozenset[str] = frozenset()
     repeated: frozenset[Value] = frozenset()
+
+    @property
+    def sql(self) -> str:
+        """Name in SQL, quoted if needed."""
+        return quote_name(self.name)
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,15 @@ class Table:
     """
 
     name: str
-    sql: str
     noun: str
     row_count: int
     columns: tuple[Column, ...]
-    is_link: bool = False
+    is_link: bool
+
+    @property
+    def sql(self) -> str:
+        """Name in SQL, quoted if needed."""
+        return quote_name(self.name)
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,6 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
             Column(
                 table=table.name,
                 name=declared.name,
-                sql=quote_name(declared.name),
                 noun=phrase,
                 kind=found.kind,
                 is_key=is_key,
@@ -311,7 +317,7 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
     nouns = Counter(column.noun for column in columns)
     distinct = tuple(column for column in columns if nouns[column.noun] == 1)
     is_link = profile.is_link and noun.endswith('" row')
-    return Table(table.name, quote_name(table.name), noun, profile.n_read, distinct, is_link)
+    return Table(table.name, noun, profile.n_read, distinct, is_link)
 
 
 def _with_label(
@@ -332,16 +338,13 @@ def _key_as_label(profile: TableProfile, given: Mapping[str, str | None]) -> Ite
     name = profile.key
     found = profile.columns.get(name) if name else None
     if name and found and found.kind in ("number", "text") and len(found.values) > 1:
-        roles, sql = frozenset(["label"]), quote_name(name)
+        table, roles = profile.table, frozenset(["label"])
         stem = name.lower().removesuffix("id").strip("_ ")
-        is_own = name.lower().endswith("id") and (
-            profile.key_is_declared or stem in profile.table.name.lower()
-        )
+        is_declared = any(column.is_primary_key for column in table.columns)
+        is_own = name.lower().endswith("id") and (is_declared or stem in table.name.lower())
         derived = "ID" if is_own else f'"{name}"'
-        if noun := given.get(f"{profile.table.name}.{name}", derived):
-            yield Column(
-                profile.table.name, name, sql, noun, found.kind, True, False, found.values, roles=roles
-            )
+        if noun := given.get(f"{table.name}.{name}", derived):
+            yield Column(table.name, name, noun, found.kind, True, False, found.values, roles=roles)
 
 
 def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
