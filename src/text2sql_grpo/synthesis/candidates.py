@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.conditions import COLUMN, CONDITIONS, Condition, in_words, literal, without_unit
 from text2sql_grpo.synthesis.nouns import is_plural, plural, vocabulary
@@ -27,17 +28,12 @@ class Draft:
     """A question with its SQL, not yet run.
 
     Attributes:
-        look_sql: See `Example`; None except for look-up templates, like `guess_sql`.
-        check_sql: Query that shows the text value of a condition that is stored as said; None without one.
+        example: The question, without id and split; its SQL is SQLite's.
         tables: Tables that the gold query reads.
         is_single: True if the question is about one row.
     """
 
-    question: str
-    gold_sql: str
-    look_sql: str | None
-    guess_sql: str | None
-    check_sql: str | None
+    example: Example
     tables: tuple[str, ...]
     is_single: bool
 
@@ -127,17 +123,19 @@ class Drafter:
         ) and text.kind == "text":
             value = next(each.value for each in conditions if each.column is text)
             check = f"{_look(text)} WHERE {text.sql} LIKE {literal(f'%{value}%')}"
-        gold = self._sql(source, picked, [(each.column, each.test) for each in conditions], k)
-        question = _sentence(rng.choice(phrases).format(**nouns))
-        return Draft(
-            question,
-            gold,
-            look,
-            guess,
-            check,
-            source.names,
-            is_single="named" in picked and len(source.tables) == 1,
+        example = Example(
+            id="",
+            database=self.database.name,
+            question=_sentence(rng.choice(phrases).format(**nouns)),
+            gold_sql=self._sql(source, picked, [(each.column, each.test) for each in conditions], k),
+            difficulty=self.template.difficulty,
+            family=self.template.family,
+            template=self.template.name,
+            look_sql=look,
+            guess_sql=guess,
+            check_sql=check,
         )
+        return Draft(example, source.names, is_single="named" in picked and len(source.tables) == 1)
 
     def _sql(self, source: Source, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str) -> str:
         def name(column: Column) -> str:

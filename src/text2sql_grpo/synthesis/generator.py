@@ -33,6 +33,7 @@ MIN_EACH = 20
 """Questions of a template that no share cuts."""
 
 _RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)?(?: LIMIT (\d+))?")
+_Streams = Mapping[Drafter, Iterator[Example]]
 _log = logging.getLogger(__name__)
 
 
@@ -82,11 +83,11 @@ class Taken:
     timeouts: Counter[tuple[str, str]] = field(default_factory=Counter)
     on_question: Callable[[], object] = int
 
-    def add(self, draft: Draft, question_set: str, database: str) -> None:
+    def add(self, draft: Draft, question_set: str) -> None:
         """Note a draft that a file takes."""
-        self.questions.add(draft.question)
-        self.golds[draft.gold_sql] = question_set
-        self.tables.update((database, table) for table in draft.tables)
+        self.questions.add(draft.example.question)
+        self.golds[draft.example.gold_sql] = question_set
+        self.tables.update((draft.example.database, table) for table in draft.tables)
         self.on_question()
 
 
@@ -182,7 +183,7 @@ def make_questions(
         question_sets = [one for one in question_sets if one.databases in splits]
         _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
         for question_set in question_sets:
-            examples = generate(opened, question_set, taken, seed=seed, every=every)
+            examples = _examples(opened, question_set, taken, every, seed)
             files[question_set.name] = len(examples)
             if examples:
                 texts[f"{question_set.name}.jsonl"] = jsonl_text(map(_row, examples))
@@ -262,13 +263,12 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
         yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
 
 
-def generate(
+def _examples(
     databases: Sequence[Database],
     question_set: QuestionSet,
     taken: Taken,
-    *,
-    seed: int = 0,
     every: Sequence[Template],
+    seed: int,
 ) -> list[Example]:
     """Examples of one set, shuffled.
 
@@ -276,184 +276,142 @@ def generate(
         databases: All databases; only those of the set's split are used.
         question_set: The set.
         taken: Questions and golds of other sets; grows by the returned ones.
-        seed: Random seed.
         every: All templates.
+        seed: Random seed.
     """
-    used = [database for database in databases if database.split == question_set.databases]
     rng = random.Random(f"{seed}-{question_set.name}")
+    used = [database for database in databases if database.split == question_set.databases]
     fitting = [one for one in every if one.is_held_out == question_set.is_held_out_templates]
-    draw = _balanced if fitting and fitting[0].is_plain else _weighted
-    drawn = draw(used, fitting, question_set, taken, rng)
+    is_plain = bool(fitting) and fitting[0].is_plain
+    if is_plain:
+        parts: list[tuple[Database, Template, Sequence[Source]]] = [
+            (database, template, [source])
+            for database in used
+            for source in database.sources
+            for template in fitting
+        ]
+    else:
+        parts = [(database, template, database.sources) for template in fitting for database in used]
+    drafters = [Drafter(*part, side=question_set.side) for part in parts]
+    streams = {drafter: _accepted(drafter, question_set, taken, rng) for drafter in drafters}
+    drawn = (_balanced if is_plain else _weighted)(streams, question_set, rng)
     rng.shuffle(drawn)
     return [
-        _example(f"{question_set.name}-{number:05}", question_set.name, *parts)
-        for number, parts in enumerate(drawn)
+        replace(example, id=f"{question_set.name}-{number:05}", split=question_set.name)
+        for number, example in enumerate(drawn)
     ]
 
 
-def _balanced(
-    databases: Sequence[Database],
-    fitting: Sequence[Template],
-    question_set: QuestionSet,
-    taken: Taken,
-    rng: random.Random,
-) -> list[tuple[Database, Template, Draft]]:
-    """Drafts spread over the schema: the next is of the table, then the join path, then the template with
+def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) -> list[Example]:
+    """Examples spread over the schema: the next is of the table, then the join path, then the template with
     the fewest so far.
 
-    A template that has `MAX_SHARE` of the drafts, or its share if few fit, waits until others have more.
+    A template that has `MAX_SHARE` of the examples, or its share if few fit, waits until others have more.
     """
-    streams: dict[tuple[str, str], list[_Stream]] = {}
-    for database in databases:
-        for source in database.sources:
-            for template in fitting:
-                stream = _Stream(database, template, [source], question_set, taken, rng)
-                if stream.drafter.sources:
-                    streams.setdefault((database.name, source.tables[""].name), []).append(stream)
-    n_templates = len({stream.template.name for some in streams.values() for stream in some})
+    by_table: dict[tuple[str, str], list[Drafter]] = {}
+    for drafter in streams:
+        for source in drafter.sources:
+            by_table.setdefault((drafter.database.name, source.tables[""].name), []).append(drafter)
+    n_templates = len({drafter.template.name for some in by_table.values() for drafter in some})
     share = max(MAX_SHARE, 1.5 / max(1, n_templates))
-    drawn: list[tuple[Database, Template, Draft]] = []
+    drawn: list[Example] = []
     counts: Counter[Any] = Counter()
-    order = list(streams)
+    order = list(by_table)
     rng.shuffle(order)
+
+    def path(drafter: Drafter) -> tuple[str, str]:
+        return drafter.database.name, drafter.sources[0].sql
+
     while len(drawn) < question_set.count:
         cap = max(MIN_EACH, share * (len(drawn) + 1))
         for table in sorted(order, key=lambda one: counts[one]):
-            open_ones = [each for each in streams[table] if counts[each.template.name] < cap]
+            open_ones = [each for each in by_table[table] if counts[each.template.name] < cap]
             open_ones.sort(
-                key=lambda each: (counts[each.path], counts[each.template.name] / each.template.weight)
+                key=lambda each: (counts[path(each)], counts[each.template.name] / each.template.weight)
             )
-            for stream in open_ones:
-                draft = next(stream.drafts, None)
-                if draft is not None:
+            for drafter in open_ones:
+                example = next(streams[drafter], None)
+                if example is not None:
                     break
-                streams[table].remove(stream)
+                by_table[table].remove(drafter)
             else:
                 continue
-            drawn.append((stream.database, stream.template, draft))
-            counts.update((table, stream.path, stream.template.name))
+            drawn.append(example)
+            counts.update((table, path(drafter), drafter.template.name))
             break
         else:
             return drawn
     return drawn
 
 
-def _weighted(
-    databases: Sequence[Database],
-    fitting: Sequence[Template],
-    question_set: QuestionSet,
-    taken: Taken,
-    rng: random.Random,
-) -> list[tuple[Database, Template, Draft]]:
-    """Drafts evenly over databases, over templates by their weights, a share of them look-ups.
+def _weighted(streams: _Streams, question_set: QuestionSet, rng: random.Random) -> list[Example]:
+    """Examples evenly over databases, over templates by their weights, a share of them look-ups.
 
     If one is exhausted, the others fill in.
     """
-    drawn: list[tuple[Database, Template, Draft]] = []
+    drawn: list[Example] = []
     quota = -int(-question_set.count * question_set.lookup_share // 1)
     for is_lookup, total in ((True, quota), (False, question_set.count)):
-        streams = [
-            _Stream(database, template, database.sources, question_set, taken, rng)
-            for template in fitting
-            for database in databases
-            if (template.family == "lookup") == is_lookup
-        ]
-        while streams and len(drawn) < total:
-            rng.shuffle(streams)
-            alive = []
-            for stream in streams:
-                drafts = list(islice(stream.drafts, min(stream.template.weight, total - len(drawn))))
-                drawn += [(stream.database, stream.template, draft) for draft in drafts]
-                if drafts:
-                    alive.append(stream)
-            streams = alive
+        alive = [drafter for drafter in streams if (drafter.template.family == "lookup") == is_lookup]
+        while alive and len(drawn) < total:
+            rng.shuffle(alive)
+            for drafter in list(alive):
+                found = list(islice(streams[drafter], min(drafter.template.weight, total - len(drawn))))
+                drawn += found
+                if not found:
+                    alive.remove(drafter)
     return drawn
-
-
-def _example(name: str, split: str, database: Database, template: Template, draft: Draft) -> Example:
-    return Example(
-        id=name,
-        database=database.name,
-        difficulty=template.difficulty,
-        split=split,
-        family=template.family,
-        template=template.name,
-        question=draft.question,
-        gold_sql=draft.gold_sql,
-        look_sql=draft.look_sql,
-        guess_sql=draft.guess_sql,
-        check_sql=draft.check_sql,
-    )
 
 
 def _row(example: Example) -> dict[str, Any]:
     return {name: value for name, value in asdict(example).items() if value not in (None, False, ())}
 
 
-class _Stream:
-    """Accepted drafts of one template on some sources of a database.
-
-    Attributes:
-        drafts: The drafts, until `MAX_FAILURES` draws in a row fail or `MAX_TIMEOUTS` take too long.
-        path: The join path of the first source.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        template: Template,
-        sources: Sequence[Source],
-        question_set: QuestionSet,
-        taken: Taken,
-        rng: random.Random,
-    ) -> None:
-        self.database = database
-        self.template = template
-        self.drafter = Drafter(database, template, sources, side=question_set.side)
-        self.drafts = self._accepted(question_set, taken, rng)
-        self.path = (database.name, sources[0].sql) if sources else ()
-
-    def _accepted(self, question_set: QuestionSet, taken: Taken, rng: random.Random) -> Iterator[Draft]:
-        is_good: dict[str, bool] = {}
-        used: set[str] = set()
-        failures = timeouts = 0
-        while self.drafter.sources and failures < MAX_FAILURES and timeouts < MAX_TIMEOUTS:
-            failures += 1
-            draft = self.drafter.draw(rng)
-            if draft is None or draft.question in taken.questions:
-                continue
-            gold = draft.gold_sql
-            if taken.golds.get(gold, question_set.name) != question_set.name:
-                continue
-            is_bare = self.template.is_plain and not self.template.slots
-            if gold in used and (failures < MAX_FAILURES // 2 or is_bare):
-                continue  # a second question with the same gold only if new golds are rare
-            if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
-                continue
-            if gold not in is_good:
-                try:
-                    is_good[gold] = _is_good(self.database.profile, draft)
-                except TimeoutError:
-                    is_good[gold] = False
-                    timeouts += 1
-                    taken.timeouts.update((self.database.name, table) for table in draft.tables)
-            if is_good[gold] and (native := _native(draft, self.database.profile)):
-                failures = 0
-                used.add(gold)
-                taken.add(draft, question_set.name, self.database.name)
-                yield native
+def _accepted(
+    drafter: Drafter, question_set: QuestionSet, taken: Taken, rng: random.Random
+) -> Iterator[Example]:
+    """Good examples of a set, until `MAX_FAILURES` draws in a row fail or `MAX_TIMEOUTS` take too long."""
+    template, profile = drafter.template, drafter.database.profile
+    is_good: dict[str, bool] = {}
+    used: set[str] = set()
+    failures = timeouts = 0
+    while drafter.sources and failures < MAX_FAILURES and timeouts < MAX_TIMEOUTS:
+        failures += 1
+        draft = drafter.draw(rng)
+        if draft is None or draft.example.question in taken.questions:
+            continue
+        gold = draft.example.gold_sql
+        if taken.golds.get(gold, question_set.name) != question_set.name:
+            continue
+        is_bare = template.is_plain and not template.slots
+        if gold in used and (failures < MAX_FAILURES // 2 or is_bare):
+            continue  # a second question with the same gold only if new golds are rare
+        if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
+            continue
+        if gold not in is_good:
+            try:
+                is_good[gold] = _is_good(profile, draft)
+            except TimeoutError:
+                is_good[gold] = False
+                timeouts += 1
+                taken.timeouts.update((drafter.database.name, table) for table in draft.tables)
+        if is_good[gold] and (native := _native(draft.example, profile)):
+            failures = 0
+            used.add(gold)
+            taken.add(draft, question_set.name)
+            yield native
 
 
-def _native(draft: Draft, profile: Profile) -> Draft | None:
-    """Draft in the SQL of its database; None if one of its queries cannot be said or run there."""
+def _native(example: Example, profile: Profile) -> Example | None:
+    """Example in the SQL of its database; None if one of its queries cannot be said or run there."""
     names = ("gold_sql", "look_sql", "guess_sql")
-    found: dict[str, Any] = {name: profile.native(sql) for name in names if (sql := getattr(draft, name))}
-    check = draft.check_sql
+    found: dict[str, Any] = {name: profile.native(sql) for name in names if (sql := getattr(example, name))}
+    check = example.check_sql
     if check and not profile.rows(check):
         check = None  # no LIKE on the labels of an enum
-    return (
-        None if None in found.values() else replace(draft, **found, check_sql=check and profile.native(check))
-    )
+    if None in found.values():
+        return None
+    return replace(example, **found, check_sql=check and profile.native(check))
 
 
 def _is_good(profile: Profile, draft: Draft) -> bool:
@@ -462,7 +420,7 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
     Raises:
         TimeoutError: One of its queries takes too long.
     """
-    gold = draft.gold_sql
+    gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
     if not rows or len(rows) > MAX_ROWS or rows in (((None,),), ((0,),)):
         return False
@@ -480,6 +438,6 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
         keys = profile.rows(query) or ()
         if (None,) in keys or (limit and (len(keys) < taken or len(set(keys)) < taken)):
             return False
-    if draft.look_sql is not None and not profile.rows(draft.look_sql):
+    if look is not None and not profile.rows(look):
         return False
-    return draft.guess_sql is None or Counter(profile.rows(draft.guess_sql) or ()) != Counter(rows)
+    return guess is None or Counter(profile.rows(guess) or ()) != Counter(rows)
