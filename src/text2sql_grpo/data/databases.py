@@ -49,25 +49,26 @@ class Databases:
     """
 
     def __init__(self, where: Database | Mapping[str, Database]) -> None:
-        self._sources: dict[str, Database] = {}
         self._built: dict[str, Database] = {}
         if isinstance(where, Mapping):
             self.shown = "the mapping of names"
-            for name, one in where.items():
-                self._sources[name] = _fixed(_source(one))
-            return
-        source = _source(where)
-        self.shown = str(source)
-        if isinstance(source, str):
-            path = source.partition("?")[0].partition("://")[2].partition("/")[2]
-            self._sources[unquote(path) or "database"] = source
-        elif not source.is_dir():
-            self._sources[source.stem] = source
-        elif _row_files(source):
-            self._sources[Path(os.path.abspath(source)).name] = source  # of `.` too
+            found = {name: _source(one) for name, one in where.items()}
         else:
-            self._sources |= _in_folder(source)
-        self._sources = {name: _fixed(one) for name, one in self._sources.items()}
+            source = _source(where)
+            self.shown = str(source)
+            if isinstance(source, str):
+                path = source.partition("?")[0].partition("://")[2].partition("/")[2]
+                found = {unquote(path) or "database": source}
+            elif not source.is_dir():
+                found = {source.stem: source}
+            elif _row_files(source):
+                found = {Path(os.path.abspath(source)).name: source}  # of `.` too
+            else:
+                found = _in_folder(source)
+        # Absolute, so that a change of the working folder changes no database.
+        self._sources = {
+            name: one.absolute() if isinstance(one, Path) else one for name, one in found.items()
+        }
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -118,8 +119,7 @@ class Databases:
         source = self.source(name)
         if isinstance(source, str):
             return parse_address(source).dialect
-        is_rows = source.is_dir() or source.suffix.lower() in ROW_FILES
-        return "duckdb" if is_rows or _engine(source) == "duckdb" else "sqlite"
+        return "duckdb" if _kind(source) in ("rows", "duckdb") else "sqlite"
 
     def sqlite_file(self, name: str, purpose: str) -> Path:
         """File of a SQLite database.
@@ -150,11 +150,6 @@ def open_address(where: Database) -> tuple[str, Database]:
     return names[0], databases.address(names[0])
 
 
-def _fixed(source: Database) -> Database:
-    """Make a path absolute, so that a change of the working folder changes no database."""
-    return source.absolute() if isinstance(source, Path) else source
-
-
 def _source(where: Database) -> Database:
     """URL, or path of a file or folder that exists."""
     address, text = parse_address(where), os.fspath(where)
@@ -164,7 +159,7 @@ def _source(where: Database) -> Database:
             raise DataError(f"no databases: no such file or folder (at {path}): give {WHAT_IS_READ}")
         if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
             raise DataError(f"no databases: no right to list the folder (at {path})")
-        if not path.is_dir() and path.suffix.lower() not in (*ROW_FILES, ".sql") and not _engine(path):
+        if not _kind(path):
             raise DataError(f"no databases: it is of another kind (at {path}): give {WHAT_IS_READ}")
         return path
     if not address.engine.is_server:
@@ -181,10 +176,17 @@ def _source(where: Database) -> Database:
     return address.location
 
 
-def _engine(path: Path) -> str:
-    """`sqlite` or `duckdb`, by the file's first bytes, else by its suffix; empty for any other file."""
+def _kind(path: Path) -> str:
+    """`rows` for a folder or a file of rows, `sql` for SQL text, `sqlite` or `duckdb`; else empty.
+
+    The file's first bytes decide between the last two, else its suffix.
+    """
     suffix = path.suffix.lower()
-    if suffix in (*ROW_FILES, ".sql") or not os.path.isfile(path):
+    if path.is_dir() or suffix in ROW_FILES:
+        return "rows"
+    if suffix == ".sql":
+        return "sql"
+    if not os.path.isfile(path):
         return ""
     with suppress(OSError), path.open("rb") as file:  # the engine reports it
         first = file.read(16)
@@ -216,15 +218,15 @@ def _row_files(folder: Path) -> list[Path]:
 def _built(source: Database) -> Database:
     if isinstance(source, str):
         return source
-    if source.is_dir() or source.suffix.lower() in ROW_FILES:
+    kind = _kind(source)
+    if kind == "rows":
         files = _row_files(source) if source.is_dir() else [source]
         if not files:
             found = ", ".join(sorted(_in_folder(source))) or "none"
             raise DataError(f"one database is needed, and this folder holds {found} (at {source})")
         return f"duckdb:///{build_from_rows(source, files, cache_folder('databases'))}"
-    if source.suffix.lower() == ".sql":
+    if kind == "sql":
         return _build(source)
-    kind = _engine(source)
     is_misnamed = kind == "sqlite" and source.suffix.lower() in DUCKDB_FILES
     return f"{kind}:///{source.absolute()}" if kind == "duckdb" or is_misnamed else source
 
