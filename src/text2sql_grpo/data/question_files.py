@@ -4,7 +4,7 @@ import csv
 import glob
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_rows import (
     Question,
     Source,
-    hub_questions,
+    hub_dataset,
     is_hub_id,
     is_known,
-    iterable_questions,
     row_question,
     source_name,
 )
@@ -27,6 +26,8 @@ _TABLES = (".csv", ".tsv")
 _SEPARATORS = ",;\t|"
 _LEFT_OUT = ("wrong", "skip")  # verdicts of a review
 _OTHER_FILES = (".parquet", ".xlsx", ".arrow", ".feather")
+
+_Rows = Iterator[tuple[int, str, Any]]  # number, place and value of each
 
 
 def only_name(databases: Databases) -> str | None:
@@ -94,9 +95,27 @@ def read_questions(
 
 def _questions(source: Source, database: str | None) -> Iterator[Question]:
     if not isinstance(source, str | Path):
-        return iterable_questions(source, database)
-    if is_hub_id(source):
-        return hub_questions(source, database)
+        origin, rows = "", _given_rows(source)
+    elif is_hub_id(source):
+        dataset = hub_dataset(source)
+        origin = re.split(r"\W", str(dataset.split))[0]
+        rows = ((number, f"{source}[{number}]", row) for number, row in enumerate(dataset))
+    else:
+        origin, rows = Path(source).stem, _file_rows(source)
+    for number, place, row in rows:
+        yield row_question(row, number, place, origin=origin, database=database)
+
+
+def _given_rows(rows: Any) -> _Rows:
+    if isinstance(rows, Mapping):
+        raise DataError(f"questions must be rows, got a mapping of {', '.join(map(str, rows))}: choose one")
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # of pandas
+    if not isinstance(rows, Iterable):
+        raise DataError(f"questions must be rows, a file or hub:owner/name, got {type(rows).__name__}")
+    return ((number, f"row {number}", row) for number, row in enumerate(rows))
+
+
+def _file_rows(source: str | Path) -> _Rows:
     path = Path(source)
     if path.suffix.lower() in _OTHER_FILES:
         raise DataError(
@@ -109,13 +128,12 @@ def _questions(source: Source, database: str | None) -> Iterator[Question]:
         hint = f"; a dataset of the Hub is hub:{source}" if is_id and not path.suffix else ""
         raise DataError(f"cannot read the questions: {error} (at {path}){hint}") from error
     if path.suffix.lower() == ".json":
-        return _json_list(text, path, database)
-    read = _csv_rows if path.suffix.lower() in _TABLES else _json_lines
-    return read(text, path, database)
+        return _json_list(text, path)
+    return (_csv_rows if path.suffix.lower() in _TABLES else _json_lines)(text, path)
 
 
-def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Question]:
-    """Questions of JSONL; of several judgements of one query of a question, the last one counts."""
+def _json_lines(text: str, path: Path) -> _Rows:
+    """Rows of JSONL; of several judgements of one query of a question, the last one counts."""
     lines = text.split("\n")
     judged = [_judged(line) for line in lines]
     last = {key: number for number, key in enumerate(judged, start=1)}
@@ -123,7 +141,7 @@ def _json_lines(text: str, path: Path, database: str | None) -> Iterator[Questio
         if line.strip():
             row = _json_row(line, f"{path}:{number}")
             if key is None or (last[key] == number and row.get("verdict") not in _LEFT_OUT):
-                yield row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
+                yield number, f"{path}:{number}", row
 
 
 def _judged(line: str) -> tuple[str, ...] | None:
@@ -160,7 +178,7 @@ def _json_row(line: str, place: str) -> Any:
         raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
 
 
-def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]:
+def _csv_rows(text: str, path: Path) -> _Rows:
     header = text.partition("\n")[0]
     separator = max(
         _SEPARATORS, key=lambda sign: sum(map(is_known, next(csv.reader([header], delimiter=sign), ())))
@@ -180,16 +198,14 @@ def _csv_rows(text: str, path: Path, database: str | None) -> Iterator[Question]
                 f"the row must have {n_cells} cells, got more or fewer: quote a cell that holds "
                 f"{separator!r} (at {place})"
             )
-        cells = {name: cell if cell.strip() else None for name, cell in row.items()}
-        yield row_question(cells, reader.line_num, place, origin=path.stem, database=database)
+        yield reader.line_num, place, {name: cell if cell.strip() else None for name, cell in row.items()}
 
 
-def _json_list(text: str, path: Path, database: str | None) -> Iterator[Question]:
+def _json_list(text: str, path: Path) -> _Rows:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read a JSON list of questions: {error} (at {path})") from error
     if not isinstance(rows, list):
         raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
-    for number, row in enumerate(rows):
-        yield row_question(row, number, f"{path}[{number}]", origin=path.stem, database=database)
+    return ((number, f"{path}[{number}]", row) for number, row in enumerate(rows))

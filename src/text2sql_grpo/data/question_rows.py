@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -90,29 +90,6 @@ def hub_dataset(source: Path | str) -> "Dataset":
         ) from error
 
 
-def hub_questions(source: Path | str, database: str | None) -> Iterator[Question]:
-    """Questions of a dataset of the Hub; see `row_question`."""
-    dataset = hub_dataset(source)
-    for number, row in enumerate(dataset):
-        split = re.split(r"\W", str(dataset.split))[0]
-        yield row_question(row, number, f"{source}[{number}]", origin=split, database=database)
-
-
-def iterable_questions(rows: Any, database: str | None) -> Iterator[Question]:
-    """Questions of dicts or examples; see `row_question`."""
-    if isinstance(rows, Mapping):
-        raise DataError(f"questions must be rows, got a mapping of {', '.join(map(str, rows))}: choose one")
-    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # of pandas
-    if not isinstance(rows, Iterable):
-        raise DataError(f"questions must be rows, a file or hub:owner/name, got {type(rows).__name__}")
-    for number, row in enumerate(rows):
-        place = f"row {number}"
-        is_example = isinstance(row, Example)
-        yield (
-            Question(row, place, True) if is_example else row_question(row, number, place, database=database)
-        )
-
-
 @lru_cache(maxsize=1024)
 def plain_name(column: str) -> str:
     """Name of a column without case, blanks and signs: `Gold SQL` and `gold_sql` are one."""
@@ -151,6 +128,7 @@ def row_question(
     (see `accepted_queries`) become `other_golds`.
 
     Args:
+        row: The row, or an example, which is taken as it is.
         number: Makes the id of a row without any.
         origin: File or split, in front of such an id.
         database: Name of the database for a row without one.
@@ -158,6 +136,8 @@ def row_question(
     Raises:
         DataError: A column is missing or misspelt, or a value is wrong; names the place.
     """
+    if isinstance(row, Example):
+        return Question(row, place, has_gold_is_empty=True)
     if not isinstance(row, Mapping):
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
     if row.get("verdict") == "edit" and "verified_at" in row and isinstance(row.get("id"), str):
