@@ -73,19 +73,18 @@ def load_examples(
         refuse_hidden(question, refusal)
     if not check_gold:
         return [question.example for question in questions]
-    if not leaves_out_large:
-        return list(checked_golds(questions, databases, executor))
-    large: dict[str, None] = {}
+    large: dict[str, None] | None = {} if leaves_out_large else None
     examples = list(checked_golds(questions, databases, executor, large=large))
-    if large:
-        _logger.warning(
-            "left out %d of %d questions: a gold returns more rows than environment.limits allows "
-            "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
-            *(len(large), len(examples), executor.limits.max_rows, executor.limits.max_bytes),
-            *(", ".join(large), where),
-        )
+    if not large:
+        return examples
+    _logger.warning(
+        "left out %d of %d questions: a gold returns more rows than environment.limits allows "
+        "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
+        *(len(large), len(examples), executor.limits.max_rows, executor.limits.max_bytes),
+        *(", ".join(large), where),
+    )
     small = [example for example in examples if example.id not in large]
-    if large and not small:
+    if not small:
         raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({where})")
     return small
 
@@ -173,12 +172,9 @@ def checked_golds(
     questions = iter(questions)
     while batch := list(islice(questions, GOLDS_PER_BATCH)):
         asked = [
-            (question, sql, is_first)
+            (question, sql, number == 0)
             for question in batch
-            for sql, is_first in (
-                (question.example.gold_sql, True),
-                *((sql, False) for sql in question.example.other_golds),
-            )
+            for number, sql in enumerate((question.example.gold_sql, *question.example.other_golds))
         ]
         num_golds += len(asked)
         outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql, _ in asked])

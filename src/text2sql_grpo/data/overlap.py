@@ -89,23 +89,18 @@ def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | Non
 def _keys(databases: Databases | None, read: Question) -> Keys:
     """Keys of one question that another may share."""
     example = read.example
-    database, question, gold, template = (
-        example.database,
-        example.question,
-        example.gold_sql,
-        example.template,
-    )
+    database, template = example.database, example.template
     try:
         dialect = databases.dialect(database) if databases else "sqlite"
-        columns, literals = _parts(gold, dialect)
+        columns, literals = _parts(example.gold_sql, dialect)
         looked = _parts(example.look_sql, dialect)[0] if example.look_sql else frozenset[str]()
     except ValueError as error:
         hint = "" if databases else " (SQL of another engine than SQLite needs --databases)"
         raise DataError(f"SQL that cannot be parsed: {error}{hint} (at {read.place})") from error
     combination = f"{database} {template} {sorted(columns)}"
     return {
-        "question": frozenset({folded(question)}),
-        "gold_sql": frozenset({folded(gold)}),
+        "question": frozenset({folded(example.question)}),
+        "gold_sql": frozenset({folded(example.gold_sql)}),
         "combination": frozenset({combination} if template else ()),
         "literal": frozenset(f"{column} {value}" for column, value in literals),
         "template": frozenset({template} if template else ()),

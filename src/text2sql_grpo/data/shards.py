@@ -141,7 +141,8 @@ class ExamplesOnDisk(Sequence[Example]):
             self._offsets.append(line.offset)
             self._numbers.append(line.number)
             self._checksums.append(zlib.crc32(line.content))
-            digests.append(_digest(example.id))
+            digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
+            digests.append(int.from_bytes(digest))
         if leave_out:
             _logger.warning("left out %d questions in quarantine (%s ...)", num_left_out, self._files[0])
         self._refuse_repeated_ids(digests)
@@ -209,7 +210,3 @@ def _lines(files: Sequence[Path]) -> Iterator[_Line]:
                     offset += len(content)
         except OSError as error:
             raise DataError(f"cannot read the questions: {error} (at {path})") from error
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
