@@ -9,7 +9,15 @@ from typing import Literal
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.sql.schema import quote_name
-from text2sql_grpo.synthesis.conditions import COLUMN, CONDITIONS, Condition, in_words, literal, without_unit
+from text2sql_grpo.synthesis.conditions import (
+    COLUMN,
+    CONDITIONS,
+    Condition,
+    in_words,
+    literal,
+    superlatives,
+    without_unit,
+)
 from text2sql_grpo.synthesis.nouns import is_plural, plural, vocabulary
 from text2sql_grpo.synthesis.templates import Template
 from text2sql_grpo.synthesis.words import Column, Database, Source, Table
@@ -157,8 +165,7 @@ def _nouns(source: Source, picked: dict[str, Column]) -> dict[str, str]:
     if number := picked.get("number"):
         nouns["measure"] = without_unit(number.noun)
     if measure := picked.get("measure"):
-        is_size = set(measure.noun.split()) & set(vocabulary()["sizes"])
-        nouns["most"], nouns["least"] = ("greatest", "smallest") if is_size else ("highest", "lowest")
+        nouns["most"], nouns["least"] = superlatives(measure)
         nouns["is"] = "are" if is_plural(measure.noun) else "is"
     row = source.tables[""].noun
     nouns |= {"row": row, "rows": plural(row)}

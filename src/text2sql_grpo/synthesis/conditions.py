@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 
-from text2sql_grpo.synthesis.nouns import is_plural, with_article
+from text2sql_grpo.synthesis.nouns import is_plural, vocabulary, with_article
 from text2sql_grpo.synthesis.profile import Value
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column
@@ -138,6 +138,14 @@ def without_unit(noun: str) -> str:
     ('length', 'fee')
     """
     return noun.partition(" in ")[0]
+
+
+def superlatives(column: Column) -> tuple[str, str]:
+    """Words for the most and the least of a column: "highest" and "lowest"."""
+    if column.kind == "date":
+        return "latest", "earliest"
+    is_size = set(column.noun.split()) & set(vocabulary()["sizes"])
+    return ("greatest", "smallest") if is_size else ("highest", "lowest")
 
 
 def _phrases(column: Column, words: str) -> tuple[str, ...]:

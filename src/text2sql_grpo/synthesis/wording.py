@@ -9,9 +9,9 @@ from sqlglot import exp
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema_types import Table
 from text2sql_grpo.synthesis import words
-from text2sql_grpo.synthesis.conditions import day_words, without_unit
+from text2sql_grpo.synthesis.conditions import day_words, superlatives, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of
-from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural, vocabulary
+from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column, Database, Source
 
@@ -147,7 +147,8 @@ class _Worded:
         _check(not named.column.has_nulls)
         if len(order.expressions) > 1 or named.column.kind == "text":
             return ""
-        most = _most(named.column, is_most=bool(order.expressions[0].args.get("desc")))
+        highest, lowest = superlatives(named.column)
+        most = highest if order.expressions[0].args.get("desc") else lowest
         those, behind = ("one", "") if count == "1" else (count, f", {most} first")
         among = f"Among the {self._rows}{where}" if where else f"Of all {self._rows}"
         return f"{among}, show {what} of the {those} with the {most} {without_unit(named.words)}{behind}."
@@ -230,7 +231,7 @@ class _Worded:
         is_added = isinstance(node, exp.Avg | exp.Sum)
         _check(not named.owner and named.column.kind in (("number",) if is_added else ("number", "date")))
         if not is_added:
-            word = _most(named.column, is_most=isinstance(node, exp.Max))
+            word = superlatives(named.column)[0 if isinstance(node, exp.Max) else 1]
         if named.words.startswith("total") and word == "total":
             return f"sum of the {plural(named.words)}"
         return f"{word} {named.words}"
@@ -438,14 +439,6 @@ def _all(test: exp.Expr) -> list[exp.Expr]:
     """Tests that AND joins."""
     test = test.unnest()
     return [one.unnest() for one in test.flatten()] if isinstance(test, exp.And) else [test]
-
-
-def _most(column: Column, *, is_most: bool) -> str:
-    if column.kind == "date":
-        return "latest" if is_most else "earliest"
-    if set(column.noun.split()) & set(vocabulary()["sizes"]):
-        return "greatest" if is_most else "smallest"
-    return "highest" if is_most else "lowest"
 
 
 def _part(node: exp.Expr) -> tuple[str, exp.Expr] | None:
