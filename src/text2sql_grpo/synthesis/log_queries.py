@@ -4,7 +4,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
@@ -98,8 +98,7 @@ def log_queries(
         try:
             tree, key = reader.tree(shape.statements[0])
             if key in found:
-                known = found[key]
-                found[key] = LoggedQuery(known.sql, known.tree, known.calls + shape.calls)
+                found[key] = replace(found[key], calls=found[key].calls + shape.calls)
                 reasons["a duplicate but for literals"] += shape.n
                 continue
             sql, tree = reader.gold(shape.statements)

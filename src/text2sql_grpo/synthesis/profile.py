@@ -166,8 +166,7 @@ class Profile:
     def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
         """Rows spread over the table, all if it holds few, and the number of all."""
         name = table_sql(table)
-        listed = ", ".join(map(self._quoted, (column.name for column in columns))) or "1"
-        first = f"SELECT {listed} FROM {name} LIMIT {SAMPLE_ROWS}"
+        listed = ", ".join(quote_name(one.name, self.schema.dialect) for one in columns) or "1"
         n_rows = table.n_rows
         if table.has_more_rows:
             counted = self._executor.execute(self.database, f"SELECT COUNT(*) FROM {name}", limits=_GOLD)
@@ -183,6 +182,7 @@ class Profile:
             outcome = self._executor.execute(self.database, spread, limits=_SAMPLE)
             if outcome.is_ok and outcome.rows:
                 return outcome.rows, n_rows
+        first = f"SELECT {listed} FROM {name} LIMIT {SAMPLE_ROWS}"
         outcome = self._executor.execute(self.database, first, limits=_SAMPLE)
         if not outcome.is_ok:
             raise DataError(f"cannot read the table {table.name!r}: {outcome.error} (of {self.database})")
@@ -208,9 +208,6 @@ class Profile:
             return self.rows(sql) == ((0,),)
         except TimeoutError:
             return False
-
-    def _quoted(self, name: str) -> str:
-        return quote_name(name, self.schema.dialect)
 
     def _mined_keys(self) -> dict[str, list[ForeignKey]]:
         """Foreign keys that the schema does not declare, by table.
