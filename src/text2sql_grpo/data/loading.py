@@ -1,5 +1,6 @@
 """Loading of question files, with a check of every gold on its database."""
 
+import glob
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -8,8 +9,8 @@ from pathlib import Path
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.question_files import check_exists, only_name, read_questions
-from text2sql_grpo.data.question_rows import Question, Source, source_name
+from text2sql_grpo.data.question_files import only_name, read_questions
+from text2sql_grpo.data.question_rows import Question, Source, is_hub_id, source_name
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult
@@ -113,7 +114,8 @@ def check_file(source: str | Path, field: str, databases: Databases | None) -> N
     Raises:
         DataError: There is no such source, a question is wrong, or its database is unknown.
     """
-    check_exists(source, field)
+    if not (is_hub_id(source) or Path(source).exists() or glob.glob(str(source), recursive=True)):
+        raise DataError(f"cannot read the questions: no such file: {source} ({field})")
     if databases is not None and Path(source).is_file():
         for question in read_questions(source, database=only_name(databases)):
             _place_named(databases.source, question)

@@ -1,7 +1,6 @@
 """Questions of any source, and readers of question files: JSONL, CSV, TSV and JSON lists."""
 
 import csv
-import glob
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,17 +33,6 @@ def only_name(databases: Databases) -> str | None:
     """Name of the database of questions that name none; None if there are several databases."""
     names = databases.names()
     return names[0] if len(names) == 1 else None
-
-
-def check_exists(source: str | Path, field: str) -> None:
-    """Refuse a local file, folder or pattern that matches none, by the name of its field.
-
-    Raises:
-        DataError: See above.
-    """
-    if is_hub_id(source) or Path(source).exists() or glob.glob(str(source), recursive=True):
-        return
-    raise DataError(f"cannot read the questions: no such file: {source} ({field})")
 
 
 def read_questions(
