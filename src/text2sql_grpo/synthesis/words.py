@@ -203,30 +203,25 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
     )
     for name, table in declared.items():
         for key in table.foreign_keys:
+            child, parent = tables[name], tables.get(key.table)
             is_plain = len(key.columns) == len(key.references) == 1 and key.table != name
-            is_named = key.table in tables and (tables[name].columns or tables[name].is_link)
-            if (
-                is_plain
-                and is_named
-                and tables[key.table].columns
-                and pairs[frozenset((name, key.table))] == 1
-            ):
-                child, parent = tables[name], tables[key.table]
-                column, target = quote_name(key.columns[0]), quote_name(key.references[0])
-                on = f"{child.sql}.{column} = {parent.sql}.{target}"
-                join = f"JOIN {parent.sql} ON {on}"
-                role = None
-                if key.columns[0].lower() != key.references[0].lower() or parent.noun == "person":
-                    role = column_noun(_KEY_ENDING.sub("", key.columns[0]), child.noun)
-                is_role = (
-                    role and role != child.noun and '"' not in role and not {"in", "of"} & set(role.split())
-                )
-                owner = role if is_role else parent.noun
-                # A candidate who is a person has the person's name.
-                own_key = profile.tables[name].columns.get(key.columns[0])
-                is_person = owner == "person" and own_key is not None and own_key.is_unique
-                owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
-                yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
+            if not is_plain or pairs[frozenset((name, key.table))] > 1:
+                continue
+            if parent is None or not parent.columns or not (child.columns or child.is_link):
+                continue
+            (column,), (target,) = key.columns, key.references
+            on = f"{child.sql}.{quote_name(column)} = {parent.sql}.{quote_name(target)}"
+            join = f"JOIN {parent.sql} ON {on}"
+            role = None
+            if column.lower() != target.lower() or parent.noun == "person":
+                role = column_noun(_KEY_ENDING.sub("", column), child.noun)
+            is_role = role and role != child.noun and '"' not in role and not {"in", "of"} & set(role.split())
+            owner = role if is_role else parent.noun
+            # A candidate who is a person has the person's name.
+            own_key = profile.tables[name].columns.get(column)
+            is_person = owner == "person" and own_key is not None and own_key.is_unique
+            owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
+            yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
 
 
 def _across(links: Sequence[Source]) -> Iterator[Source]:
