@@ -292,8 +292,12 @@ def _examples(
         ]
     else:
         parts = [(database, template, database.sources) for template in fitting for database in used]
-    drafters = [Drafter(*part, side=question_set.side) for part in parts]
-    streams = {drafter: _accepted(drafter, question_set, taken, rng) for drafter in drafters}
+    drafters = (Drafter(*part, side=question_set.side) for part in parts)
+    streams = {
+        drafter: _accepted(drafter, question_set, taken, rng)
+        for drafter in drafters
+        if drafter.sources or not is_plain  # the bundled questions were shuffled with all
+    }
     drawn = (_balanced if is_plain else _weighted)(streams, question_set, rng)
     rng.shuffle(drawn)
     return [
