@@ -31,6 +31,8 @@ from trl.trainer import utils as trl_utils
 
 from text2sql_grpo.models.cpu import plain_adapter_inputs
 
+LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
 
 @contextmanager
 def patched(holder: Any, **values: Any) -> Iterator[None]:
@@ -118,19 +120,21 @@ def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
+def plain_outputs(trainer: GRPOTrainer, *inputs: Any, **wanted: bool) -> LogProbs:
+    """TRL's log-probs, entropies and loss of a router, each row forwarded whole.
+
+    Args:
+        inputs: Model, ids, mask, number of the last columns that get log-probs, rows of one pass.
+    """
+    found: LogProbs = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs, **wanted)
+    return found
+
+
 def plain_log_probs(
-    trainer: GRPOTrainer,
-    model: torch.nn.Module,
-    input_ids: torch.Tensor,
-    mask: torch.Tensor,
-    width: int,
-    *,
-    batch_size: int | None = None,
+    trainer: GRPOTrainer, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int
 ) -> torch.Tensor:
     """TRL's log-probs of the last `width` columns, each row forwarded whole."""
-    inputs = (model, input_ids, mask, width, batch_size)
-    log_probs: torch.Tensor = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs)[0]
-    return log_probs
+    return plain_outputs(trainer, model, input_ids, mask, width)[0]
 
 
 def shrink_logit_tiles(trainer: GRPOTrainer) -> None:

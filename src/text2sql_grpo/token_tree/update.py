@@ -23,9 +23,9 @@ from text2sql_grpo.token_tree.scored_tree import (
     scored_tree,
     trimmed,
 )
+from text2sql_grpo.trl_compat import LogProbs as LogProbs
 
 logger = logging.getLogger(__name__)
-LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class TokenTreeUpdate:
@@ -65,20 +65,17 @@ class TokenTreeUpdate:
                 "shared_prefix is off, so the update takes more memory, and more time on a CPU: %s", reason
             )
 
-    def check(
-        self, model: torch.nn.Module, input_ids: torch.Tensor, mask: torch.Tensor, width: int, *, role: str
-    ) -> bool:
+    def check(self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], *, role: str) -> bool:
         """Return `is_on`; at the first call for a role, compare both ways on some rows.
 
         Args:
-            input_ids: Prompts and completions, shape (B, P + K).
-            mask: 0 for padding; same shape.
-            width: K.
+            inputs: Prompts and completions of B rows.
             role: `policy` or `reference`, which is another model, or the policy with another adapter.
         """
         if role in self._checked or not self.is_on:
             return self.is_on
         self._checked.add(role)
+        input_ids, mask, width = whole_rows(inputs)
         rows = sorted({0, min(1, len(mask) - 1), len(mask) // 2, len(mask) - 1})
         # A column of padding shows whether positions count it. It replaces one: a context may be full.
         ids, mask = (functional.pad(each[rows, :-1], (1, 0)) for each in (input_ids, mask))
@@ -127,43 +124,46 @@ class TokenTreeUpdate:
             for part, more in zip(parts, added, strict=True)
         ]
 
-    def narrowed(
-        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Return inputs of a loss without padding, and the tokens that it reads; None for TRL's update.
+    def narrowed(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return inputs of a loss without padding; as they are for TRL's update.
 
-        Returns:
-            The inputs, and 1 for the completion tokens whose log-probs are needed, shape (B, K). Rows of
-            zero-variance groups are not read where they have no gradient.
+        `tool_mask` is 0 for rows of zero-variance groups where they have no gradient.
         """
-        ids, mask = (
-            torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask")
-        )
-        if not self.check(model, ids, mask, inputs["completion_mask"].shape[1], role="policy"):
-            return inputs, None
+        if not self.check(model, inputs, role="policy"):
+            return inputs
         inputs = trimmed(inputs)
         if may_skip_zero_variance(self._trainer):
             inputs = inputs | {"tool_mask": inputs["tool_mask"] * rows_with_advantage(inputs)}
-        is_scored = loss_tokens(inputs)
+        is_read = loss_tokens(inputs)
         # A token without a log-prob could have an infinite ratio, which survives any mask.
         known = ("old_per_token_logps", "ref_per_token_logps")
-        masked = {name: inputs[name] * is_scored for name in known if name in inputs}
-        return inputs | masked, is_scored
+        return inputs | {name: inputs[name] * is_read for name in known if name in inputs}
 
     def log_probs(
         self,
         model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        is_scored: torch.Tensor,
+        inputs: Mapping[str, torch.Tensor],
         *,
+        role: str = "policy",
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
     ) -> LogProbs:
-        """Return what TRL's `_get_per_token_logps_and_entropies` does; 0 for tokens that are not scored."""
-        size = batch_size or len(input_ids)
-        chunks = zip(*(column.split(size) for column in (input_ids, attention_mask, is_scored)), strict=True)
+        """Return what TRL's `_get_per_token_logps_and_entropies` does, for rows with completions of K tokens.
+
+        By token trees, it is 0 for tokens that the loss does not read.
+
+        Args:
+            role: See `check`.
+            batch_size: Rows of one forward pass; None for all.
+        """
+        wanted = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+        ids, mask, width = whole_rows(inputs)
+        if not self.check(model, inputs, role=role):
+            return trl_compat.plain_outputs(self._trainer, model, ids, mask, width, batch_size, **wanted)
+        chunks = zip(
+            *(each.split(batch_size or len(ids)) for each in (ids, mask, loss_tokens(inputs))), strict=True
+        )
         parts = [
             tree_log_probs(
                 self._trainer,
@@ -179,6 +179,14 @@ class TokenTreeUpdate:
             torch.cat(entropies) if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
+
+
+def whole_rows(inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Prompts with their completions, and the mask that is 0 for padding, both (B, P + K); and K."""
+    ids, mask = (
+        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
+    )
+    return ids, mask, inputs["completion_ids"].shape[1]
 
 
 def loss_tokens(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -199,7 +207,7 @@ def tree_obstacle(trainer: Trainer) -> str | None:
 
 def tree_log_probs(
     trainer: GRPOTrainer, model: torch.nn.Module, batch: ScoredTree, *, compute_aux_loss: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> LogProbs:
     """Log-probs and entropies of scored tokens by TRL's fused head, shape (B, K); loss of the router.
 
     A reference has no entropies.

@@ -7,8 +7,6 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from text2sql_grpo import trl_compat
-from text2sql_grpo.token_tree.update import loss_tokens
 from text2sql_grpo.training.parts import Batch
 
 if TYPE_CHECKING:
@@ -30,15 +28,20 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
     found, args = dict[str, torch.Tensor](), trainer.args
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     lifetime = args.steps_per_generation * trainer.num_iterations
+
+    def log_probs(model: torch.nn.Module, role: str) -> torch.Tensor:
+        size = args.per_device_train_batch_size
+        return trainer.update.log_probs(model, inputs, role=role, batch_size=size)[0]
+
     with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
         if args.gradient_accumulation_steps % lifetime or corrects:
-            found["old_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "policy")
+            found["old_per_token_logps"] = log_probs(trainer.model, "policy")
         if trainer.beta and trainer.ref_model is not None:
-            found["ref_per_token_logps"] = _log_probs(trainer, trainer.ref_model, inputs, "reference")
+            found["ref_per_token_logps"] = log_probs(trainer.ref_model, "reference")
         elif trainer.beta:
             model = trainer.accelerator.unwrap_model(trainer.model)
             with use_adapter(model, "ref" if "ref" in model.peft_config else None):  # TRL's copy of the start
-                found["ref_per_token_logps"] = _log_probs(trainer, trainer.model, inputs, "reference")
+                found["ref_per_token_logps"] = log_probs(trainer.model, "reference")
     # TRL's off-policy mask may read the sampler's only if they are of the whole vocabulary.
     is_whole = trainer.top_p == 1.0 and not trainer.top_k and trainer.min_p is None
     if not (corrects or (trainer.off_policy_mask_threshold is not None and is_whole)):
@@ -61,19 +64,6 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
                 figures[f"importance_sampling_ratio/{name}"] = getattr(ratios, name)()
             trainer.collect({f"sampling/{name}": float(value) for name, value in figures.items()})
     return found
-
-
-def _log_probs(
-    trainer: "RolloutGRPOTrainer", model: torch.nn.Module, inputs: Inputs, role: str
-) -> torch.Tensor:
-    """Log-probs by one model; by token trees, 0 for tokens that the loss does not read."""
-    ids, mask = (
-        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
-    )
-    width, size = inputs["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
-    if trainer.update.check(model, ids, mask, width, role=role):
-        return trainer.update.log_probs(model, ids, mask, loss_tokens(inputs), batch_size=size)[0]
-    return trl_compat.plain_log_probs(trainer, model, ids, mask, width, batch_size=size)
 
 
 def sampling_ratio(trainer: GRPOTrainer, difference: torch.Tensor) -> torch.Tensor:

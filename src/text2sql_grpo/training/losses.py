@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
+from trl.trainer.utils import pad
 
 from text2sql_grpo.config import LossesConfig
 from text2sql_grpo.data.example import Example
@@ -23,7 +23,6 @@ from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import evenly_spaced
 from text2sql_grpo.reliability.ranks import gather, rank, world_size
 from text2sql_grpo.rollout.demonstrations import gold_episode
-from text2sql_grpo.token_tree.update import LogProbs
 from text2sql_grpo.training.parts import Batch, Judged, Part, Row
 
 if TYPE_CHECKING:
@@ -177,74 +176,25 @@ def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torc
     rows = [*batch.rows, *batch.beside]
     if not any(row.weights for row in rows):
         return dict(inputs)
-    added = {
+    added: dict[str, list[list[int]]] = {
         "prompt_ids": [row.rollout.prompt_ids for row in batch.beside],
         "completion_ids": [row.rollout.completion_ids for row in batch.beside],
     }
-    added |= {
-        f"{kind}_mask": [[1] * len(ids) for ids in added[f"{kind}_ids"]] for kind in ("prompt", "completion")
-    }
-    shapes = {kind: inputs[f"{kind}_ids"].shape for kind in ("prompt", "completion")}
-    widths = {kind: max(shape[1], *map(len, added[f"{kind}_ids"]), 0) for kind, shape in shapes.items()}
-
-    def padded(values: Sequence[Sequence[float]], width: int, *, padding: int = 0, left: bool = False) -> Any:
-        blanks = [[padding] * (width - len(row)) for row in values]
-        lines = [[*b, *row] if left else [*row, *b] for b, row in zip(blanks, values, strict=True)]
-        return torch.tensor(lines, device=inputs["prompt_ids"].device).view(len(values), width)
-
+    for kind in ("prompt", "completion"):
+        added[f"{kind}_mask"] = [[1] * len(ids) for ids in added[f"{kind}_ids"]]
+    blank = [[0] * max(map(len, added["completion_ids"]), default=0)] * len(batch.beside)
     found = dict(inputs)
     for name, value in inputs.items():
-        if not value.ndim:
-            continue
-        padding = pad_token_id if name.endswith("_ids") else 0
-        kind = "prompt" if name.startswith("prompt") else "completion"
-        width = widths[kind] if value.shape == shapes[kind] else value.shape[-1]
-        if value.ndim > 1:
-            short = width - value.shape[1]
-            value = functional.pad(value, (short, 0) if kind == "prompt" else (0, short), value=padding)
-        more = value.new_zeros(len(batch.beside), *value.shape[1:])
-        if name in added:
-            more = padded(added[name], width, padding=padding, left=kind == "prompt").to(value.dtype)
-        found[name] = torch.cat([value, more])
-    found["ce_weights"] = padded([row.weights for row in rows], widths["completion"]).float()
-    found["is_beside"] = torch.arange(len(rows), device=found["prompt_ids"].device) >= len(batch.rows)
+        if name in added or value.shape == inputs["completion_ids"].shape:
+            more = [value.new_tensor(row) for row in added.get(name, blank)]
+            padding = pad_token_id if name.endswith("_ids") else 0
+            found[name] = pad([*value, *more], padding, "left" if name.startswith("prompt") else "right")
+        elif value.ndim:
+            found[name] = torch.cat([value, value.new_zeros(len(batch.beside), *value.shape[1:])])
+    weights = torch.zeros(found["completion_ids"].shape)
+    for line, row in zip(weights, rows, strict=True):
+        line[: len(row.weights)] = torch.tensor(row.weights)
+    device = found["prompt_ids"].device
+    found["ce_weights"] = weights.to(device)
+    found["is_beside"] = torch.arange(len(rows), device=device) >= len(batch.rows)
     return found
-
-
-class LossPass:
-    """One forward pass for both losses of a micro-batch.
-
-    Args:
-        inputs: Inputs of B + E rows, see `joined`.
-        is_scored: See `TokenTreeUpdate.narrowed`.
-
-    Attributes:
-        groups: Inputs of the B rows that GRPO's loss reads.
-        ids: Prompts and completions of all rows, shape (B + E, P + K).
-        mask: 0 for padding; same shape.
-    """
-
-    def __init__(self, inputs: dict[str, torch.Tensor], is_scored: torch.Tensor | None) -> None:
-        self.is_scored, self._inputs, self.groups = is_scored, inputs, inputs
-        self._log_probs = torch.empty(0)
-        self.ids, self.mask = (
-            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1) for name in ("ids", "mask")
-        )
-        if "is_beside" in inputs:
-            count = int((~inputs["is_beside"]).sum())
-            self.groups = {name: value[:count] if value.ndim else value for name, value in inputs.items()}
-
-    def of_groups(self, found: LogProbs) -> LogProbs:
-        """Keep the log-probs of all rows, and return the log-probs and entropies of the groups."""
-        self._log_probs, entropies, aux_loss = found
-        count = len(self.groups["advantages"])
-        return self._log_probs[:count], None if entropies is None else entropies[:count], aux_loss
-
-    def cross_entropy(self, normalizer: torch.Tensor) -> torch.Tensor | None:
-        """Weighted cross-entropy; a scalar, None without weights.
-
-        Args:
-            normalizer: Number of tokens that it is a mean of.
-        """
-        weights = self._inputs.get("ce_weights")
-        return None if weights is None else -(weights * self._log_probs).sum() / normalizer

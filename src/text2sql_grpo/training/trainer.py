@@ -23,7 +23,7 @@ from text2sql_grpo.token_tree.update import LogProbs, TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.log_probs import other_log_probs
-from text2sql_grpo.training.losses import LossPass, Teach, joined
+from text2sql_grpo.training.losses import Teach, joined
 from text2sql_grpo.training.parts import Batch, Credit, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Rewards, StepTimes
@@ -106,7 +106,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._num_groups = args.generation_batch_size // self.num_generations
         self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
-        self._loss_pass: LossPass | None = None  # of the current loss
+        self._known: LogProbs | None = None  # of the groups' rows, for TRL's loss
 
     def generation_batch(self) -> Inputs:
         """Make the inputs of the loss for one generation batch: a step of GRPO, in its order.
@@ -188,44 +188,32 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
-        """Return TRL's loss of a micro-batch, and the cross-entropy."""
-        inputs, is_scored = self.update.narrowed(model, inputs)
-        self._loss_pass = loss_pass = LossPass(inputs, is_scored)
-        loss: torch.Tensor = super()._compute_loss(model, loss_pass.groups)
-        self._loss_pass = None
-        # TRL's normaliser of `dapo`.
-        tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-        tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        if (beside := loss_pass.cross_entropy(tokens)) is not None:
-            loss = loss + beside
-            self.collect({"losses/ce": float(beside.detach())})
+        """Return TRL's loss of the groups' rows, and the cross-entropy, from one forward pass of all rows."""
+        inputs = self.update.narrowed(model, inputs)
+        log_probs, entropies, aux_loss = self.update.log_probs(
+            model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+        )
+        count = int((~inputs["is_beside"]).sum()) if "is_beside" in inputs else len(log_probs)
+        groups = {name: value[:count] if value.ndim else value for name, value in inputs.items()}
+        self._known = log_probs[:count], None if entropies is None else entropies[:count], aux_loss
+        loss: torch.Tensor = super()._compute_loss(model, groups)
+        self._known = None
+        if "ce_weights" in inputs:
+            # TRL's normaliser of `dapo`.
+            tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+            cross_entropy = -(inputs["ce_weights"] * log_probs).sum() / tokens
+            loss = loss + cross_entropy
+            self.collect({"losses/ce": float(cross_entropy.detach())})
         self.collect(
             {"fast/rollouts": float(self.rollouts.plays_by_slots), "fast/updates": float(self.update.is_on)}
         )
         return loss
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> LogProbs:
-        """Compute log-probs for the loss; forward each distinct prefix once if the model allows it."""
-        loss_pass = self._loss_pass
-        if loss_pass is None:
-            inputs = (model, input_ids, attention_mask)
-            return self._plain(*inputs, logits_to_keep, batch_size, **options)
-        inputs = (model, loss_pass.ids, loss_pass.mask)
-        if loss_pass.is_scored is None:
-            return loss_pass.of_groups(self._plain(*inputs, logits_to_keep, **options))
-        wanted = {name: options.get(name, False) for name in ("compute_entropy", "compute_aux_loss")}
-        return loss_pass.of_groups(self.update.log_probs(*inputs, loss_pass.is_scored, **wanted))
-
-    def _plain(self, *args: Any, **options: Any) -> LogProbs:
-        """TRL's log-probs."""
+    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> LogProbs:
+        """Return the log-probs that `_compute_loss` knows already; else TRL's."""
+        if self._known is not None:
+            return self._known
         found: LogProbs = super()._get_per_token_logps_and_entropies(*args, **options)
         return found
 
