@@ -69,35 +69,26 @@ class Rollouts:
 
     def run(self, sessions: Sequence[Session[R]]) -> list[R]:
         """Play every session to its end; see `rollout.engine.run`."""
-        if self.plays_by_slots and not self._is_tried:
-            self._try_slots()
-        on_end = None if self.on_episode is None else self._counted(len(sessions))
+        over = count(1)
+
+        def show(episode: R) -> None:
+            if self.on_episode is not None:
+                self.on_episode(next(over), len(sessions))
+
         with self._policy() as policy, self.stages.of(decode=1):
-            return run(sessions, policy, self.chat, self.budgets, on_end=on_end)
-
-    def _try_slots(self) -> None:
-        """Compare the engine `slots` with the model's own code, once, and fall back if they differ.
-
-        Not before the first batch, when each rank has whole weights.
-        """
-        with trl_compat.unwrapped_model(self._trainer) as model:
-            self._use_slots(any_reason(trial_obstacle(model)))
-        self._is_tried = True
-
-    def _counted(self, total: int) -> Callable[[Any], None]:
-        """Make a callback that counts the episodes that are over."""
-        over, on_episode = count(1), self.on_episode
-        assert on_episode is not None
-        return lambda episode: on_episode(next(over), total)
+            return run(sessions, policy, self.chat, self.budgets, on_end=show)
 
     @contextmanager
     def _policy(self) -> Iterator[Policy | SlotPolicy]:
-        trainer = self._trainer
+        """Context of rollouts with the policy of the current weights."""
         if self._vllm is not None:
             with self._vllm.joined():
                 yield self._vllm
             return
-        with trl_compat.unwrapped_model(trainer) as model:
+        with trl_compat.unwrapped_model(self._trainer) as model:
+            if self.plays_by_slots and not self._is_tried:  # not before each rank has whole weights
+                self._use_slots(any_reason(trial_obstacle(model)))
+                self._is_tried = True
             yield self.policy(model)
 
     def policy(self, model: PreTrainedModel) -> Policy | SlotPolicy:

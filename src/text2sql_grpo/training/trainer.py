@@ -289,28 +289,18 @@ class RolloutGRPOTrainer(GRPOTrainer):
             raise type(error)(f"{error}; {self.saved_steps()}") from error
 
     def saved_steps(self) -> str:
-        """Save the whole steps before a failure, and return the end of an error message about them."""
-        step = self.save_whole_steps()
-        saved = f"checkpoint-{step} holds the steps before: resume from it (--resume auto)"
-        return saved if step else "no checkpoint was saved"
+        """Save the whole steps before a failure, and return the end of an error message about them.
 
-    def save_whole_steps(self) -> int:
-        """Save a checkpoint of the steps before one that failed, unless there is one.
-
-        Not with several ranks: the others may have failed elsewhere.
-
-        Returns:
-            The step of the checkpoint; 0 for none.
+        With several ranks nothing is saved: the others may have failed elsewhere.
         """
         step = int(self.state.global_step)
         is_saved = (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir()
-        if is_saved or step == 0:
-            return step
-        if is_distributed():
-            return 0
-        self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
-        trl_compat.save_checkpoint(self)
-        return step
+        if step == 0 or (is_distributed() and not is_saved):
+            return "no checkpoint was saved"
+        if not is_saved:
+            self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
+            trl_compat.save_checkpoint(self)
+        return f"checkpoint-{step} holds the steps before: resume from it (--resume auto)"
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `publishing` writes the model card, with data and accuracy."""
