@@ -20,7 +20,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.merged_layers import is_worth_merging, merged_layers
 from text2sql_grpo.rollout.sampling import Sampling
-from text2sql_grpo.rollout.slot_cache import ATTENTION, Pass, PrefillPass, SlotCache, StepPass, running
+from text2sql_grpo.rollout.slot_cache import ATTENTION, PrefillPass, SlotCache, StepPass, running
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import Continuations
 
@@ -37,42 +37,26 @@ _TRIALS: MutableMapping[PreTrainedModel, str | None] = WeakKeyDictionary()
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
-    """Reason against the engine `slots` by a model's config and adapter; None if they show none.
+    """Reason against passes over shared prefixes, by a model's config and adapter; None if they show none.
 
-    `SlotPolicy.obstacle` finds others by trying.
+    Its layers are not all attention, full or by a window, or the output of one sequence depends on the batch
+    around it. `trial_obstacle` finds others by trying.
     """
-    return layer_obstacle(model) or row_obstacle(model)
-
-
-def layer_obstacle(model: PreTrainedModel) -> str | None:
-    """Reason why a model's layers are not all attention, full or by a window; None if they are."""
-    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    if kinds := set(layers) - {"full_attention", "sliding_attention"}:
+    config = model.config.get_text_config()
+    if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
         return f"some of its layers are of other kinds than attention: {', '.join(sorted(kinds))}"
-    return None
-
-
-def row_obstacle(model: PreTrainedModel) -> str | None:
-    """Reason why the output of one sequence depends on the batch around it; None if it does not."""
-    if reason := _adapter_obstacle(model):
-        return reason
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = (part for part in rope.values() if isinstance(part, dict))  # one for each kind of layer
-    for kind in (rope, *kinds):
+    for adapter in getattr(model, "peft_config", {}).values():
+        if adapter.is_prompt_learning:
+            return f"its adapter, {adapter.peft_type.value}, puts tokens before the prompt"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "its adapter, aLoRA, begins at a token of each prompt"
+        if adapter.peft_type.value in _ROW_ADAPTERS:
+            return f"its adapter, {adapter.peft_type.value}, depends on whole rows of a batch"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds_of_rope = (part for part in rope.values() if isinstance(part, dict))  # one for each kind of layer
+    for kind in (rope, *kinds_of_rope):
         if any(name in kind.get("rope_type", "default") for name in _LENGTH_ROPES):
             return f"its rotary positions, {kind['rope_type']}, depend on the longest sequence of a batch"
-    return None
-
-
-def _adapter_obstacle(model: PreTrainedModel) -> str | None:
-    """Reason why an adapter of PEFT needs separate rows of a batch; None if all change layers alone."""
-    for config in getattr(model, "peft_config", {}).values():
-        if config.is_prompt_learning:
-            return f"its adapter, {config.peft_type.value}, puts tokens before the prompt"
-        if getattr(config, "alora_invocation_tokens", None):
-            return "its adapter, aLoRA, begins at a token of each prompt"
-        if config.peft_type.value in _ROW_ADAPTERS:
-            return f"its adapter, {config.peft_type.value}, depends on whole rows of a batch"
     return None
 
 
@@ -169,7 +153,11 @@ class SlotPolicy:
         return SlotCache(max_rows=max(1, min(wanted, rows)), dtype=dtype, device=device)
 
     def logits(
-        self, ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, slot_pass: Pass
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        keep: torch.Tensor,
+        slot_pass: PrefillPass | StepPass,
     ) -> torch.Tensor:
         """Logits after the tokens `keep` of a flat list, shape (len(keep), vocabulary)."""
         with running(slot_pass):

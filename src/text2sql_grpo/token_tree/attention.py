@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,22 +23,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.rollout.policy import attention_of, layer_obstacle, row_obstacle
+from text2sql_grpo.rollout import policy
 from text2sql_grpo.token_tree.tree import Tile, TokenTree
 
 _PREFIX = "token_tree_"  # of the attention's name, before the one for other inputs
 _FAR = -1e30  # finite, so that no score is NaN
 _MASKED = 16_384  # tokens of a tree, up to which a mask of all pairs is made on a CUDA device: 512 MiB
 _ALIGNED = 16  # torch's fused attention copies a mask whose rows do not start at a multiple of it
-
-
-@dataclass(frozen=True)
-class _DeviceTile:
-    """A `Tile` with its mask on the device."""
-
-    queries: slice
-    keys: tuple[slice, ...]
-    hidden: torch.Tensor
 
 
 class _TreeMask:
@@ -49,26 +40,19 @@ class _TreeMask:
     """
 
     def __init__(self, running: "TreePass", window: int | None) -> None:
-        self._running, self._window = running, window
+        self.running, self._window = running, window
         self._added: dict[torch.dtype, torch.Tensor] = {}
 
-    def counted(self) -> None:
-        """Count the attention of one layer."""
-        self._running.num_attentions += 1
-
     @cached_property
-    def tiles(self) -> list[_DeviceTile]:
-        """Tiles of all queries."""
-        device = self._running.device
-        return [
-            _DeviceTile(tile.queries, tile.keys, torch.from_numpy(tile.hidden).to(device))
-            for tile in self._running.tiles(self._window)
-        ]
+    def tiles(self) -> list[Tile]:
+        """Tiles of all queries, with their masks on the device."""
+        tiles = self.running.tiles(self._window)
+        return [replace(tile, hidden=tile.hidden.to(self.running.device)) for tile in tiles]
 
     def added(self, dtype: torch.dtype) -> torch.Tensor:
         """Mask that is added to scores, shape (N, N): one for all layers, which keep it for the gradient."""
         if dtype not in self._added:
-            tree, device = self._running.tree, self._running.device
+            tree, device = self.running.tree, self.running.device
             count = len(tree.ids)
             ends, depths = (torch.as_tensor(each, device=device) for each in (tree.ends, tree.depths))
             places = torch.arange(count, device=device)
@@ -138,7 +122,7 @@ class _TreeAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         sinks: torch.Tensor | None,
-        tiles: list[_DeviceTile],
+        tiles: list[Tile],
         softcap: float | None,
     ) -> torch.Tensor:
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
@@ -180,7 +164,7 @@ class _TreeAttention(torch.autograd.Function):
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), to_sinks, None, None
 
 
-def _seen(states: torch.Tensor, tile: _DeviceTile) -> torch.Tensor:
+def _seen(states: torch.Tensor, tile: Tile) -> torch.Tensor:
     """Keys or values that a tile's queries attend to, shape (H, keys, D)."""
     parts = [states[:, part] for part in tile.keys]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -190,7 +174,7 @@ def _weights(
     query: torch.Tensor,
     keys: torch.Tensor,
     sinks: torch.Tensor | None,
-    tile: _DeviceTile,
+    tile: Tile,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Attention weights of one tile, slopes of the cap and weights of the sinks.
@@ -213,7 +197,7 @@ def _weights(
     return weights[..., :-1], slopes, weights[..., -1:]
 
 
-def _add(total: torch.Tensor, tile: _DeviceTile, part: torch.Tensor) -> None:
+def _add(total: torch.Tensor, tile: Tile, part: torch.Tensor) -> None:
     """Add the gradients of a tile's keys or values to those of all tokens."""
     sizes = [keys.stop - keys.start for keys in tile.keys]
     for keys, piece in zip(tile.keys, part.split(sizes, dim=1), strict=True):
@@ -241,7 +225,7 @@ def _attention(
         options |= {} if s_aux is None else {"s_aux": s_aux}
         plain = plain or sys.modules[type(module).__module__].eager_attention_forward
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
-    attention_mask.counted()
+    attention_mask.running.num_attentions += 1
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads = (key.shape[1], -1)
     # Under autocast, rotated queries and keys are float32.
@@ -292,7 +276,7 @@ def attend_to_trees(model: PreTrainedModel) -> None:
 
     Not undone: gradient checkpointing calls attention again in the backward pass.
     """
-    name = attention_of(model.config.get_text_config())
+    name = policy.attention_of(model.config.get_text_config())
     if not name.startswith(_PREFIX):
         model.set_attn_implementation(_PREFIX + name)
 
@@ -300,9 +284,9 @@ def attend_to_trees(model: PreTrainedModel) -> None:
 def obstacle(model: PreTrainedModel) -> str | None:
     """Reason why a model cannot forward trees, by its config and adapter; None if they show none."""
     config = model.config.get_text_config()
-    attention = attention_of(config).removeprefix(_PREFIX)
+    attention = policy.attention_of(config).removeprefix(_PREFIX)
     if attention not in ("sdpa", "eager"):
         return f"the model's attention is {attention}, not sdpa or eager"
     if any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
         return "the model has attention dropout"
-    return layer_obstacle(model) or row_obstacle(model)
+    return policy.obstacle(model)

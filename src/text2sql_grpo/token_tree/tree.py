@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 _TILE = 128  # queries
 
@@ -27,7 +28,7 @@ class Tile:
 
     queries: slice
     keys: tuple[slice, ...]
-    hidden: np.ndarray
+    hidden: torch.Tensor
 
     @property
     def scores(self) -> int:
@@ -117,7 +118,7 @@ class TokenTree:
         hidden = (masked > queries) | (queries >= self.ends[masked])
         if not is_near:
             hidden |= depths - self.depths[masked] >= window
-        return Tile(slice(start, stop), _slices(keys), hidden)
+        return Tile(slice(start, stop), _slices(keys), torch.from_numpy(hidden))
 
 
 def _slices(places: np.ndarray) -> tuple[slice, ...]:

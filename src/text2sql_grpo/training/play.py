@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 from trl import GRPOTrainer
