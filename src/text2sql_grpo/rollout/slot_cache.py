@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -46,20 +46,13 @@ class LayerKind:
     sinks: torch.Tensor | None = None
 
 
-class Pass(Protocol):
-    """One forward pass: the place of its keys and values, and the keys of its queries."""
-
-    def attend(
-        self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
-
-
-_RUNNING: ContextVar[tuple[Pass, Iterator[int]]] = ContextVar("pass of the current forward call")
+_RUNNING: ContextVar[tuple["PrefillPass | StepPass", Iterator[int]]] = ContextVar(
+    "pass of the current forward call"
+)
 
 
 @contextmanager
-def running(slot_pass: Pass) -> Iterator[None]:
+def running(slot_pass: "PrefillPass | StepPass") -> Iterator[None]:
     """Context of a forward call whose layers attend by a pass."""
     token = _RUNNING.set((slot_pass, itertools.count()))
     try:
@@ -288,6 +281,7 @@ class PrefillPass:
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
+        """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
         dtype = self._cache.dtype
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         prefixes = self._cache.prefixes.of_layer(kind.layer, (key, value))
@@ -355,6 +349,8 @@ class StepPass:
         num_short: int = 0,
     ) -> None:
         self._cache = cache
+        # Row, prefix, new tokens, and length of the suffix with these, of each of the other chunks.
+        self._chunks: list[list[int]] = []
         device = singles.device
         rows = torch.tensor(chunk_rows, dtype=torch.long, device=device)
         sizes = torch.tensor(chunk_sizes, dtype=torch.long, device=device)
@@ -368,11 +364,15 @@ class StepPass:
         first = self._num_first = len(singles) + sum(chunk_sizes[:num_short])
         width = max(chunk_sizes[:num_short], default=1)
         self._first = _Together(cache, self.rows[:first], columns[:first], width) if first else None
-        self._chunks = _chunks(cache, chunk_rows[num_short:], chunk_sizes[num_short:])
+        rows, sizes = rows[num_short:], sizes[num_short:]
+        if len(rows):
+            facts = (rows, cache.prefix[rows], sizes, cache.length[rows] + sizes)
+            self._chunks = torch.stack(facts, dim=1).tolist()
 
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
+        """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
         cache, dtype = self._cache, self._cache.dtype
         cache.prefixes.of_layer(kind.layer, (key, value))  # made here if no prefix has a token
         suffixes = cache.suffixes.of_layer(kind.layer, (key, value))
@@ -383,44 +383,17 @@ class StepPass:
         if self._first is not None:
             first = (query[:, :start] * kind.scaling).to(dtype).transpose(0, 1)
             outputs.append(self._first.attend(kind, first.unflatten(1, (len(key), -1))).flatten(1, 2))
-        for chunk in self._chunks:
-            end = start + chunk.size
-            outputs.append(chunk.attend(kind, query[:, start:end].to(dtype)).transpose(0, 1))
-            start = end
-        return torch.cat(outputs)
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Several new tokens of one row: causal among each other, after all that the row has stored.
-
-    One attention for each row computes no padding: replies differ in length by ten times.
-    """
-
-    cache: SlotCache
-    row: int
-    prefix: int
-    size: int
-    length: int  # of the suffix, with the new tokens
-
-    def attend(self, kind: LayerKind, query: torch.Tensor) -> torch.Tensor:
-        """Attention output, shape (H * Q, size, D) as the queries."""
-        prefix_length = self.cache.prefix_lengths[self.prefix]
-        keys, values = (
-            torch.cat([prefix[self.prefix, :, :prefix_length], suffix[self.row, :, : self.length]], dim=1)
-            for prefix, suffix in zip(
-                self.cache.prefixes.layers[kind.layer], self.cache.suffixes.layers[kind.layer], strict=True
+        # One attention for each row computes no padding: replies differ in length by ten times.
+        for row, prefix, size, length in self._chunks:
+            parts = zip(cache.prefixes.layers[kind.layer], suffixes, strict=True)
+            keys, values = (
+                torch.cat([shared[prefix, :, : cache.prefix_lengths[prefix]], own[row, :, :length]], dim=1)
+                for shared, own in parts
             )
-        )
-        return _causal(query, keys, values, kind)
-
-
-def _chunks(cache: SlotCache, rows: Sequence[int], sizes: Sequence[int]) -> list[_Chunk]:
-    if not rows:
-        return []
-    index = torch.tensor(rows, device=cache.length.device)
-    places = zip(rows, cache.prefix[index].tolist(), sizes, cache.length[index].tolist(), strict=True)
-    return [_Chunk(cache, row, prefix, size, stored + size) for row, prefix, size, stored in places]
+            chunk = query[:, start : start + size].to(dtype)
+            outputs.append(_causal(chunk, keys, values, kind).transpose(0, 1))
+            start += size
+        return torch.cat(outputs)
 
 
 class _Together:

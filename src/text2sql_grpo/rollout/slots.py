@@ -195,7 +195,7 @@ class Scheduler:
                 self._families.popleft()
             self._add_row(session, family)
         if new:
-            self._prefill_prefixes(new)
+            self._prefill([family for family in new if family.prefix])
             self._decoding = None
 
     def _add_row(self, session: Session[Any], family: Family) -> None:
@@ -208,29 +208,23 @@ class Scheduler:
         self._drawn[row.number] = 0
         self._start_turn(row)
 
-    def _submit(self, row: Row, turn: list[int], log_probs: list[float]) -> None:
-        row.due = self._num_passes + _REPLY_PASSES
-        row.reply = self._tools.submit(
-            take_turn, row.session, turn, self._chat, self._budgets, log_probs=log_probs
-        )
-
-    def _prefill_prefixes(self, families: Sequence[Family]) -> None:
-        batch: list[Family] = []
-        for family in [*families, None]:
-            tokens = sum(len(one.prefix) for one in batch)
-            if batch and (family is None or tokens + len(family.prefix) > _PASS_TOKENS):
-                self._prefill(batch)
-                batch = []
-            if family is not None and family.prefix:
-                batch.append(family)
-
-    def _prefill(self, batch: Sequence[Family]) -> None:
+    def _prefill(self, families: Sequence[Family]) -> None:
+        """Prefill prefixes, in passes of at most `_PASS_TOKENS` unless one alone is longer."""
+        passes: list[list[Family]] = []
+        tokens = 0
+        for family in families:
+            if not passes or tokens + len(family.prefix) > _PASS_TOKENS:
+                passes.append([])
+                tokens = 0
+            tokens += len(family.prefix)
+            passes[-1].append(family)
         device = self._last.device
-        ids = torch.tensor([token for family in batch for token in family.prefix], device=device)
-        positions = torch.cat([torch.arange(len(family.prefix), device=device) for family in batch])
-        numbers = [family.number for family in batch if family.number is not None]
-        with self._policy.stages.of(prefill=1):
-            self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
+        for batch in passes:
+            ids = torch.tensor([token for family in batch for token in family.prefix], device=device)
+            positions = torch.cat([torch.arange(len(family.prefix), device=device) for family in batch])
+            numbers = [family.number for family in batch if family.number is not None]
+            with self._policy.stages.of(prefill=1):
+                self._policy.logits(ids, positions, positions[:1], PrefillPass(self._cache, numbers))
 
     def _take_replies(self) -> None:
         """Start the next turn of each row whose reply is due: a fixed number of passes after its turn.
@@ -423,5 +417,8 @@ class Scheduler:
             # The last token of a turn is prefilled with the reply.
             episode = row.session.episode
             row.stored = len(episode.prompt_ids) + len(episode.completion_ids) + count - 1
-            self._submit(row, turn[:count], probs[:count])
+            row.due = self._num_passes + _REPLY_PASSES
+            row.reply = self._tools.submit(
+                take_turn, row.session, turn[:count], self._chat, self._budgets, log_probs=probs[:count]
+            )
         self._decoding = None
