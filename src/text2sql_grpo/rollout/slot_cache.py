@@ -203,7 +203,19 @@ class SlotCache:
     def line(self) -> "_Line":
         """Layout of the rows in use by prefix."""
         if self._line is None:
-            self._line = _line(self)
+            prefix = self.prefix[: self.num_rows]
+            lengths = torch.tensor(self.prefix_lengths, device=prefix.device)
+            counts = prefix.bincount(minlength=len(lengths))
+            order = prefix.argsort(stable=True)
+            index = torch.arange(len(prefix), device=prefix.device)
+            rank = torch.empty_like(prefix)
+            rank[order] = index - (counts.cumsum(0) - counts)[prefix[order]]
+            per_prefix = int(counts.max())
+            places = prefix * per_prefix + rank
+            is_token = torch.arange(self.prefixes.tokens, device=prefix.device) < lengths[:, None]
+            mask = torch.where(is_token, 0.0, _FAR)[:, None]
+            rows = _inverse(places, len(lengths) * per_prefix)
+            self._line = _Line(per_prefix, places, rows, mask, lengths)
         return self._line
 
 
@@ -239,20 +251,6 @@ class _Line:
     rows: torch.Tensor
     mask: torch.Tensor
     lengths: torch.Tensor
-
-
-def _line(cache: SlotCache) -> _Line:
-    prefix = cache.prefix[: cache.num_rows]
-    lengths = torch.tensor(cache.prefix_lengths, device=prefix.device)
-    counts = prefix.bincount(minlength=len(lengths))
-    order = prefix.argsort(stable=True)
-    rank = torch.empty_like(prefix)
-    rank[order] = torch.arange(len(prefix), device=prefix.device) - (counts.cumsum(0) - counts)[prefix[order]]
-    per_prefix = int(counts.max())
-    is_token = torch.arange(cache.prefixes.tokens, device=prefix.device) < lengths[:, None]
-    mask = torch.where(is_token, 0.0, _FAR)[:, None]
-    places = prefix * per_prefix + rank
-    return _Line(per_prefix, places, _inverse(places, len(lengths) * per_prefix), mask, lengths)
 
 
 def _inverse(places: torch.Tensor, size: int) -> torch.Tensor:

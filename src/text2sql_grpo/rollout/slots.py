@@ -127,8 +127,9 @@ def play(
 class Scheduler:
     """Scheduler of rows.
 
-    Tensors of shape (rows,) hold, by the index of the row: the `session`, the next input token (`last`),
-    tokens `left` in the turn, tokens `sampled` in it, and tokens `drawn` in the episode.
+    Views of `state`, of shape (rows,), hold by the index of the row: the `session`, the next input token
+    (`last`), tokens `left` in the turn, tokens `sampled` in it, tokens `drawn` in the episode, and the number
+    of tokens in its prefix (`prompt`).
     """
 
     def __init__(
@@ -163,10 +164,9 @@ class Scheduler:
         self._uniforms = policy.sampling.uniforms(num_uniforms, budgets.max_episode_tokens).to(device)
         self._ends = frozenset(chat.eos_token_ids)
         self._eos = torch.tensor(sorted(self._ends), device=device)
-        zeros = torch.zeros(self._max_rows, dtype=torch.long, device=device)
-        self._session, self._last, self._left = zeros, zeros.clone(), zeros.clone()
-        self._sampled, self._drawn, self._prompt = zeros.clone(), zeros.clone(), zeros.clone()
-        self._tokens = zeros.new_zeros(self._max_rows, budgets.max_turn_tokens)
+        self._state = torch.zeros(6, self._max_rows, dtype=torch.long, device=device)
+        self._session, self._last, self._left, self._sampled, self._drawn, self._prompt = self._state
+        self._tokens = self._state.new_zeros(self._max_rows, budgets.max_turn_tokens)
         self._log_probs = torch.zeros(self._tokens.shape, device=device)
         self._decoding: torch.Tensor | None = None
         self._num_passes = 0
@@ -271,8 +271,7 @@ class Scheduler:
     def _evict(self, row: Row) -> None:
         """Free a row, and its prefix with the last row that shares it."""
         last = self._cache.drop_row(row.number)
-        for state in (self._session, self._last, self._left, self._sampled, self._drawn, self._prompt):
-            state[row.number] = state[last].clone()
+        self._state[:, row.number] = self._state[:, last].clone()
         for written in (self._tokens, self._log_probs):
             written[row.number] = written[last]
         self._rows[last].number = row.number
