@@ -16,13 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl.trainer.utils import pad
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import SFTSettings
@@ -72,37 +68,33 @@ def tree_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> 
     )
     rows = zip(tree.places, scored, strict=True)
     sources = [int(path[place - 1]) for path, places in rows for place in places]
-    return ForwardPass(TreePass(tree, device), *_scores(demonstrations, sources, device))
+    return _forward_pass(TreePass(tree, device), demonstrations, sources, device)
 
 
 def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
     """Pad demonstrations to the longest, for a model that cannot share prefixes."""
-    width = max(len(demonstration.ids) for demonstration in demonstrations)
-    ids = torch.zeros(len(demonstrations), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    sources = []
-    for row, demonstration in enumerate(demonstrations):
-        ids[row, : len(demonstration.ids)] = torch.tensor(demonstration.ids)
-        mask[row, : len(demonstration.ids)] = 1
-        sources += [row * width + place - 1 for place in _scored(demonstration)]
+    ids = pad([torch.tensor(one.ids) for one in demonstrations])
+    mask = pad([torch.ones(len(one.ids), dtype=torch.long) for one in demonstrations])
+    sources = [
+        row * ids.shape[1] + place - 1 for row, one in enumerate(demonstrations) for place in _scored(one)
+    ]
     inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    return ForwardPass(inputs, *_scores(demonstrations, sources, device))
+    return _forward_pass(inputs, demonstrations, sources, device)
 
 
 def _scored(demonstration: Demonstration) -> list[int]:
     return [place for place, weight in enumerate(demonstration.weights) if weight]
 
 
-def _scores(
-    demonstrations: Sequence[Demonstration], sources: list[int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _forward_pass(
+    inputs: dict[str, Any] | TreePass,
+    demonstrations: Sequence[Demonstration],
+    sources: list[int],
+    device: torch.device,
+) -> ForwardPass:
     scored = [(one.ids[place], one.weights[place]) for one in demonstrations for place in _scored(one)]
-    targets, weights = zip(*scored, strict=True)
-    return (
-        torch.tensor(sources, device=device),
-        torch.tensor(targets, device=device),
-        torch.tensor(weights, device=device),
-    )
+    tensors = (torch.tensor(column, device=device) for column in (sources, *zip(*scored, strict=True)))
+    return ForwardPass(inputs, *tensors)
 
 
 def split(
