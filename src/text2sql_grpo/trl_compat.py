@@ -120,13 +120,13 @@ def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def plain_outputs(trainer: GRPOTrainer, *inputs: Any, **wanted: bool) -> LogProbs:
+def plain_outputs(trainer: GRPOTrainer, *inputs: Any, **options: Any) -> LogProbs:
     """TRL's log-probs, entropies and loss of a router, each row forwarded whole.
 
     Args:
         inputs: Model, ids, mask, number of the last columns that get log-probs, rows of one pass.
     """
-    found: LogProbs = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs, **wanted)
+    found: LogProbs = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *inputs, **options)
     return found
 
 

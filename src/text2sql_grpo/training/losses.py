@@ -69,12 +69,10 @@ class Golds(Teach):
         for row, one in enumerate(batch.judged):
             first_of.setdefault(one.place, row)
         chosen = [groups[place][0].question for place in taken if first_of[place] in own]
-        return batch.with_beside([self._row(question, trainer) for question in chosen])
-
-    def _row(self, question: int, trainer: "RolloutGRPOTrainer") -> Row:
-        """Row of a gold's demonstration."""
-        episode = gold_episode(self._examples[question], self._environment, trainer.rollouts.chat)
-        return beside(episode, question, self._weight)
+        chat = trainer.rollouts.chat
+        golds = [gold_episode(self._examples[question], self._environment, chat) for question in chosen]
+        pairs = zip(golds, chosen, strict=True)
+        return batch.with_beside([beside(episode, question, self._weight) for episode, question in pairs])
 
 
 def is_wrong(group: Sequence[Judged]) -> bool:
@@ -111,8 +109,7 @@ class Kept(Teach):
         by_place = sorted(self._rows, key=lambda row: self._databases[row["question"]] not in here)
         rows = list(islice(cycle(by_place), count * world_size()))
         taken = {id(row) for row in rows}
-        left = [row for row in self._rows if id(row) not in taken]
-        self._rows = left + [row for row in self._rows if id(row) in taken]
+        self._rows = sorted(self._rows, key=lambda row: id(row) in taken)
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
         chosen = rows[rank() * count :][:count]
         return batch.with_beside(

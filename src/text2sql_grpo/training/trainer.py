@@ -103,6 +103,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
             self.add_callback(callback)
         self._collected: dict[str, list[float]] = defaultdict(list)
         self._micro_batches: list[Inputs] = []
+        # Episodes per micro-batch, micro-batches per generation batch, and iterations over it.
+        self._batch_shape = [args.per_device_train_batch_size, args.steps_per_generation, self.num_iterations]
         self._num_groups = args.generation_batch_size // self.num_generations
         self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
@@ -146,14 +148,11 @@ class RolloutGRPOTrainer(GRPOTrainer):
         places = [row // self.num_generations for row in range(first, first + size)]
         rows = self.play.play([questions[place] for place in places], self.rollouts)
         batch = Batch.of([placed(row, place) for row, place in zip(rows, places, strict=True)])
-        groups = batch.groups()
-        if {place: {one.question for one in group} for place, group in groups.items()} != {
-            place: {question} for place, question in enumerate(questions)
-        }:
+        if {(one.place, one.question) for one in batch.judged} != set(enumerate(questions)):
             raise RunError(
                 "ranks drew different questions: a part of the step has another state on another rank"
             )
-        self.select.observe(groups)
+        self.select.observe(batch.groups())
         return batch
 
     @property
@@ -178,8 +177,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             raise RunError("this trainer does not evaluate: use text2sql_grpo.evaluate, or evaluation.every")
         if self._num_taken % self._batch_lifetime == 0 or not self._micro_batches:
             self._micro_batches = self.update.split(self.generation_batch())
-        place: int = self._num_taken % self.args.steps_per_generation
-        return self._micro_batches[place]
+        return self._micro_batches[self._num_taken % len(self._micro_batches)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Add the gradient of one micro-batch."""
@@ -212,10 +210,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> LogProbs:
         """Return the log-probs that `_compute_loss` knows already; else TRL's."""
-        if self._known is not None:
-            return self._known
-        found: LogProbs = super()._get_per_token_logps_and_entropies(*args, **options)
-        return found
+        return self._known or trl_compat.plain_outputs(self, *args, **options)
 
     def collect(self, metrics: Mapping[str, float]) -> None:
         """Add values to metrics, which are averaged until the next log."""
@@ -233,11 +228,10 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         """State between two steps that no checkpoint of TRL or transformers holds."""
-        is_used_up = self._num_taken % self._batch_lifetime == 0
         return {
             "batch_shape": self._batch_shape,
             "num_taken": self._num_taken,
-            "micro_batches": [] if is_used_up else self._micro_batches,
+            "micro_batches": self._micro_batches if self._num_taken % self._batch_lifetime else [],
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
 
@@ -254,12 +248,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
                 logger.warning(
                     "%s starts without state: the checkpoint holds that of another part (%s)", name, error
                 )
-
-    @property
-    def _batch_shape(self) -> list[int]:
-        """Episodes per micro-batch, micro-batches per generation batch, and iterations over it."""
-        args = self.args
-        return [args.per_device_train_batch_size, args.steps_per_generation, self.num_iterations]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore also the state that no checkpoint of TRL holds."""
