@@ -97,11 +97,10 @@ def find_whole(folder: Path, resume: str | Path | bool) -> Path:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The best checkpoint according to the newest one; None if none is recorded."""
-    for newest in saved_checkpoints(folder)[-1:]:
-        manifest = newest / MANIFEST
-        best = read_json(manifest)["best"] if manifest.is_file() else None
-        return folder / f"checkpoint-{best['step']}" if best else None
-    return None
+    saved = saved_checkpoints(folder)
+    manifest = saved[-1] / MANIFEST if saved else None
+    best = read_json(manifest)["best"] if manifest and manifest.is_file() else None
+    return folder / f"checkpoint-{best['step']}" if best else None
 
 
 def remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:

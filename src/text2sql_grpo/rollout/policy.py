@@ -303,14 +303,9 @@ class ModelPolicy:
                 )
         finally:
             self._model.generation_config = own
-        return [_until_eos(row, set(self._eos)) for row in out[:, width:].tolist()]
-
-
-def _until_eos(ids: list[int], eos: set[int]) -> list[int]:
-    for position, token in enumerate(ids):
-        if token in eos:
-            return ids[: position + 1]
-    return ids
+        replies = out[:, width:].tolist()
+        ends = (next((i for i, token in enumerate(row) if token in self._eos), len(row)) for row in replies)
+        return [row[: end + 1] for row, end in zip(replies, ends, strict=True)]
 
 
 def context_length(model: PreTrainedModel) -> int:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch.nn import functional
@@ -82,11 +81,10 @@ class TokenTreeUpdate:
         width -= 1
         is_present, reason = mask[:, -width:] if width else mask[:, :0], None
         if is_present.any():
-            tree = partial(tree_log_probs, self._trainer, model)
             reason = disagreement(
                 model,
                 lambda: trl_compat.plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
-                lambda: tree(scored_tree(ids, mask, is_present))[0],
+                lambda: tree_log_probs(self._trainer, model, scored_tree(ids, mask, is_present))[0],
                 is_float32=computes_in_float32(self._trainer),
             )
         self._switch_off(any_reason(reason))

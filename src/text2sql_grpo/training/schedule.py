@@ -1,8 +1,8 @@
 """Evaluations of `data.dev` during training, and the choice of weights by them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -158,25 +158,17 @@ def _answer_now(
     was_training = model.training
     rank, world_size = ranks.rank(), len(ranks.gather([None]))
     try:
-        with (
-            _paused_alerts(trainer),
-            torch.random.fork_rng(devices),
-            trl_compat.unwrapped_model(trainer) as policy,
-        ):
+        with ExitStack() as stack:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, Alerts):
+                    stack.enter_context(callback.paused())
+            stack.enter_context(torch.random.fork_rng(devices))
+            policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
             own = answer(questions[rank::world_size], LoadedPolicy(policy, trainer.processing_class, ""))
             shares = ranks.gather(own)
     finally:
         model.train(was_training)
     return [shares[i % world_size][i // world_size] for i in range(len(questions))]
-
-
-@contextmanager
-def _paused_alerts(trainer: Trainer) -> Iterator[None]:
-    with ExitStack() as stack:
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, Alerts):
-                stack.enter_context(callback.paused())
-        yield
 
 
 def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> int:

@@ -1,6 +1,6 @@
 """Selection of the questions of a step: shuffled epochs, and fixed shares of families (docs/selection.md)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,26 +57,18 @@ class Shuffled(Select):
         drawn: list[int] = []
         taken: set[int] = set()
         while len(drawn) < count:
-            question = self._next(taken)
-            if question is None:  # a batch of more questions than there are
+            if all(one in taken for one in self._questions):  # a batch of more questions than there are
                 taken = set()
+            place = next((i for i in reversed(range(len(self._left))) if self._left[i] not in taken), None)
+            if place is None:
+                order = list(self._questions)
+                if self._is_random:
+                    order = [order[i] for i in torch.randperm(len(order), generator=self._generator).tolist()]
+                self._left = order[::-1] + self._left
                 continue
-            taken.add(question)
-            drawn.append(question)
+            drawn.append(self._left.pop(place))
+            taken.add(drawn[-1])
         return drawn
-
-    def _next(self, taken: Collection[int]) -> int | None:
-        """Draw the next question that is not taken; None if all are."""
-        while True:
-            for place in reversed(range(len(self._left))):
-                if self._left[place] not in taken:
-                    return self._left.pop(place)
-            if set(self._questions) <= set(self._left):
-                return None
-            order = list(self._questions)
-            if self._is_random:
-                order = [order[i] for i in torch.randperm(len(order), generator=self._generator).tolist()]
-            self._left = order[::-1] + self._left
 
     def state_dict(self) -> dict[str, Any]:
         return {
