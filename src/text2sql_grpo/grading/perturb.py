@@ -206,7 +206,7 @@ class _Content:
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
         if column in self._gold.divided:  # a remainder is no value of its column
-            near = [value for value in near if _keeps_sign(value, alike)]
+            near = _keeping_sign(near, alike)
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
@@ -240,8 +240,7 @@ class _Content:
             some = self._rng.sample(values, min(6, len(values)))
             for value in some:
                 values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
-        values = list(dict.fromkeys(values))
-        values = [value for value in values if _keeps_sign(value, own)]
+        values = _keeping_sign(list(dict.fromkeys(values)), own)
         size = self._recipe.variety or MAX_POOL
         pool = self._rng.sample(values, min(size, len(values)))
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
@@ -464,7 +463,7 @@ class _Content:
                 last, t, low = t, t - high * (t - last) / (high - low), high
                 high = value(t)
             is_near = high is not None and abs(high) <= missed / 2  # else the steps led away from it
-            if is_near and math.isfinite(t) and _keeps_sign(cell(t), known):
+            if is_near and math.isfinite(t) and _keeping_sign([cell(t)], known):
                 row[place] = cell(t)
         except (sqlite3.Error, OverflowError, ValueError):  # out of the range of dates or numbers
             return
@@ -518,10 +517,14 @@ class _Content:
         return f"{self._rng.choice(texts or ['a'])}{count}"
 
 
-def _keeps_sign(value: Cell, known: Sequence[Cell]) -> bool:
-    """False for a number below 0 where none is, and for 0 where all are above: a divisor, say."""
-    lowest = min((one for one in known if isinstance(one, int | float)), default=-1)
-    return not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
+def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
+    """Values but numbers below 0 where none is known, and 0 where all are above: a divisor, say."""
+    lowest = min((value for value in known if isinstance(value, int | float)), default=-1)
+    return [
+        value
+        for value in values
+        if not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
+    ]
 
 
 def _made_up(kind: str) -> list[Cell]:
