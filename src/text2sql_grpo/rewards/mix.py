@@ -1,22 +1,28 @@
 """Weighted sum of named scores in which no wrong answer can out-score a right one."""
 
+import difflib
 import math
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading.verdict import Verdict
-from text2sql_grpo.rewards.function import Results, RewardFunction, is_number, read_range
+from text2sql_grpo.rewards.function import Results, RewardFunction, function_name, is_number, read_range
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
-from text2sql_grpo.rewards.named import Reward, reward_function
 from text2sql_grpo.rewards.presets import OWN_PRESET, PRESETS
 
+Reward = str | RewardFunction | Callable[..., Any]
+
+SETTINGS = ("preset", "clip", "on_error")  # names in the section `rewards` that are no rewards
 ADJUSTMENT = "adjustment"
 PENALTY = -1.0
 DEFAULT_WEIGHTS = {"execution": 1.0}
 OWN_WEIGHT = 0.1
-_MASK, _PENALTY = "mask", "penalty"
 
 
 class RewardMix:
@@ -48,7 +54,8 @@ class RewardMix:
         self.preset: str | None = _known("preset", given.pop("preset", None), [None, *PRESETS])
         clip = given.pop("clip", None)
         self._clip = (-math.inf, math.inf) if clip is None else read_range(clip, "clip")
-        self._penalises = _known("on_error", given.pop("on_error", _MASK), [_MASK, _PENALTY]) == _PENALTY
+        on_error = _known("on_error", given.pop("on_error", "mask"), ["mask", "penalty"])
+        self._penalises = on_error == "penalty"
         if "turns" in given:
             raise ConfigError("rewards.turns was removed: it gained nothing measurable (docs/losses.md)")
         weights: dict[str, float] = {}
@@ -63,8 +70,13 @@ class RewardMix:
             own[name], weights[name] = function, weight
         defaults = PRESETS[self.preset] if self.preset else DEFAULT_WEIGHTS
         self._functions = {name: REWARD_FUNCTIONS[name] for name in defaults} | own
-        self._weights = {**defaults, **weights}
-        self.weights = dict(self._weights)
+        self.weights = {**defaults, **weights}
+        # The most that each score adds for a wrong answer, and the least for a right one.
+        self._best_wrong, self._worst_right = dict[str, float](), dict[str, float]()
+        for name, function in self._functions.items():
+            weight = self.weights[name]
+            self._best_wrong[name] = max(weight * bound for bound in function.range_when_wrong)
+            self._worst_right[name] = min(weight * bound for bound in function.range_when_right)
         if clip is not None or self._penalises:
             self.weights[ADJUSTMENT] = 1.0
         is_published = self.preset not in (None, OWN_PRESET) and not own and clip is None
@@ -96,8 +108,8 @@ class RewardMix:
 
     def bounds(self) -> tuple[float, float]:
         """Highest reward of a wrong answer, lowest of a right one."""
-        best_wrong, worst_right = self._bounds()
-        return self._clipped(sum(best_wrong.values())), self._clipped(sum(worst_right.values()))
+        best_wrong, worst_right = sum(self._best_wrong.values()), sum(self._worst_right.values())
+        return self._clipped(best_wrong), self._clipped(worst_right)
 
     def _clipped(self, reward: float) -> float:
         low, high = self._clip
@@ -105,43 +117,32 @@ class RewardMix:
 
     def _fault(self) -> str:
         """Error text if a wrong answer may earn as much as a right one; else empty."""
-        best_wrong, worst_right = self._bounds()
         highest_wrong, lowest_right = self.bounds()
         if highest_wrong < lowest_right:
             return ""
         culprits = [
-            f"{name}: {weight}"
-            for name, weight in self._weights.items()
-            if best_wrong[name] > worst_right[name]
+            f"{name}: {self.weights[name]}"
+            for name in self._functions
+            if self._best_wrong[name] > self._worst_right[name]
         ]
         advice = f"lower {', '.join(culprits)}, or raise execution" if culprits else "raise execution above 0"
-        if sum(best_wrong.values()) < sum(worst_right.values()):
+        if sum(self._best_wrong.values()) < sum(self._worst_right.values()):
             advice = f"widen clip: {list(self._clip)}"
         return (
             "rewards: every right answer must earn more than any wrong one, but a wrong one can "
             f"earn {highest_wrong:g} and a right one as little as {lowest_right:g}; {advice}"
         )
 
-    def _bounds(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Maximum that each score adds for a wrong answer, and minimum for a right one."""
-        best_wrong, worst_right = {}, {}
-        for name, weight in self._weights.items():
-            function = self._functions[name]
-            best_wrong[name] = max(weight * bound for bound in function.range_when_wrong)
-            worst_right[name] = min(weight * bound for bound in function.range_when_right)
-        return best_wrong, worst_right
-
     def _warning(self) -> str:
-        best_wrong, worst_right = self._bounds()
         paid: dict[str, list[str]] = {}
         for name, function in self._functions.items():
-            if self._weights[name] and function.pays_wrong:
+            if self.weights[name] and function.pays_wrong:
                 paid.setdefault(function.pays_wrong, []).append(name)
         reasons = "; ".join(f"{', '.join(names)}: {what}" for what, names in paid.items())
+        highest_wrong, lowest_right = self.bounds()
         return (
             f"Preset {self.preset} reproduces published work and pays wrong answers, up to "
-            f"{sum(best_wrong.values()):g}, a right one as little as {sum(worst_right.values()):g}. "
-            f"Paid: {reasons}."
+            f"{highest_wrong:g}, a right one as little as {lowest_right:g}. Paid: {reasons}."
         )
 
 
@@ -171,6 +172,38 @@ def reward_mix(
             function = reward_function(item)
             pairs.append((function, DEFAULT_WEIGHTS.get(function.name, OWN_WEIGHT)))
     return RewardMix({}, pairs)
+
+
+def reward_function(given: Reward) -> RewardFunction:
+    """Make a `RewardFunction` of a function, a built-in name, or `module:function`.
+
+    A module is imported from the Python path or the working folder. A function without a declared range must
+    return scores in [0, 1].
+
+    Raises:
+        ConfigError: An unknown name, a module or function that cannot be imported, or see `RewardFunction`.
+    """
+    if isinstance(given, str):
+        given = REWARD_FUNCTIONS.get(given) or _imported(given)
+    return given if isinstance(given, RewardFunction) else RewardFunction(function_name(given), given)
+
+
+def _imported(path: str) -> Any:
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        known = [*REWARD_FUNCTIONS, *SETTINGS]
+        close = difflib.get_close_matches(path, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}, or module:function"
+        raise ConfigError(f"rewards: unknown name {path!r}: {hint}")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return attrgetter(attribute)(import_module(module))
+    except Exception as error:  # of the user's module
+        raise ConfigError(
+            f"rewards: cannot import {path}: {type(error).__name__}: {error} (modules are found in the "
+            "folder of the config file, in the working folder and by PYTHONPATH)"
+        ) from error
 
 
 def _known(setting: str, value: Any, known: Iterable[Any]) -> Any:
