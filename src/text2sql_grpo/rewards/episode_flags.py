@@ -38,10 +38,7 @@ def episode_flags(
     holds = (
         verdict.official and not verdict.strict,
         reads_no_table(sql, dialect) and not reads_no_table(episode.example.gold_sql, dialect),
-        bool(
-            observed
-            and literals_copied_from_observations(sql, question=question, observed=observed, dialect=dialect)
-        ),
+        literals_copied_from_observations(sql, question=question, observed=observed, dialect=dialect),
     )
     return tuple(flag for flag, is_set in zip(FLAGS, holds, strict=True) if is_set)
 

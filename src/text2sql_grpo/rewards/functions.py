@@ -1,7 +1,6 @@
 """Named scores of a finished episode, each with its declared range."""
 
 import math
-from collections.abc import Callable
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.verdict import Verdict
@@ -9,7 +8,6 @@ from text2sql_grpo.rewards import partial
 from text2sql_grpo.rewards.function import Results, RewardFunction, reward
 from text2sql_grpo.rewards.query_text import ngram_similarity, schema_similarity
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 LONG_EPISODE_TOKENS = 2_048
 LONG_RESPONSE_CHARS = 2_048
@@ -57,11 +55,8 @@ def format(episode: Episode) -> float:
 @reward(range=(0, 1), pays_wrong=_READABLE)
 def well_formed(episode: Episode) -> float:
     """1 if every turn could be read and a query was submitted, else 0."""
-    return float(_is_well_formed(episode))
-
-
-def _is_well_formed(episode: Episode) -> bool:
-    return episode.final_sql is not None and all(action.kind != "malformed" for action in episode.actions)
+    is_readable = all(action.kind != "malformed" for action in episode.actions)
+    return float(episode.final_sql is not None and is_readable)
 
 
 @reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
@@ -120,45 +115,40 @@ def efficiency(verdict: Verdict, results: Results) -> float:
     return min(max(results.gold.elapsed_s, NOISE_S) / max(predicted.elapsed_s, NOISE_S), 1.0)
 
 
-def _measured(measure: Callable[[ExecutionOutcome, ExecutionOutcome], float], results: Results) -> float:
-    predicted = results.predicted
-    return 0.0 if predicted is None else measure(results.gold, predicted)
-
-
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_precision(results: Results) -> float:
     """Share of predicted cells in the gold's result (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(partial.cell_precision, results)
+    return partial.cell_precision(results.gold, results.predicted)
 
 
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_recall(results: Results) -> float:
     """Share of the gold's cells in the predicted result (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(partial.cell_recall, results)
+    return partial.cell_recall(results.gold, results.predicted)
 
 
 @reward(range=(0, 1), pays_wrong="results with as many rows as the gold")
 def tuple_cardinality(results: Results) -> float:
     """Smaller number of rows over the larger one (QATCH), in [0, 1]; 0 without a result."""
-    return _measured(partial.tuple_cardinality, results)
+    return partial.tuple_cardinality(results.gold, results.predicted)
 
 
 @reward(range=(-1, 1), pays_wrong=_COINCIDENCE)
 def skyrl(episode: Episode, verdict: Verdict) -> float:
     """-1 for a turn that cannot be read or no submission, else 1 if the official verdict holds, else 0."""
-    return float(verdict.official) if _is_well_formed(episode) else -1.0
+    return float(verdict.official) if well_formed(episode) else -1.0
 
 
 @reward(range=(-1, 1), pays_wrong=_READABLE)
 def sql_r1_format(episode: Episode) -> float:
     """1 if every turn could be read and a query was submitted, else -1."""
-    return 1.0 if _is_well_formed(episode) else -1.0
+    return 1.0 if well_formed(episode) else -1.0
 
 
 @reward(when_wrong=(-2, 2), when_right=(0, 2), pays_wrong=_ANY_RUNNING)
 def sql_r1_execution(episode: Episode, verdict: Verdict) -> float:
     """2 if the query runs, -2 if not; 0 after a bad format."""
-    if not _is_well_formed(episode):
+    if not well_formed(episode):
         return 0.0
     return 2.0 if verdict.executes else -2.0
 
@@ -166,7 +156,7 @@ def sql_r1_execution(episode: Episode, verdict: Verdict) -> float:
 @reward(range=(-3, 3), pays_wrong=_COINCIDENCE)
 def sql_r1_result(episode: Episode, verdict: Verdict) -> float:
     """3 if the official verdict holds, -3 if not; 0 after a bad format or for a query that does not run."""
-    if not (_is_well_formed(episode) and verdict.executes):
+    if not (well_formed(episode) and verdict.executes):
         return 0.0
     return 3.0 if verdict.official else -3.0
 
@@ -178,7 +168,7 @@ def sql_r1_length(episode: Episode, verdict: Verdict) -> float:
     Share of the query in the turn that submits it (without its thinking), plus half the share of all turns
     in 2,048.
     """
-    if not (_is_well_formed(episode) and verdict.official):
+    if not (well_formed(episode) and verdict.official):
         return 0.0
     turns = [message["content"] for message in episode.messages if message["role"] == "assistant"]
     answer = turns[-1].rpartition("</think>")[2].strip() if turns else ""
