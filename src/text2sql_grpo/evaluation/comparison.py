@@ -92,9 +92,8 @@ class Paired:
     @property
     def interval(self) -> Interval:
         """95% interval of the difference by database, in [-1, 1]; see `interval_by_database`."""
-        parts = self.by_database.values()
-        differences, sizes = [one.gained - one.lost for one in parts], [one.total for one in parts]
-        return interval_by_database(differences, sizes, self.naive_interval, lowest=-1)
+        sums = [(one.gained - one.lost, one.total) for one in self.by_database.values()]
+        return interval_by_database(sums, self.naive_interval, lowest=-1)
 
     @property
     def naive_interval(self) -> Interval:

@@ -51,16 +51,11 @@ class Report:
     @property
     def interval(self) -> Interval:
         """95% interval of the accuracy by database, in [0, 1]; of one database by question."""
-        sums: dict[str, list[int]] = {}
-        for answer in self.answers:
-            right, asked = sums.setdefault(answer.example.database, [0, 0])
-            sums[answer.example.database] = [right + answer.verdict.strict, asked + 1]
-        naive = Accuracy(0, 0).interval
-        if self.answers:
-            naive = interval_of_shares([fmean(row) for row in self._right()], self.samples)
-        return interval_by_database(
-            [right for right, _ in sums.values()], [n for _, n in sums.values()], naive
-        )
+        if not self.answers:
+            return 0.0, 1.0
+        counted = Accuracy.of((one.example.database, one.verdict.strict) for one in self.answers)
+        naive = interval_of_shares([fmean(row) for row in self._right()], self.samples)
+        return interval_by_database(counted.by_database.values(), naive)
 
     def pass_at(self, k: int) -> float:
         """Chance that at least one of k sampled answers is right, in [0, 1].

@@ -5,7 +5,7 @@ Errors of intervals are clustered by database, tests flip the signs of the datab
 figures, which assume independent questions, are given next to them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import NormalDist, fmean, pvariance
@@ -88,10 +88,7 @@ class Accuracy:
         >>> uneven.intervals
         '1-99; 35-65'
         """
-        counts = list(self.by_database.values())
-        return interval_by_database(
-            [right for right, _ in counts], [n for _, n in counts], self.naive_interval
-        )
+        return interval_by_database(self.by_database.values(), self.naive_interval)
 
     @property
     def naive_interval(self) -> Interval:
@@ -129,10 +126,8 @@ class Accuracy:
         }
 
 
-def interval_by_database(
-    sums: Sequence[int], sizes: Sequence[int], naive: Interval, *, lowest: int = 0
-) -> Interval:
-    """95% interval of `sum(sums) / sum(sizes)`, one of each a database; the naive one for less than two.
+def interval_by_database(sums: Collection[tuple[int, int]], naive: Interval, *, lowest: int = 0) -> Interval:
+    """95% interval of a mean over databases; the naive one for less than two.
 
     Student's t on the logit scale, so that it stays within bounds, with an error clustered by database: CR2
     (Bell and McCaffrey 2002, Survey Methodology 28, 169-181) and as many degrees of freedom as Kish's
@@ -140,13 +135,13 @@ def interval_by_database(
     may be alike by chance. Coverage: `benchmarks/intervals.py`.
 
     Args:
-        sums: Sums of values between `lowest` and 1.
-        sizes: How many values each has.
+        sums: Sum and number of the values of each database, which are between `lowest` and 1.
         naive: 95% interval by question.
     """
     if len(sums) < 2:
         return naive
-    parts, counts = np.array(sums) - lowest * np.array(sizes), np.array(sizes)
+    totals, counts = np.array(list(sums)).T
+    parts = totals - lowest * counts
     span, total = 1 - lowest, counts.sum()
     residuals = parts - parts.sum() / total * counts
     error = sqrt((residuals**2 / (1 - counts / total)).sum()) / total / span
