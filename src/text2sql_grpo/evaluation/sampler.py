@@ -9,8 +9,7 @@ from accelerate.utils import set_seed
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.environment.protocols import TOOLS
-from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.models.cpu import inference_autocast
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -37,30 +36,20 @@ class Sampler:
     bf16: bool | None = None
 
 
-def chat_format(
-    tokenizer: Any,
-    model: Any,
-    settings: EnvironmentSettings,
-    *,
-    tools: list[dict[str, Any]] = TOOLS,
-    template_options: dict[str, Any] | None = None,
-) -> ChatFormat:
-    """Make the chat format of a model under the protocol of an environment; of the tokenizer for None."""
-    eos = None if model is None else model.generation_config.eos_token_id
-    return ChatFormat(
-        tokenizer,
-        tools=tools if settings.protocol == "native" else None,
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
-        template_options=template_options,
-    )
-
-
 def measured_chat(
     tokenizer: Any, model: Any, sessions: SQLEnvironment, *, template_options: dict[str, Any] | None
 ) -> ChatFormat:
-    """Make the chat format of a model, whose tokens then measure `max_schema_tokens` of the sessions."""
-    chat = chat_format(
-        tokenizer, model, sessions.settings, tools=sessions.tools, template_options=template_options
+    """Make the chat format of a model, whose tokens then measure `max_schema_tokens` of the sessions.
+
+    Args:
+        model: None for the tokenizer's end-of-turn tokens alone.
+    """
+    eos = None if model is None else model.generation_config.eos_token_id
+    chat = ChatFormat(
+        tokenizer,
+        tools=sessions.tools if sessions.settings.protocol == "native" else None,
+        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
+        template_options=template_options,
     )
     sessions.count_tokens_by(chat.count_tokens)
     return chat
