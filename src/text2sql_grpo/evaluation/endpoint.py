@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,17 +79,17 @@ def served_episodes(
         RunError: The endpoint refused the key or the model, refused the first requests, or failed several
             times in a row.
     """
-    client = Client(endpoint, temperature)
-    repetitions, tasks = Counter[str](), []
-    for example in examples:
-        session = partial(environment.session, example)
-        tasks.append(partial(_episode, session, environment, client, seed + repetitions[example.id]))
-        repetitions[example.id] += 1
     failures: list[str] = []
-    try:
+    with closing(Client(endpoint, temperature)) as client:
+
+        def episode(example: Example, seed: int) -> Episode:
+            return served_episode(environment.session(example), environment, client, seed=seed)
+
+        repetitions, tasks = Counter[str](), []
+        for example in examples:
+            tasks.append(partial(episode, example, seed + repetitions[example.id]))
+            repetitions[example.id] += 1
         in_parallel(tasks, endpoint, on_end, lambda place, failure: failures.append(str(failure)))
-    finally:
-        client.close()
     return failures
 
 
@@ -133,10 +134,8 @@ class Client:
     def __init__(self, endpoint: Endpoint, temperature: float) -> None:
         with needs_extra("endpoints", "a model behind an endpoint"):
             import openai
-        self._openai, self._model = openai, endpoint.model
-        self._limit = "max_tokens"
-        self._options: dict[str, float] = {"temperature": temperature}
-        self._has_seed = True
+        self._openai, self._model, self._temperature = openai, endpoint.model, temperature
+        self._limit, self._unsupported = "max_tokens", set[str]()
         self._client = openai.OpenAI(
             base_url=endpoint.base_url,
             api_key=os.environ.get(endpoint.key_variable) or "none",
@@ -153,9 +152,8 @@ class Client:
         """
         openai = self._openai
         while True:
-            options: dict[str, Any] = {self._limit: max_tokens, **self._options}
-            if self._has_seed:
-                options["seed"] = seed
+            wanted = {self._limit: max_tokens, "temperature": self._temperature, "seed": seed}
+            options: dict[str, Any] = {k: v for k, v in wanted.items() if k not in self._unsupported}
             try:
                 completion = self._client.chat.completions.create(
                     model=self._model, messages=messages, tools=tools or openai.omit, **options
@@ -182,20 +180,13 @@ class Client:
         for name in ("temperature", "seed"):
             if name in sent and re.search(rf"\b{name}\b", error):
                 _logger.warning("the endpoint does not support %s; its own default holds", name)
-                self._options.pop(name, None)
-                self._has_seed = self._has_seed and name != "seed"
+                self._unsupported.add(name)
                 return True
         return False
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-
-def _episode(
-    new_session: Callable[[], "Session[Episode]"], environment: SQLEnvironment, client: Client, seed: int
-) -> Episode:
-    return served_episode(new_session(), environment, client, seed=seed)
 
 
 def served_episode(

@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -163,7 +164,6 @@ class Teacher:
         Raises:
             RunError: The endpoint refused the key or the model, or failed several times in a row.
         """
-        client = Client(self._endpoint, TEMPERATURE)
 
         def on_end(place: int, found: Wording) -> None:
             self._end(place, found if found.reason else self._graded(found))
@@ -174,10 +174,10 @@ class Teacher:
             on_end(place, Wording(self.examples[place], self.style(place), reason))
 
         try:
-            tasks = [partial(self._worded, client, place) for place in range(len(self.examples))]
-            in_parallel(tasks, self._endpoint, on_end, on_failure)
+            with closing(Client(self._endpoint, TEMPERATURE)) as client:
+                tasks = [partial(self._worded, client, place) for place in range(len(self.examples))]
+                in_parallel(tasks, self._endpoint, on_end, on_failure)
         finally:
-            client.close()
             self._write_kept()
 
     def _end(self, place: int, found: Wording) -> None:
