@@ -118,25 +118,13 @@ class Environment:
         self._is_open = True
         self.executor = SQLExecutor(config.limits)
         self.sessions = _sessions(self.databases, self.executor, config, hide)
-        self.grader = open_grader(
-            self.executor,
-            test_databases=grading.test_databases,
-            server_url=grading.server_url,
-            nulls=grading.nulls,
-        )
+        self.grader = open_grader(self.executor, **vars(grading))
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """Open the environment of a config."""
-        grading, section = config.grading, config.environment
-        return cls(
-            config.data.databases,
-            test_databases=grading.test_databases,
-            server_url=grading.server_url,
-            nulls=grading.nulls,
-            hide=config.data.hide,
-            **{name: getattr(section, name) for name in section.__dataclass_fields__},
-        )
+        data = config.data
+        return cls(data.databases, hide=data.hide, **vars(config.grading), **vars(config.environment))
 
     @property
     def settings(self) -> EnvironmentSettings:
@@ -225,12 +213,12 @@ class Environment:
             failures = self._roll_out(
                 examples,
                 model,
+                on_end,
                 temperature=temperature,
                 seed=seed,
-                rollout=rollout or RolloutConfig(),
-                evaluation=evaluation or EvaluationConfig(),
+                rollout=rollout,
+                evaluation=evaluation,
                 template_options=template_options,
-                on_end=on_end,
             )
             answers = {place: future.result() for place, future in found.items()}
         if failures:
@@ -271,12 +259,9 @@ class Environment:
         failures = self._roll_out(
             [example],
             model,
-            temperature=0.0,
-            seed=0,
-            rollout=rollout or RolloutConfig(),
-            evaluation=EvaluationConfig(),
+            lambda place, episode: episodes.append(episode),
+            rollout=rollout,
             template_options=template_options,
-            on_end=lambda place, episode: episodes.append(episode),
         )
         if failures:
             raise UnansweredError(failures[0])
@@ -289,13 +274,13 @@ class Environment:
         self,
         examples: Sequence[Example],
         model: "Model | str | Path",
-        *,
-        temperature: float,
-        seed: int,
-        rollout: RolloutConfig,
-        evaluation: EvaluationConfig,
-        template_options: dict[str, Any] | None,
         on_end: Callable[[int, Episode], None],
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        rollout: RolloutConfig | None = None,
+        evaluation: EvaluationConfig | None = None,
+        template_options: dict[str, Any] | None,
     ) -> list[str]:
         """Hand over an episode of each example with its index; return failures of an endpoint."""
         model = opened_model(model)
@@ -306,6 +291,7 @@ class Environment:
         from text2sql_grpo.evaluation.sampler import Sampler, local_episodes, open_sampler
 
         if not isinstance(model, Sampler):
+            rollout, evaluation = rollout or RolloutConfig(), evaluation or EvaluationConfig()
             model = open_sampler(
                 model,
                 self.sessions,
@@ -315,13 +301,8 @@ class Environment:
                 bf16=evaluation.bf16,
                 template_options=template_options,
             )
-        local_episodes(
-            examples,
-            self.sessions,
-            model,
-            seed=seed if temperature else None,
-            on_end=on_end,
-        )
+        seeded = seed if temperature else None
+        local_episodes(examples, self.sessions, model, seed=seeded, on_end=on_end)
         return []
 
     def close(self) -> None:
