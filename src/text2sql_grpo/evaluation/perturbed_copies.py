@@ -2,7 +2,6 @@
 
 import sqlite3
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,30 +20,17 @@ MAX_DISTRACTOR_ROWS = 20
 _VOWELS = "aeiou"
 
 
-class Copies(ABC):
-    """Makes copies of files of one engine.
+class SQLiteCopies:
+    """Copies of SQLite files, whose columns SQLite renames in views and triggers too.
 
     Attributes:
         suffix: Ending of a copy's name, by which a folder's databases are found.
     """
 
-    suffix: str
-
-    @abstractmethod
-    def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
-        """Copy with shorter names of columns; returns the new name by each old one, in lower case."""
-
-    @abstractmethod
-    def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
-        """Copy with a few tables of a donor, and a few of their rows."""
-
-
-class SQLiteCopies(Copies):
-    """Copies of SQLite files, whose columns SQLite renames in views and triggers too."""
-
     suffix = ".sqlite"
 
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
+        """Copy with shorter names of columns; returns the new name by each old one, in lower case."""
         self._copy(source, target)
         with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
             columns = {
@@ -61,6 +47,7 @@ class SQLiteCopies(Copies):
         return names
 
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
+        """Copy with a few tables of a donor, and a few of their rows."""
         self._copy(source, target)
         with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
             connection.execute("ATTACH ? AS donor", (f"{donor}",))
@@ -90,7 +77,7 @@ class SQLiteCopies(Copies):
         return dict(found.fetchall())
 
 
-class DuckDBCopies(Copies):
+class DuckDBCopies:
     """Copies of DuckDB files by EXPORT DATABASE, as DuckDB renames no column of a key; without comments."""
 
     suffix = ".duckdb"
@@ -131,6 +118,7 @@ class DuckDBCopies(Copies):
 
 _COLUMNS = "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
 _TABLES = "SELECT table_name FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main'"
+Copies = SQLiteCopies | DuckDBCopies
 _COPIES: Mapping[Kind, Copies] = {"sqlite": SQLiteCopies(), "duckdb": DuckDBCopies()}
 
 
