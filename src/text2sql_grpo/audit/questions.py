@@ -99,15 +99,15 @@ def audit_questions(
     """
     findings: list[Finding] = []
     known: list[Question] = []
-    paths: dict[str, Database] = {}
     for question in questions:
         try:
-            paths[question.example.database] = databases.address(question.example.database)
+            databases.address(question.example.database)
             known.append(question)
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))
     for start in range(0, len(known), GOLDS_PER_BATCH):
-        findings += _gold_findings(known[start : start + GOLDS_PER_BATCH], paths, executor, suite, slow_s)
+        batch = known[start : start + GOLDS_PER_BATCH]
+        findings += _gold_findings(batch, databases, executor, suite, slow_s)
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
@@ -139,14 +139,14 @@ def _finding(question: Question, reason: str, detail: str) -> Finding:
 
 def _gold_findings(
     questions: Sequence[Question],
-    paths: Mapping[str, Database],
+    databases: Databases,
     executor: SQLExecutor,
     suite: TestSuite | None,
     slow_s: float,
 ) -> list[Finding]:
     findings = []
     asked = [
-        (question, (paths[question.example.database], sql))
+        (question, (databases.address(question.example.database), sql))
         for question in questions
         for sql in (question.example.gold_sql, *question.example.other_golds)
     ]

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -71,8 +72,9 @@ class RewardAudit:
 
     def __init__(self, rewards: RewardMix, grader: Grader, executor: SQLExecutor) -> None:
         self.left_out = 0
-        self._translators: dict[Database, Translator] = {}
         self._judge = Judge(grader, executor, rewards)
+        mirrors = cache_folder("test_suites") / "mirrors"
+        self._translator = cache(lambda database: Translator(executor, database, mirrors))
 
     def probes(self) -> list[Answer]:
         """Judge the probes, on their own database."""
@@ -112,10 +114,7 @@ class RewardAudit:
 
     def _of_gold(self, example: Example, database: Database, seed: int) -> Iterator[Answer]:
         gold_sql, executor = example.gold_sql, self._judge.executor
-        if database not in self._translators:
-            folder = cache_folder("test_suites") / "mirrors"
-            self._translators[database] = Translator(executor, database, folder)
-        translator = self._translators[database]
+        translator = self._translator(database)
         path, query = translator.path, translator.in_sqlite(gold_sql)
         result = self._judge.grader.gold_result(database, gold_sql)
         base = read_sample(path)
