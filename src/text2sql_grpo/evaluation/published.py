@@ -90,7 +90,6 @@ def measure_ves_reward(
     predicted_sql: str,
     *,
     repeats: int = VES_REPEATS,
-    limits: Limits | None = None,
 ) -> float:
     """Measure one question's reward for BIRD's R-VES by running both queries `repeats` times in turn.
 
@@ -102,7 +101,6 @@ def measure_ves_reward(
         gold_sql: The accepted query.
         predicted_sql: The query in question.
         repeats: Runs of each, >= 1.
-        limits: Bounds of each run; None for the executor's.
 
     Returns:
         0 if the prediction is wrong by execution accuracy; else see `bird_ves_reward`.
@@ -112,7 +110,7 @@ def measure_ves_reward(
     """
 
     def time(sql: str) -> float:
-        outcome = executor.execute(database, sql, limits=limits)
+        outcome = executor.execute(database, sql)
         if outcome.from_cache:
             raise RunError(
                 f"cannot time {sql!r} on {database}: its result came from the cache;"
@@ -120,7 +118,7 @@ def measure_ves_reward(
             )
         return outcome.elapsed_s
 
-    gold, predicted = executor.execute_many([(database, gold_sql), (database, predicted_sql)], limits=limits)
+    gold, predicted = executor.execute_many([(database, gold_sql), (database, predicted_sql)])
     if not bird_execution_accuracy(gold, predicted):
         return 0.0
     ratio = bird_time_ratio(lambda: time(gold_sql), lambda: time(predicted_sql), repeats=repeats)

@@ -84,7 +84,7 @@ def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
         **({} if schema_of is None else _by_schema(answers, schema_of)),
-        "looks_per_question": round(sum(a.episode.looks for a in answers) / max(1, len(answers)), 4),
+        "looks_per_question": round(_mean(answer.episode.looks for answer in answers), 4),
         "reasons": _counted(answer.verdict.reason for answer in answers),
         "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
         "malformed_share": round(_mean(_is_malformed(answer) for answer in answers), 4),
@@ -124,10 +124,7 @@ def _both(answers: Sequence[Answer]) -> dict[str, Any]:
 def _published(answers: Sequence[Answer]) -> dict[str, float]:
     """Means of the published metrics, in [0, 1]."""
     names = [field.name for field in fields(PublishedVerdicts)]
-    count = max(1, len(answers))
-    return {
-        name: round(sum(answer.published.get(name, 0.0) for answer in answers) / count, 4) for name in names
-    }
+    return {name: round(_mean(answer.published.get(name, 0.0) for answer in answers), 4) for name in names}
 
 
 def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[str, Any]:
