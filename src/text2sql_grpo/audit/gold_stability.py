@@ -35,60 +35,41 @@ def open_results(
     files of at most 100 MB). `tie_dependent`: a limit, at the top or inside, cuts through rows that tie and
     differ.
     """
-    found = list(_volatile(golds, outcomes, executor))
-    usable = [
-        index
-        for index, outcome in enumerate(outcomes)
-        if found[index] is None and outcome.is_ok and not outcome.is_truncated and outcome.rows
-    ]
-    for index, reason in _cut_ties(golds, outcomes, usable, executor).items():
-        found[index] = ("tie_dependent", reason)
-    settled = [index for index in usable if found[index] is None]
+    found = [_open_result(gold, outcome, executor) for gold, outcome in zip(golds, outcomes, strict=True)]
+    settled = [index for index, outcome in enumerate(outcomes) if found[index] is None and _is_whole(outcome)]
     for index in _differing_backwards(golds, outcomes, settled):
         found[index] = ("non_deterministic", "other rows when tables are read backwards")
     return found
 
 
-def _volatile(
-    golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], executor: SQLExecutor
-) -> Iterator[tuple[OpenResult, str] | None]:
-    """Kind of each gold that the engine reports as volatile: chance if its rows soon differ, or the clock."""
-    for gold, outcome in zip(golds, outcomes, strict=True):
-        if not outcome.is_volatile:
-            yield None
-        elif any(_differs(outcome, again) for again in executor.execute_many([gold] * RERUNS)):
-            yield "non_deterministic", "other rows when it runs again"
-        else:
-            yield "time_dependent", "reads the clock, or calls a function that the engine declares volatile"
-
-
-def _cut_ties(
-    golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], usable: Sequence[int], executor: SQLExecutor
-) -> dict[int, str]:
-    widened = {}
-    inside = {}
-    for index in usable:
-        dialect = parse_address(golds[index][0]).dialect
-        tree = read_query(golds[index][1], dialect).tree
-        if not isinstance(tree, exp.Query) or tree.find(exp.Limit) is None:
-            continue
-        query = widened_query(golds[index][1], outcomes[index].columns, dialect)
-        if query is not None and query.end is not None:
-            widened[index] = query
-        if any(limit.parent is not tree for limit in tree.find_all(exp.Limit)):
-            inside[index] = with_ties_decided(tree, dialect)
-    reasons = {}
-    asked = [(golds[index][0], query.sql) for index, query in widened.items()]
-    for (index, query), outcome in zip(widened.items(), executor.execute_many(asked), strict=True):
-        for group in tie_groups(query, outcomes[index], outcome) or ():
+def _open_result(
+    gold: Gold, outcome: ExecutionOutcome, executor: SQLExecutor
+) -> tuple[OpenResult, str] | None:
+    """Kind and reason of a gold's several results, as far as its own database shows them."""
+    if outcome.is_volatile:
+        if any(_differs(outcome, again) for again in executor.execute_many([gold] * RERUNS)):
+            return "non_deterministic", "other rows when it runs again"
+        return "time_dependent", "reads the clock, or calls a function that the engine declares volatile"
+    database, sql = gold
+    dialect = parse_address(database).dialect
+    tree = read_query(sql, dialect).tree
+    if not _is_whole(outcome) or not isinstance(tree, exp.Query) or tree.find(exp.Limit) is None:
+        return None
+    widened = widened_query(sql, outcome.columns, dialect)
+    if widened is not None and widened.end is not None:
+        for group in tie_groups(widened, outcome, executor.execute(database, widened.sql)) or ():
             if len(group.rows) > group.n_taken and len(set(group.rows)) > 1:
-                reasons[index] = f"the limit takes {group.n_taken} of {len(group.rows)} rows that tie"
-    for index, queries in inside.items():
-        if index not in reasons:
-            again = executor.execute_many([(golds[index][0], sql) for sql in queries])
-            if any(_differs(outcomes[index], outcome) for outcome in again):
-                reasons[index] = "a limit inside cuts through rows that tie"
-    return reasons
+                reason = f"the limit takes {group.n_taken} of {len(group.rows)} rows that tie"
+                return "tie_dependent", reason
+    if any(limit.parent is not tree for limit in tree.find_all(exp.Limit)):
+        decided = [(database, query) for query in with_ties_decided(tree, dialect)]
+        if any(_differs(outcome, other) for other in executor.execute_many(decided)):
+            return "tie_dependent", "a limit inside cuts through rows that tie"
+    return None
+
+
+def _is_whole(outcome: ExecutionOutcome) -> bool:
+    return outcome.is_ok and not outcome.is_truncated and bool(outcome.rows)
 
 
 def _differing_backwards(
