@@ -143,8 +143,7 @@ def _gold_findings(
     executor: SQLExecutor,
     suite: TestSuite | None,
     slow_s: float,
-) -> list[Finding]:
-    findings = []
+) -> Iterator[Finding]:
     asked = [
         (question, (databases.address(question.example.database), sql))
         for question in questions
@@ -160,12 +159,13 @@ def _gold_findings(
     for (question, gold), outcome, reason in zip(asked, outcomes, reasons, strict=True):
         if outcome.is_truncated and GoldResult(executor, *gold).is_usable:
             outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
-        findings += [_finding(question, *fault) for fault in _faults(question.example, outcome, slow_s)]
-        findings += [_finding(question, *reason)] if reason else []
-        if suite is not None and outcome.is_ok and not outcome.is_truncated:
-            gap = suite.databases(*gold).gap
-            findings += [_finding(question, "gap", gap)] if gap else []
-    return findings
+        for fault in _faults(question.example, outcome, slow_s):
+            yield _finding(question, *fault)
+        if reason:
+            yield _finding(question, *reason)
+        is_whole = outcome.is_ok and not outcome.is_truncated
+        if suite is not None and is_whole and (gap := suite.databases(*gold).gap):
+            yield _finding(question, "gap", gap)
 
 
 def _run_again(
@@ -187,34 +187,30 @@ def _faults(example: Example, outcome: ExecutionOutcome, slow_s: float) -> Itera
         yield "empty", "only NULLs" if outcome.rows else "no rows"
 
 
-def _copies(questions: Sequence[Question]) -> list[Finding]:
+def _copies(questions: Sequence[Question]) -> Iterator[Finding]:
     firsts: dict[tuple[str, str], Question] = {}
-    findings = []
     for question in questions:
         first = firsts.setdefault(_asked(question.example), question)
         if first is not question:
             is_same = _gold(first.example) == _gold(question.example)
             golds = "the same gold" if is_same else "another gold"
-            findings.append(_finding(question, "duplicated", f"asked as {first.example.id}, with {golds}"))
-    return findings
+            yield _finding(question, "duplicated", f"asked as {first.example.id}, with {golds}")
 
 
-def _leaks(questions: Sequence[Question], others: Mapping[str, Sequence[Question]]) -> list[Finding]:
+def _leaks(questions: Sequence[Question], others: Mapping[str, Sequence[Question]]) -> Iterator[Finding]:
     """Questions that are in another split: another file, or another `split` in the same file."""
     splits: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for name, group in [("", questions), *others.items()]:
         for question in group:
             for key in (_asked(question.example), _gold(question.example)):
                 splits[key].add(name or f"split {question.example.split}")
-    findings = []
     for question in questions:
         own = f"split {question.example.split}"
         for what, key in (("question", _asked(question.example)), ("gold", _gold(question.example))):
             elsewhere = sorted(splits[key] - {own})
             if elsewhere:
-                findings.append(_finding(question, "leaking", f"{what} also in {', '.join(elsewhere)}"))
+                yield _finding(question, "leaking", f"{what} also in {', '.join(elsewhere)}")
                 break
-    return findings
 
 
 def _asked(example: Example) -> tuple[str, str]:
@@ -227,14 +223,12 @@ def _gold(example: Example) -> tuple[str, str]:
 
 def _long_prompts(
     questions: Sequence[Question], environment: SQLEnvironment, max_prompt_tokens: int
-) -> list[Finding]:
-    findings = []
+) -> Iterator[Finding]:
     for question in questions:
         messages = environment.session(question.example).start()
         tokens = sum(estimated_tokens(message["content"]) for message in messages)
         if tokens > max_prompt_tokens:
-            findings.append(_finding(question, "too_long", f"about {tokens} tokens"))
-    return findings
+            yield _finding(question, "too_long", f"about {tokens} tokens")
 
 
 def counts(audit: QuestionAudit) -> Counter[str]:
