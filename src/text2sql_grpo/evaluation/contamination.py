@@ -25,7 +25,8 @@ def seen_questions(examples: Iterable[Example], corpora: Sequence[Path]) -> set[
     for example in examples:
         for text in (example.question, example.gold_sql):
             words = _words(text)
-            for n_gram in _n_grams(words) or [tuple(words)]:
+            for at in range(max(len(words) - N_WORDS, 0) + 1):
+                n_gram = tuple(words[at : at + N_WORDS])
                 if len(n_gram) >= FEWEST_WORDS:
                     known[n_gram].add(example.id)
     lengths = {len(n_gram) for n_gram in known}
@@ -45,7 +46,3 @@ def seen_questions(examples: Iterable[Example], corpora: Sequence[Path]) -> set[
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
-
-
-def _n_grams(words: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[at : at + N_WORDS]) for at in range(len(words) - N_WORDS + 1)]

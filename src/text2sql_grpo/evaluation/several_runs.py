@@ -27,10 +27,6 @@ class FinishedRun:
     before: dict[str, Accuracy]
     after: dict[str, Accuracy]
 
-    def change(self, name: str) -> float:
-        """Accuracy after minus accuracy before, in [-1, 1]."""
-        return self.after[name].accuracy - self.before[name].accuracy
-
 
 @dataclass(frozen=True)
 class SeveralRuns:
@@ -48,8 +44,8 @@ class SeveralRuns:
         return names if len(names) > 2 else names[1:]
 
     def changes(self, name: str) -> list[float]:
-        """Change of each run, in [-1, 1]."""
-        return [run.change(name) for run in self.runs]
+        """Accuracy after minus accuracy before of each run, in [-1, 1]."""
+        return [run.after[name].accuracy - run.before[name].accuracy for run in self.runs]
 
     def record(self) -> dict[str, Any]:
         """Fields in `comparison.json`."""

@@ -23,11 +23,7 @@ TABLES = {5: "1 to 5 tables", 15: "6 to 15 tables", 50: "16 to 50 tables", math.
 
 
 def r_ves(
-    answers: Sequence[Answer],
-    databases: Databases,
-    limits: Limits,
-    *,
-    on_answer: Callable[[], None] = lambda: None,
+    answers: Sequence[Answer], databases: Databases, limits: Limits, *, on_answer: Callable[[], None]
 ) -> float:
     """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`.
 
@@ -54,18 +50,18 @@ def accuracy(answers: Sequence[Answer]) -> Accuracy:
 def scored_sets(
     environment: Environment,
     greedy: Mapping[str, Sequence[Answer]],
-    sampled: Mapping[str, Sequence[Answer]] | None = None,
-    samples: int = 0,
+    sampled: Mapping[str, Sequence[Answer]],
+    samples: int,
 ) -> dict[str, Any]:
     """`sets` of an `evaluation.json`: `summary` of each set, and `samples`, the `Report` of sampled answers.
 
     Args:
         greedy: An answer to each question.
-        sampled: `samples` answers to each question, those to one question next to each other; None for none.
+        sampled: `samples` answers to each question, those to one question next to each other; empty for none.
     """
     schema = lru_cache(lambda name: environment.sessions.hidden(name).schema)
     scores = {name: summary(answers, schema) for name, answers in greedy.items()}
-    for name, answers in (sampled or {}).items():
+    for name, answers in sampled.items():
         scores[name]["samples"] = voted(answers, samples, environment).record()
     return scores
 
@@ -76,6 +72,7 @@ def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None
     Args:
         schema_of: Schema of a database by its name, for accuracies by skill and by number of tables.
     """
+    action_kinds = [{action.kind for action in answer.episode.actions} for answer in answers]
     return {
         "overall": _both(answers),
         "published": _published(answers),
@@ -87,7 +84,7 @@ def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None
         "looks_per_question": round(_mean(answer.episode.looks for answer in answers), 4),
         "reasons": _counted(answer.verdict.reason for answer in answers),
         "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
-        "malformed_share": round(_mean(_is_malformed(answer) for answer in answers), 4),
+        "malformed_share": round(_mean("malformed" in kinds for kinds in action_kinds), 4),
         "tokens_per_answer": round(_mean(sum(answer.episode.completion_mask) for answer in answers), 1),
     }
 
@@ -95,10 +92,6 @@ def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None
 def _mean(values: Iterable[float]) -> float:
     """Mean; 0 of none."""
     return fmean(known) if (known := list(values)) else 0.0
-
-
-def _is_malformed(answer: Answer) -> bool:
-    return any(action.kind == "malformed" for action in answer.episode.actions)
 
 
 def _by_schema(answers: Sequence[Answer], schema_of: Callable[[str], Schema]) -> dict[str, Any]:
