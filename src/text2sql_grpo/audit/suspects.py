@@ -161,20 +161,19 @@ def _suspect(
     def differ(place: Path, one: str, other: str) -> bool:
         return _differ(grader.gold_result(place, one), grader.gold_result(place, other))
 
-    def alike(sql: str, places: Sequence[Path]) -> list[str]:
-        return [other for other in texts if not any(differ(place, sql, other) for place in places)]
+    def alike(sql: str, others: Sequence[str], places: Sequence[Path]) -> list[str]:
+        return [other for other in others if not any(differ(place, sql, other) for place in places)]
 
     def share(sqls: Iterable[str]) -> float:
         return sum(counts[sql] for sql in sqls) / len(samples)
 
-    answer = max(texts, key=lambda sql: share(alike(sql, [database])), default=None)
-    if answer is None or answer in right or share(alike(answer, [database])) < MIN_SHARE:
+    answer = max(texts, key=lambda sql: share(alike(sql, texts, [database])), default=None)
+    if answer is None or answer in right or share(alike(answer, texts, [database])) < MIN_SHARE:
         return None
     variants = _write_variants(database, texts, folder)
     places = [database, *variants]
-    found = alike(answer, places)
-    accepting = [gold for gold in golds if not any(differ(place, gold, answer) for place in places)]
-    if accepting or share(found) < MIN_SHARE or right & {*found}:
+    found = alike(answer, texts, places)
+    if alike(answer, golds, places) or share(found) < MIN_SHARE or right & {*found}:
         return None
     differing = [place for place in variants if differ(place, golds[0], answer)]
     small, tables = database, list[str]()
