@@ -18,9 +18,8 @@ def _has_order(tree: _Tree) -> bool:
 
 
 def _is_nested(tree: _Tree) -> bool:
-    return any(isinstance(part, exp.Subquery | exp.CTE | exp.Exists) for part in tree.walk()) or any(
-        "query" in part.args for part in tree.find_all(exp.In)
-    )
+    has_query = any("query" in part.args for part in tree.find_all(exp.In))
+    return has_query or tree.find(exp.Subquery, exp.CTE, exp.Exists) is not None
 
 
 def _has_date(tree: _Tree) -> bool:
