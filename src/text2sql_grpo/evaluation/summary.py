@@ -4,11 +4,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.published import PublishedVerdicts, bird_r_ves, measure_ves_reward
 from text2sql_grpo.evaluation.report import voted
@@ -17,7 +17,6 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.rewards import FLAGS, Answer
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.schema_types import Schema
 
 TABLES = {5: "1 to 5 tables", 15: "6 to 15 tables", 50: "16 to 50 tables", math.inf: "over 50 tables"}
 
@@ -59,18 +58,17 @@ def scored_sets(
         greedy: An answer to each question.
         sampled: `samples` answers to each question, those to one question next to each other; empty for none.
     """
-    schema = lru_cache(lambda name: environment.sessions.hidden(name).schema)
-    scores = {name: summary(answers, schema) for name, answers in greedy.items()}
+    scores = {name: summary(answers, environment.sessions) for name, answers in greedy.items()}
     for name, answers in sampled.items():
         scores[name]["samples"] = voted(answers, samples, environment).record()
     return scores
 
 
-def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None = None) -> dict[str, Any]:
+def summary(answers: Sequence[Answer], sessions: SQLEnvironment | None = None) -> dict[str, Any]:
     """Fields of a set in `evaluation.json`: counts, accuracies and 95% intervals, strict and official.
 
     Args:
-        schema_of: Schema of a database by its name, for accuracies by skill and by number of tables.
+        sessions: Have the schemas of the databases, for accuracies by skill and by number of tables.
     """
     action_kinds = [{action.kind for action in answer.episode.actions} for answer in answers]
     return {
@@ -80,7 +78,7 @@ def summary(answers: Sequence[Answer], schema_of: Callable[[str], Schema] | None
         "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
         "by_family": _grouped(answers, lambda answer: answer.example.family),
         "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
-        **({} if schema_of is None else _by_schema(answers, schema_of)),
+        **({} if sessions is None else _by_schema(answers, sessions)),
         "looks_per_question": round(_mean(answer.episode.looks for answer in answers), 4),
         "reasons": _counted(answer.verdict.reason for answer in answers),
         "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
@@ -94,12 +92,11 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(known) if (known := list(values)) else 0.0
 
 
-def _by_schema(answers: Sequence[Answer], schema_of: Callable[[str], Schema]) -> dict[str, Any]:
+def _by_schema(answers: Sequence[Answer], sessions: SQLEnvironment) -> dict[str, Any]:
     """Accuracies by the skills of the gold query, each of which a question counts for, and by tables."""
-    schemas = {name: schema_of(name) for name in {answer.example.database for answer in answers}}
     by_skill, by_tables = defaultdict(list), defaultdict(list)
     for answer in answers:
-        schema = schemas[answer.example.database]
+        schema = sessions.hidden(answer.example.database).schema
         for skill in skills(answer.example, ENGINES[schema.dialect].dialect):
             by_skill[skill].append(answer)
         by_tables[next(size for size in TABLES if len(schema.tables) <= size)].append(answer)
