@@ -51,12 +51,11 @@ def rewrites(gold_sql: str, dialect: str = "sqlite") -> Iterator[tuple[str, str]
     if not has_top_level_order(gold_sql, dialect):
         yield "CTE", f"WITH answer AS ({plain}) SELECT * FROM answer"
         yield "subquery", f"SELECT * FROM ({plain}) AS answer"
-    copy = tree.copy()
     compared = [
-        node for node in copy.find_all(*_MIRRORED) if isinstance(node.expression, exp.Literal | exp.Subquery)
+        node for node in tree.find_all(*_MIRRORED) if isinstance(node.expression, exp.Literal | exp.Subquery)
     ]
     for node in compared:
         mirrored = _MIRRORED[type(node)]
         node.replace(mirrored(this=node.expression.copy(), expression=node.this.copy()))
     if compared:
-        yield "sides swapped", copy.sql(dialect)
+        yield "sides swapped", tree.sql(dialect)
