@@ -7,12 +7,12 @@ of this package takes 132.
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import islice
 from math import isfinite
-from threading import Thread
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from sqlglot import exp
@@ -100,15 +100,14 @@ def _read(text: str, dialect: str) -> Query | Unread:
         tokens = language.tokenize(text)
     except SqlglotError:
         return Unread("sqlglot cannot split it into tokens")
-    parse = partial(_parsed, tokens, text, language)
     try:
-        return parse()
+        return _parsed(tokens, text, language)
     except RecursionError:  # once more with all of Python's limit, wherever the caller stands
-        found: list[Query | Unread] = []
-        thread = Thread(target=_parse_on_new_stack, args=(parse, found))
-        thread.start()
-        thread.join()
-        return found[0]
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                return thread.submit(_parsed, tokens, text, language).result()
+            except RecursionError:
+                return Unread("it is nested too deeply")
 
 
 def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
@@ -367,10 +366,3 @@ def _parsed(tokens: list[Token], text: str, dialect: Dialect) -> Query | Unread:
         return Unread(f"sqlglot cannot parse it: {type(error).__name__}")
     tree = exp.Block(expressions=trees) if len(trees) > 1 else next(iter(trees), None)
     return Query(tree, parser.steps) if tree is not None else Unread("it is empty")
-
-
-def _parse_on_new_stack(parse: Callable[[], Query | Unread], found: list[Query | Unread]) -> None:
-    try:
-        found.append(parse())
-    except RecursionError:
-        found.append(Unread("it is nested too deeply"))
