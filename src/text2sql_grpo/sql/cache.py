@@ -25,15 +25,15 @@ class ResultCache:
     """Thread-safe LRU cache of outcomes.
 
     Attributes:
+        max_entries: Maximum number of results; 0 if it is not to be used.
         hits: Look-ups that found a result.
         misses: Look-ups that did not.
     """
 
     def __init__(self, *, max_entries: int, max_bytes: int) -> None:
         """Create an empty cache; `max_bytes` bounds the memory that it takes."""
-        self.hits = 0
-        self.misses = 0
-        self._max_entries = max_entries
+        self.max_entries = max_entries
+        self.hits = self.misses = 0
         self._max_bytes = max_bytes
         self._n_bytes = 0
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class ResultCache:
                 self._n_bytes -= _size_of(key, self._entries.pop(key))
             self._entries[key] = data
             self._n_bytes += n_bytes
-            while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
+            while len(self._entries) > self.max_entries or self._n_bytes > self._max_bytes:
                 self._n_bytes -= _size_of(*self._entries.popitem(last=False))
 
     def reset_lock(self) -> None:

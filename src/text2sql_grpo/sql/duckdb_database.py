@@ -166,11 +166,8 @@ class HardenedDuckDB:
         location: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
         is_volatile: False if the last query would return the same again.
-        is_cacheable: True: a file reports changes of its tables.
         session: That of the last query, to interrupt it.
     """
-
-    is_cacheable = True
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
         """Open the file.

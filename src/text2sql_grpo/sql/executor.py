@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -84,7 +83,7 @@ class SQLExecutor:
 
     def _start(self) -> None:
         entries, n_bytes = self._cache_settings
-        self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes) if entries else None
+        self._cache = ResultCache(max_entries=entries, max_bytes=n_bytes)
         self._lock = threading.Lock()
         self._pools: dict[Kind, WorkerPool] = {}
         self._servers: set[str] = set()  # locations of servers that have answered
@@ -93,12 +92,12 @@ class SQLExecutor:
 
     @property
     def cache_hits(self) -> int:
-        return self._cache.hits if self._cache else 0
+        return self._cache.hits
 
     @property
     def cache_misses(self) -> int:
         """Look-ups that found nothing, perhaps because such a result is never kept."""
-        return self._cache.misses if self._cache else 0
+        return self._cache.misses
 
     def execute(
         self,
@@ -138,52 +137,51 @@ class SQLExecutor:
         cancellation: Cancellation | None = None,
     ) -> list[ExecutionOutcome]:
         outcomes: list[Any] = [None] * len(database_and_sql)
-        wanted: dict[Kind, tuple[list[int], list[Query]]] = {}  # with their positions
-        twins: list[tuple[int, Kind, Query, int]] = []  # position, query, and position of an equal one
+        queries: list[tuple[Kind, Query]] = []
+        wanted: list[int] = []  # positions of queries to be run
+        twins: list[tuple[int, int]] = []  # position of a query, and of an equal one before it
         firsts: dict[Query, int] = {}
         fingerprints: dict[str, Fingerprint | None] = {}
         keys: dict[int, Key] = {}
         for position, (database, sql) in enumerate(database_and_sql):
             kind, location = parse_address(database)
-            query = (location, sql if type(sql) is str else _text(sql))
+            queries.append((kind, (location, sql if type(sql) is str else _text(sql))))
             # A longer text is refused, perhaps for its blanks alone.
-            if self._cache is not None and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
-                text = normalised(query[1])
+            if self._cache.max_entries and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
+                text = normalised(queries[-1][1][1])
                 first = firsts.setdefault((location, text), position)
                 if first != position:
-                    twins.append((position, kind, query, first))
+                    twins.append((position, first))
                     continue
                 if location not in fingerprints:
-                    fingerprints[location] = _fingerprint_of(kind, location)
+                    fingerprints[location] = fingerprint(database)
                 found = fingerprints[location]
                 if found is not None and found[-1]:  # else the content may change without a trace
                     keys[position] = (location, text, found, limits)
                     outcomes[position] = self._cache.get(keys[position])
             if outcomes[position] is None:
-                positions, queries = wanted.setdefault(kind, ([], []))
-                positions.append(position)
-                queries.append(query)
-        unsure: set[int] = set()
+                wanted.append(position)
+        changing: set[int] = set()  # queries that call random(), read the clock or crash
         elapsed_s = 0.0
         while wanted:
-            for kind, (positions, queries) in wanted.items():
-                answers = self._run(kind, queries, limits, cancellation)
-                for position, answer in zip(positions, answers, strict=True):
-                    outcome = outcomes[position] = ExecutionOutcome(*answer[:-1])
+            for kind in dict.fromkeys(queries[position][0] for position in wanted):
+                positions = [position for position in wanted if queries[position][0] == kind]
+                answers = self._run(
+                    kind, [queries[position][1] for position in positions], limits, cancellation
+                )
+                for position, (*fields, may_change) in zip(positions, answers, strict=True):
+                    outcome = outcomes[position] = ExecutionOutcome(*fields)
                     elapsed_s += outcome.elapsed_s
-                    if answer[-1]:
-                        unsure.add(position)
-                    elif self._cache is not None and position in keys:
+                    if outcome.status in ("timeout", "memory"):  # shared by equal queries, and never kept
+                        continue
+                    if may_change:
+                        changing.add(position)
+                    elif position in keys:
                         self._cache.put(keys[position], outcome)
-            wanted = {}
-            for position, kind, query, first in twins:
-                # It calls random() or reads the clock. A time-out is shared all the same.
-                is_unsure = first in unsure and outcomes[first].status not in ("timeout", "memory")
-                if is_unsure and outcomes[position] is None:
-                    positions, queries = wanted.setdefault(kind, ([], []))
-                    positions.append(position)
-                    queries.append(query)
-        for position, _, _, first in twins:
+            wanted = [
+                position for position, first in twins if first in changing and outcomes[position] is None
+            ]
+        for position, first in twins:
             if outcomes[position] is None:
                 outcomes[position] = outcomes[first]._replace(from_cache=True)
         with self._lock:
@@ -194,9 +192,32 @@ class SQLExecutor:
     def _run(
         self, kind: Kind, queries: list[Query], limits: Limits, cancellation: Cancellation | None
     ) -> list[Answer]:
-        if ENGINES[kind].is_server:
-            return self._run_on_server(queries, limits, cancellation)
-        return self._pool(kind).run(queries, limits, cancellation)
+        """Run queries; on a server again while one that answered before is gone, for `SERVER_WAIT_S`.
+
+        Raises:
+            ServerGoneError: It did not come back, or was never there.
+        """
+        pool = self._pool(kind)
+        if not ENGINES[kind].is_server:
+            return pool.run(queries, limits, cancellation)
+        locations = {location for location, _ in queries}
+        give_up = time.monotonic() + SERVER_WAIT_S
+        pause_s = 0.1
+        while True:
+            try:
+                answers = pool.run(queries, limits, cancellation)
+                for location in locations - self._servers:
+                    self._servers.add(location)
+                    self._warn_of_rights(location)
+                return answers
+            except ServerGoneError as error:
+                is_cancelled = cancellation is not None and cancellation.is_set
+                if not locations <= self._servers or time.monotonic() > give_up or is_cancelled:
+                    raise
+                if pause_s < 0.2:
+                    _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
 
     def version(self, database: Path | str) -> object:
         """Version of a database's content; equal versions mean equal content.
@@ -204,11 +225,10 @@ class SQLExecutor:
         It is the fingerprint of a file, and a server's snapshot, which any writing transaction of that server
         changes, on other databases too. None if there is none to be had.
         """
-        kind, location = parse_address(database)
-        if not ENGINES[kind].is_server:
-            known = _fingerprint_of(kind, location)
-            return known and known[:-1]  # without what depends on the time of day
-        return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None
+        if parse_address(database).engine.is_server:
+            return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None
+        known = fingerprint(database)
+        return known and known[:-1]  # without what depends on the time of day
 
     def grant_folder(self, folder: Path) -> None:
         """Let SQL workers read all of a folder, for databases that are made there one after the other.
@@ -250,9 +270,7 @@ class SQLExecutor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -272,33 +290,6 @@ class SQLExecutor:
                 )
                 pool = self._pools.setdefault(kind, new)
         return pool
-
-    def _run_on_server(
-        self, queries: list[Query], limits: Limits, cancellation: Cancellation | None
-    ) -> list[Answer]:
-        """Run queries, again while a server that answered them before is gone, for `SERVER_WAIT_S`.
-
-        Raises:
-            ServerGoneError: It did not come back, or was never there.
-        """
-        locations = {location for location, _ in queries}
-        give_up = time.monotonic() + SERVER_WAIT_S
-        pause_s = 0.1
-        while True:
-            try:
-                answers = self._pool("postgresql").run(queries, limits, cancellation)
-                for location in locations - self._servers:
-                    self._servers.add(location)
-                    self._warn_of_rights(location)
-                return answers
-            except ServerGoneError as error:
-                is_cancelled = cancellation is not None and cancellation.is_set
-                if not locations <= self._servers or time.monotonic() > give_up or is_cancelled:
-                    raise
-                if pause_s < 0.2:
-                    _logger.warning("Waiting up to %.0f s for the server: %s", SERVER_WAIT_S, error)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1.0)
 
     def _warn_of_rights(self, location: str) -> None:
         """Log the rights of a role beyond reading that do no harm here, once for a role of a server."""
@@ -327,9 +318,9 @@ class SQLExecutor:
         """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
         self._lock = threading.Lock()
         for pool in self._pools.values():
-            pool.reset_after_fork()
-        if self._cache is not None:
-            self._cache.reset_lock()
+            pool.forget()
+        self._pools.clear()
+        self._cache.reset_lock()
 
 
 def _text(sql: str) -> str:
@@ -339,19 +330,18 @@ def _text(sql: str) -> str:
     raise TypeError(f"sql must be text, got {type(sql).__name__}")
 
 
-def _fingerprint_of(kind: Kind, location: str) -> Fingerprint | None:
-    """Fingerprint of a file; None if it cannot be read, which raises when it is opened."""
+def fingerprint(database: Path | str) -> Fingerprint | None:
+    """Fingerprint of a database's file; None for a server, and for a file that cannot be read.
+
+    Opening such a file raises.
+    """
+    kind, location = parse_address(database)
     if ENGINES[kind].is_server:
         return None
     try:
         return fingerprint_of(location, ENGINES[kind].logs)
     except DataError:
         return None
-
-
-def fingerprint(database: Path | str) -> Fingerprint | None:
-    """Fingerprint of a database's file; None for a server, and for a file that cannot be read."""
-    return _fingerprint_of(*parse_address(database))
 
 
 def _end(pools: dict[Kind, WorkerPool]) -> None:

@@ -80,23 +80,18 @@ class WorkerPool:
         self._kind = kind
         self._n_workers = n_workers
         self._require_sandbox = require_sandbox
-        self._folders = folders
-        self._reset()
-
-    def _reset(self) -> None:
-        self._grants = Grants(self._kind, self._folders)
+        self._grants = Grants(kind, folders)
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._idle: list[Worker] = []  # the last one used comes first, for its memory is warm
         self._workers: set[Worker] = set()  # those that are idle or in use
         self._keeper: _Keeper | None = None
 
-    def reset_after_fork(self) -> None:
-        """Drop the parent's workers; this process starts its own."""
+    def forget(self) -> None:
+        """Close the pipes of the workers, after a fork: they are the parent's."""
         if self._keeper is not None:
             for worker in self._keeper.living:
                 worker.forget()
-        self._reset()
 
     def close(self) -> None:
         """End the idle workers now and the busy ones after their current request."""

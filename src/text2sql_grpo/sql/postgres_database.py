@@ -137,10 +137,7 @@ class HardenedPostgres:
         fingerprint: Always None.
         is_volatile: True if the last query samples, or calls a function that the catalog declares volatile,
             or stable and without arguments, as those of the clock.
-        is_cacheable: False: a server does not report changes of its tables.
     """
-
-    is_cacheable = False
 
     def __init__(self, location: str, fingerprint: None = None) -> None:
         """Connect.

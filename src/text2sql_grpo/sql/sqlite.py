@@ -277,8 +277,8 @@ class HardenedDatabase:
 
     def _failure(self, status: Status, text: str, started: float) -> bytes:
         elapsed_s = time.perf_counter() - started
-        is_unsure = self._guard.is_volatile or self._guard.calls_clock or status in ("timeout", "memory")
-        return marshalled((status, (), (), False, short_line(text), elapsed_s, False, is_unsure))
+        may_change = self._guard.is_volatile or self._guard.calls_clock
+        return marshalled((status, (), (), False, short_line(text), elapsed_s, False, may_change))
 
     def _answer_to(self, error: sqlite3.Error, sql: str, limits: Limits, started: float) -> bytes:
         extended = getattr(error, "sqlite_errorcode", 0)  # 0: raised by the Python module

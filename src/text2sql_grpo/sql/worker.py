@@ -280,10 +280,8 @@ def _size_of(database: Any) -> int:
 
 def _run(database: Any, sql: str, limits: Any, started: float) -> bytes:
     outcome = database.run(sql, limits)
-    is_unsure = not database.is_cacheable or outcome.status in ("timeout", "memory")
-    is_unsure = is_unsure or database.is_volatile
     elapsed_s = time.perf_counter() - started
-    answer = marshalled((*outcome[:5], elapsed_s, database.is_volatile, is_unsure))
+    answer = marshalled((*outcome[:5], elapsed_s, database.is_volatile, database.is_volatile))
     if outcome.status == "memory":
         raise OutOfMemory(answer)
     return answer
