@@ -23,6 +23,7 @@ from dotenv import load_dotenv
 from text2sql_grpo import __version__
 from text2sql_grpo.commands.options import INTERRUPTED, writing_to
 from text2sql_grpo.commands.parser import Parser, add_verb
+from text2sql_grpo.config import Config
 from text2sql_grpo.errors import RunError
 
 # Each verb is a function of its module's name; a group is a module with one function per verb.
@@ -122,8 +123,6 @@ def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     A field has a dot or is a whole section that is not an option of the verb: `--run.seed 1`, `--sft null`.
     argparse would take the values for positional words.
     """
-    from text2sql_grpo.config import Config
-
     sections = {field.name for field in fields(Config)}
     if words and words[0] in VERBS:
         sections -= {*inspect.signature(_verb(words[0])).parameters}

@@ -2,19 +2,13 @@ import json as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text2sql_grpo.commands.options import (
-    Count,
-    check_models,
-    importing,
-    quiet_console,
-    read_config,
-    writing_to,
-)
+from text2sql_grpo.commands.options import Count, check_models, check_one_of, importing, quiet_console
+from text2sql_grpo.config import Config, load_config
+from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.run_folder import find_config
 
 if TYPE_CHECKING:
-    from text2sql_grpo.config import Config
     from text2sql_grpo.evaluation.endpoint import Endpoint
 
 
@@ -51,14 +45,12 @@ def ask(
         raise DataError("the question is empty")
     run = config_of(model, config)
     console = quiet_console(highlight=False)
-    from text2sql_grpo.data.databases import open_address
-
     open_address(db)  # fails before anything slow
     with importing():
         from text2sql_grpo.serving.agent import open_agent
     from text2sql_grpo.reporting.shown import asked_record, show_asked
 
-    with writing_to(Path()), open_agent(source, db, run, samples=samples) as agent:
+    with open_agent(source, db, run, samples=samples) as agent:
         if question is None:
             from text2sql_grpo.serving.ask_session import AskSession
 
@@ -83,7 +75,6 @@ def model_source(model: str | None, base_url: str | None, served_model: str | No
         ConfigError: Options are missing.
         ModelError: There is no such model.
     """
-    from text2sql_grpo.commands.options import check_one_of
     from text2sql_grpo.evaluation.endpoint import Endpoint
 
     check_one_of(model=model, base_url=base_url)
@@ -93,7 +84,7 @@ def model_source(model: str | None, base_url: str | None, served_model: str | No
     return Endpoint(base_url, str(served_model)) if base_url else str(model)
 
 
-def config_of(model: str | None, config: Path | None) -> "Config | None":
+def config_of(model: str | None, config: Path | None) -> Config | None:
     """Config that is named, else that of the model's run; None if there is neither."""
     found = config or (find_config(model) if model else None)
-    return read_config(found) if found else None
+    return load_config(found) if found else None

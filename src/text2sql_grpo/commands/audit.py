@@ -7,8 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.commands.options import Count, Seconds, counting, read_config, writing_to
+from text2sql_grpo.commands.options import Count, Seconds, counting, writing_to
+from text2sql_grpo.config import load_config
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.sql import Limits, SQLExecutor
 
 GOLD_TIMEOUT_S = 30.0  # a slow gold is reported as slow, not as broken
 
@@ -48,14 +52,11 @@ def data(
 
     from text2sql_grpo.audit.questions import KEPT, REASONS, audit_questions, counts, write_quarantine
     from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.question_files import only_name, read_questions
-    from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
     from text2sql_grpo.reporting.audit_tables import question_table, show_findings
     from text2sql_grpo.rewards import open_grader
-    from text2sql_grpo.sql import Limits, SQLExecutor
 
-    run = read_config(config) if config else None
+    run = load_config(config) if config else None
     settings = run.environment if run else EnvironmentSettings()
     kept = KEPT if keep is None else keep
     for reason in kept:
@@ -125,15 +126,13 @@ def reward(
     from rich.text import Text
 
     from text2sql_grpo.audit.rewards import RewardAudit
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.loading import read_quarantine
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.data.shards import shard_files
     from text2sql_grpo.reporting.audit_tables import rates, reward_table, show_misjudged
     from text2sql_grpo.rewards import RewardMix, open_grader
-    from text2sql_grpo.sql import SQLExecutor
 
-    run, started = read_config(config, settings), time.monotonic()
+    run, started = load_config(config, settings), time.monotonic()
     databases, rewards = Databases(run.data.databases), RewardMix(run.rewards)
     quarantined = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
     database = only_name(databases)

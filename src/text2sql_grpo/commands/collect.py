@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
+from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from text2sql_grpo.config import Config
     from text2sql_grpo.rewards import Answer
 
 
@@ -65,11 +66,10 @@ def collect(
             return _select_traces(traces, keep or (), out)
         options.check_served(base_url, model, config)
         options.check_models(model_path)
-        run = options.read_config(config or config_around(str(model_path)), settings)
+        run = load_config(config or config_around(str(model_path)), settings)
         console = options.quiet_console()
         from text2sql_grpo.evaluation.bench import Bench, UnansweredError, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
-        from text2sql_grpo.files import read_jsonl
         from text2sql_grpo.reporting.progress import progress_bar
         from text2sql_grpo.reporting.report_page import episodes_report, write_page
         from text2sql_grpo.rewards import RewardMix
@@ -130,7 +130,7 @@ def _select_traces(traces: Path, keep: Sequence[Keep], out: Path) -> int:
     return 0
 
 
-def _settings_of(config: "Config", model: str, temperature: float, seed: int) -> dict[str, Any]:
+def _settings_of(config: Config, model: str, temperature: float, seed: int) -> dict[str, Any]:
     """Settings that the episodes of a file share."""
     return {
         "model": model,
@@ -151,8 +151,6 @@ def _write_chats(
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
     """Write the chats that pass each filter next to `out`, as `NAME.FILTER.jsonl`."""
-    from text2sql_grpo.files import write_jsonl
-
     for name in keep:
         chats = select_chats(records, name)
         if tools is not None:

@@ -11,6 +11,7 @@ from text2sql_grpo.commands.options import (
     writing_to,
 )
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.files import read_jsonl, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def compare(
         from text2sql_grpo.evaluation.answers import answers_of_sets, judged, saved_answers, write_answers
         from text2sql_grpo.evaluation.bench import Bench, opened_model
         from text2sql_grpo.evaluation.comparison import compare as compared
-        from text2sql_grpo.files import read_jsonl, write_json
         from text2sql_grpo.models.sources import readable_folder
         from text2sql_grpo.reporting.comparison_tables import show_comparison
         from text2sql_grpo.reporting.progress import answer_with_bar
@@ -108,7 +108,6 @@ def compare(
 def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
     """Print and write how far several runs agree."""
     from text2sql_grpo.evaluation.several_runs import read_runs
-    from text2sql_grpo.files import write_json
     from text2sql_grpo.reporting.comparison_tables import runs_table
     from text2sql_grpo.reporting.report_page import run_report, write_page
 

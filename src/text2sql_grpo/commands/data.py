@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from text2sql_grpo.bundled import located
 from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.sql import SQLExecutor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,8 +104,6 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
         databases: As data.databases; of a folder of several, each gets a file in a folder.
         out: File to write; a folder for several databases.
     """
-    from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.synthesis.generator import PERSONAL
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import add_words
@@ -154,11 +154,9 @@ def teach(
         retries: Retries of one request.
         timeout_s: Seconds for one request.
     """
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.evaluation.endpoint import Endpoint
     from text2sql_grpo.evaluation.teacher import Teacher, read_golds
     from text2sql_grpo.rewards import open_grader
-    from text2sql_grpo.sql import SQLExecutor
 
     prices = price_per_million or [0.0, 0.0]
     if len(prices) != 2:
@@ -247,7 +245,6 @@ def overlap(*, questions: Path = Path("data/questions"), databases: str | None =
         databases: Their databases, as data.databases, if some are not SQLite files.
     """
     from text2sql_grpo.data import overlap as shared
-    from text2sql_grpo.data.databases import Databases
 
     rows = shared.overlap(located(questions), Databases(databases) if databases else None)
     print(shared.format_overlap(rows))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from text2sql_grpo.bundled import ROOT, located
+from text2sql_grpo.config import config_fields
 
 # Fields without a default, with the values of the quickstart.
 REQUIRED = {
@@ -40,8 +41,6 @@ def config(*, example: Annotated[str, _example] | None = None) -> int:
         example: Print this config of the package instead, such as quickstart; list: their names. Paths of the
             package's data are absolute where the working folder has none.
     """
-    from text2sql_grpo.config import config_fields
-
     if example == "list":
         for name, file in _examples().items():
             print(f"{name:32} {file.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}")
@@ -65,8 +64,6 @@ def config(*, example: Annotated[str, _example] | None = None) -> int:
 
 def fields_help() -> str:
     """List every field of the config, for a help text."""
-    from text2sql_grpo.config import config_fields
-
     lines = ["", "settings:"]
     for field in config_fields():
         default = (

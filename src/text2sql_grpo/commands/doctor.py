@@ -3,7 +3,8 @@ from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 
-from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, writing_to
+from text2sql_grpo.config import load_config
 
 
 def doctor(
@@ -28,7 +29,7 @@ def doctor(
     """
     if run is not None:
         return _print_findings(run, as_json=json)
-    checked = read_config(config_or_quickstart(config), settings)
+    checked = load_config(config_or_quickstart(config), settings)
     with writing_to(checked.run.output_dir):
         console = quiet_console()
         from text2sql_grpo.doctor import diagnosis

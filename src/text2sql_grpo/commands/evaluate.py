@@ -1,17 +1,16 @@
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
+from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.files import write_json
 from text2sql_grpo.run_folder import CONFIG, config_around, find_config
-
-if TYPE_CHECKING:
-    from text2sql_grpo.config import Config
 
 Board = Literal["bird", "spider", "spider2", "livesql"]
 Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
@@ -110,7 +109,6 @@ def evaluate(
         from text2sql_grpo.evaluation.endpoint import Endpoint
         from text2sql_grpo.evaluation.leaderboards import export as exported
         from text2sql_grpo.evaluation.summary import scored_sets
-        from text2sql_grpo.files import write_json
         from text2sql_grpo.reporting.accuracy_tables import (
             accuracy_table,
             gap_lines,
@@ -190,8 +188,6 @@ def _perturbed(
     **sampling: Any,
 ) -> dict[str, Any]:
     """Answers to the questions in other forms, each with the answer to the plain one."""
-    from dataclasses import replace
-
     from text2sql_grpo.evaluation.answers import judged, write_answers
     from text2sql_grpo.evaluation.comparison import paired
     from text2sql_grpo.evaluation.perturbations import perturbed
@@ -213,7 +209,7 @@ def _perturbed(
     return forms
 
 
-def _hashes(run: "Config", sets: Iterable[str]) -> dict[str, str]:
+def _hashes(run: Config, sets: Iterable[str]) -> dict[str, str]:
     """Hash of each set's question file, which tells versions of a benchmark apart."""
     files = {name: Path(str(run.data.test[name])) for name in sets}
     return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
@@ -231,7 +227,7 @@ def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unlike_the_run(
-    here: "Config",
+    here: Config,
     recorded: Path | None,
     test: dict[str, Any],
     chosen: dict[str, Any],
@@ -242,7 +238,7 @@ def _unlike_the_run(
     Args:
         recorded: Config of the run folder; None without one.
     """
-    run = here if recorded is None else options.read_config(recorded)
+    run = here if recorded is None else load_config(recorded)
     facts = {
         "sets": (", ".join(chosen), ", ".join(test)),
         "questions": (

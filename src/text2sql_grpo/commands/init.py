@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.commands.options import counting, writing_to
+from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import read_jsonl
+from text2sql_grpo.sql import SQLExecutor
 
 
 def init(database: str = "", *, out: Path | None = None, model: str = "", seed: int = 0) -> int:
@@ -26,9 +30,6 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     from rich.text import Text
 
     from text2sql_grpo.commands.data import show_made
-    from text2sql_grpo.data.databases import Databases
-    from text2sql_grpo.errors import DataError
-    from text2sql_grpo.files import read_jsonl
     from text2sql_grpo.run.new_project import (
         GRPO_STEPS,
         SETS,
@@ -39,7 +40,6 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
         size_for,
         write_config,
     )
-    from text2sql_grpo.sql import SQLExecutor
     from text2sql_grpo.synthesis.generator import PERSONAL, make_questions
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import add_words

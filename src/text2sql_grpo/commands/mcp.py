@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from text2sql_grpo.commands.options import Port, read_config, writing_to
+from text2sql_grpo.commands.options import Port, writing_to
+from text2sql_grpo.config import load_config
+from text2sql_grpo.data.databases import cache_folder, open_address
+from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 
 TOKEN_VARIABLE = "TEXT2SQL_GRPO_MCP_TOKEN"
 
@@ -34,16 +39,12 @@ def mcp(
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
         config: YAML whose environment sets the limits; default: the defaults.
     """
-    from text2sql_grpo.data.databases import cache_folder, open_address
-    from text2sql_grpo.environment.session import EnvironmentSettings
     from text2sql_grpo.integrations.mcp.audit_log import AuditLog
     from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
-    from text2sql_grpo.sql import SQLExecutor
-    from text2sql_grpo.sql.executor import DEFAULT_WORKERS
 
     environment = EnvironmentSettings()
     if config is not None:
-        environment = read_config(config, settings).environment
+        environment = load_config(config, settings).environment
     elif settings:
         raise ConfigError(f"settings such as {settings[0]} need --config FILE")
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token

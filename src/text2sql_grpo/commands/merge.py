@@ -5,6 +5,7 @@ from typing import Literal
 from text2sql_grpo.bundled import is_bundled
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count
+from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.run_folder import config_around
 
@@ -37,7 +38,7 @@ def merge(
     out = out or (adapter if is_bundled(adapter) else found).parent / "merged"
     run, adapter = None, found
     if num_samples is not None:
-        run = options.read_config(config or config_around(str(adapter)), settings)
+        run = load_config(config or config_around(str(adapter)), settings)
     elif config or settings:
         raise ConfigError("--config and settings need --num_samples")
     with options.writing_to(out):

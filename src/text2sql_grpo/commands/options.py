@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from text2sql_grpo.bundled import located
+from text2sql_grpo.config import Config, check_grpo_keys, load_config
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.run_folder import CONFIG, EVALUATION
+from text2sql_grpo.sql import SQLExecutor
 
-if TYPE_CHECKING:  # slow to import, and help needs neither
+if TYPE_CHECKING:  # slow to import, and help does not need it
     from rich.console import Console
-
-    from text2sql_grpo.config import Config
 
 QUICKSTART = Path("config/quickstart.yaml")
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -111,17 +112,10 @@ def config_or_quickstart(config: Path | None) -> Path:
     return QUICKSTART
 
 
-def read_config(path: Path, settings: Sequence[str] = ()) -> "Config":
-    """Read a config, with settings of the command line applied."""
-    from text2sql_grpo.config import load_config
-
-    return load_config(path, settings)
-
-
 def config_with_files(
     path: Path, settings: Sequence[str] = (), *, is_trained: bool = False, model: str | None = None
-) -> "Config":
-    """`read_config`, with all that it names looked up before slow imports.
+) -> Config:
+    """`load_config`, with all that it names looked up before slow imports.
 
     Args:
         is_trained: The config's model and questions for training are needed too.
@@ -131,13 +125,10 @@ def config_with_files(
         RunError: A file, the model, a server or a reward function does not exist, a question is wrong, or a
             key of `grpo` is unknown.
     """
-    from text2sql_grpo.config import check_grpo_keys
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.loading import check_file
     from text2sql_grpo.models.sources import check_readable
-    from text2sql_grpo.sql import SQLExecutor
 
-    config = read_config(path, settings)
+    config = load_config(path, settings)
     check_grpo_keys(config.grpo)
     config.reward_mix()
     databases = Databases(config.data.databases)

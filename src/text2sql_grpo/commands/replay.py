@@ -2,12 +2,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.commands.options import quiet_console, read_config, writing_to
+from text2sql_grpo.commands.options import quiet_console, writing_to
+from text2sql_grpo.config import load_config
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.run_folder import ROLLOUTS, TRACES, answers_file, config_around
 
 if TYPE_CHECKING:
-    from text2sql_grpo.data.example import Example
     from text2sql_grpo.evaluation.bench import Environment
 
 SHOWN = 10
@@ -37,14 +39,13 @@ def replay(
     """
     if not source.exists():
         raise DataError(f"there is no {source}: give a run folder or a file of recorded answers")
-    run = read_config(config or config_around(str(source)), settings)
+    run = load_config(config or config_around(str(source)), settings)
     from rich.progress import track
 
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.evaluation.bench import Environment
     from text2sql_grpo.evaluation.regrading import change
     from text2sql_grpo.evaluation.regrading import replay as replayed
-    from text2sql_grpo.files import write_jsonl
     from text2sql_grpo.reporting.comparison_tables import show_replay
 
     console = quiet_console()
@@ -67,15 +68,13 @@ def replay(
 
 
 def _records(
-    source: Path, environment: "Environment", golds: dict[str, "Example"], *, is_run: bool
+    source: Path, environment: "Environment", golds: dict[str, Example], *, is_run: bool
 ) -> Iterable[dict[str, Any]]:
     """Records of episodes in a file or folder.
 
     Raises:
         DataError: There are none.
     """
-    from text2sql_grpo.files import read_jsonl
-
     path = source
     if source.is_dir():
         path = answers_file(source) if is_run else source / ROLLOUTS

@@ -7,8 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import Count, Port, read_config, writing_to
+from text2sql_grpo.commands.options import Count, Port, writing_to
+from text2sql_grpo.config import load_config
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.sql import SQLExecutor
 
 
 def review(
@@ -50,15 +53,13 @@ def review(
     if not summary and (evaluation or json):
         raise ConfigError("--evaluation and --json go with --summary")
     source = file or (None if summary else _questions(folder))
-    from text2sql_grpo.data.databases import Databases
     from text2sql_grpo.data.question_files import read_questions
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.serving import verdicts
     from text2sql_grpo.serving.question_review import Review, drawn
     from text2sql_grpo.serving.review_server import ReviewServer
-    from text2sql_grpo.sql import SQLExecutor
 
-    run = read_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
+    run = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     where = db or (run.data.databases if run else None)
     url = run.grading.server_url if run else None
     with writing_to(folder), SQLExecutor() as executor:

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from text2sql_grpo.commands.options import (
     INTERRUPTED,
@@ -15,11 +14,9 @@ from text2sql_grpo.commands.options import (
     quiet_console,
     writing_to,
 )
+from text2sql_grpo.config import Config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.run_folder import read_evaluation
-
-if TYPE_CHECKING:
-    from text2sql_grpo.config import Config
 
 
 def train(
@@ -84,7 +81,7 @@ def _train_each(
     return compare_runs(list(folders.values()))
 
 
-def _smoke_settings(run: "Config") -> list[str]:
+def _smoke_settings(run: Config) -> list[str]:
     """Settings that make a run short; those of the command line come after them."""
     episode = run.environment
     short = {
