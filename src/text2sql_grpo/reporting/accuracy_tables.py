@@ -15,6 +15,21 @@ LEAST_QUESTIONS = 10
 """Questions of a family or difficulty that has a row."""
 
 
+def figures_table(
+    title: str, words: Sequence[str | Column], figures: Sequence[str], *, caption: Text | str | None = None
+) -> Table:
+    """Table without rows: columns of words, then columns of figures, which are aligned at the right."""
+    return Table(
+        *words,
+        *(Column(name, justify="right") for name in figures),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=title,
+        caption=caption,
+        caption_justify="left",
+    )
+
+
 def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Table:
     """Table of accuracy with 95% intervals, and R-VES if measured, by set; below it by kind of question.
 
@@ -25,24 +40,22 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
     shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
     has_ves = any("r_ves" in scores for scores in sets.values())
     lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
-    table = Table(
-        Column("held-out set", no_wrap=True),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"{' and '.join(shown).capitalize()} accuracy (95% interval in % by database)",
+    table = figures_table(
+        f"{' and '.join(shown).capitalize()} accuracy (95% interval in % by database)",
+        [Column("held-out set", no_wrap=True)],
+        [*shown, "R-VES"] if has_ves else shown,
         caption=Text("\n".join(lines)) if lines else None,
-        caption_justify="left",
     )
-    for column in [*shown, "R-VES"] if has_ves else shown:
-        table.add_column(column, justify="right")
     for name, scores in sets.items():
         ves = [f"{scores['r_ves']:.1f}"] if has_ves else []
-        table.add_row(Text(name, style="bold"), *_cells(scores["overall"], shown), *ves)
+        shares = [_share(Accuracy.read(scores["overall"][grading])) for grading in shown]
+        table.add_row(Text(name, style="bold"), *shares, *ves)
     table.add_section()
     for kind in ("difficulty", "skill", "tables"):
         for part, both in _of_all_sets(sets, f"by_{kind}").items():
             if both["strict"].total >= LEAST_QUESTIONS:
-                table.add_row(Text(part if kind == "tables" else f"{kind}: {part}"), *_shares(both, shown))
+                title = Text(part if kind == "tables" else f"{kind}: {part}")
+                table.add_row(title, *(_share(both[grading]) for grading in shown))
     return table
 
 
@@ -68,26 +81,27 @@ def samples_table(when: Mapping[str, Mapping[str, Any]]) -> Table:
     sets = [(name, title, one) for title, scores in when.items() for name, one in scores.items()]
     known = [(name, title, one) for name, title, one in sets if "samples" in one]
     k = known[0][2]["samples"]["samples"] if known else 0
-    table = Table(
-        Column("held-out set", no_wrap=True),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"Strict accuracy of {k} sampled answers in % (95% interval by database)",
+    table = figures_table(
+        f"Strict accuracy of {k} sampled answers in % (95% interval by database)",
+        [Column("held-out set", no_wrap=True)],
+        ["greedy", f"mean@{k}", f"vote@{k}", "soft vote", f"pass@{k}", "sure", "tokens"],
         caption="sure: accuracy of the half of the questions whose soft vote is the surest",
-        caption_justify="left",
     )
-    for column in ("greedy", f"mean@{k}", f"vote@{k}", "soft vote", f"pass@{k}", "sure", "tokens"):
-        table.add_column(column, justify="right")
     for name, title, one in sorted(known, key=lambda row: row[0]):
         own, greedy = one["samples"], one["overall"]["strict"]
         shares = [greedy, own["mean"], own["vote"], own["soft_vote"], own["oracle"]]
-        cells = [f"{100 * s['accuracy']:.0f}\n({_percents(s['interval'])})" for s in shares]
+        cells = [f"{100 * s['accuracy']:.0f}\n({percents(s['interval'])})" for s in shares]
         sure = f"{100 * own['accuracy_at']['50']:.0f}" if own.get("accuracy_at") else "-"
         table.add_row(Text(f"{name}\n  {title}".rstrip()), *cells, sure, f"{own['tokens_per_answer']:.0f}")
     return table
 
 
-def _percents(interval: Sequence[float]) -> str:
+def percents(interval: Sequence[float]) -> str:
+    """Interval of shares in percent.
+
+    >>> percents((0.4, 0.616))
+    '40-62'
+    """
     return "-".join(f"{100 * bound:.0f}" for bound in interval)
 
 
@@ -121,14 +135,11 @@ def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:
 
 def perturbation_table(forms: Mapping[str, tuple[Paired, int]]) -> Table:
     """Table of the same questions as they are and in other forms, with the number of those left out."""
-    table = Table(
-        "form",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title="Strict accuracy in % on questions in another form",
+    table = figures_table(
+        "Strict accuracy in % on questions in another form",
+        ["form"],
+        ["n", "plain", "so asked", "difference (95% by database)", "left out"],
     )
-    for column in ("n", "plain", "so asked", "difference (95% by database)", "left out"):
-        table.add_column(column, justify="right")
     for name, (both, left_out) in forms.items():
         low, high = (100 * bound for bound in both.interval)
         table.add_row(
@@ -164,10 +175,5 @@ def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
             yield f"  {n_answers}: {gap}"
 
 
-def _cells(both: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
-    return _shares({grading: Accuracy.read(both[grading]) for grading in shown}, shown)
-
-
-def _shares(both: Mapping[str, Accuracy], shown: Sequence[str]) -> list[str]:
-    known = [both[grading] for grading in shown]
-    return [f"{one.correct}/{one.total} = {one.accuracy:.1%} ({_percents(one.interval)})" for one in known]
+def _share(one: Accuracy) -> str:
+    return f"{one.correct}/{one.total} = {one.accuracy:.1%} ({percents(one.interval)})"

@@ -2,28 +2,20 @@
 
 from collections.abc import Collection, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.audit.questions import REASONS, QuestionAudit
 from text2sql_grpo.audit.rewards import Answer, Rate, accepted, refused
+from text2sql_grpo.reporting.accuracy_tables import figures_table
 
 EXAMPLES_SHOWN = 3
 
 
 def question_table(audit: QuestionAudit, keep: Collection[str]) -> Table:
     """Table of the questions with each fault, and of the faults that quarantine."""
-    table = Table(
-        "reason",
-        "meaning",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title="Faults of questions",
-    )
-    for column in ("questions", "quarantine"):
-        table.add_column(column, justify="right")
+    table = figures_table("Faults of questions", ["reason", "meaning"], ["questions", "quarantine"])
     for reason, about in REASONS.items():
         count = len(audit.ids_by_reason[reason])
         table.add_row(reason, about, str(count), "no" if reason in keep else "yes")
@@ -57,9 +49,7 @@ def rates(answers: Sequence[Answer]) -> dict[str, Rate]:
 
 def reward_table(rates: dict[str, Rate]) -> Table:
     """Table of wrong verdicts, of this reward and of the official one."""
-    table = Table("", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Wrong verdicts")
-    for column in ("answers", "this reward", "official EX"):
-        table.add_column(column, justify="right")
+    table = figures_table("Wrong verdicts", [""], ["answers", "this reward", "official EX"])
     for name, rate in rates.items():
         total = max(rate.answers, 1)
         cells = (f"{count} ({count / total:.1%})" for count in (rate.reward, rate.official))

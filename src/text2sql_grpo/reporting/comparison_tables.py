@@ -6,14 +6,14 @@ from statistics import fmean
 from rich import box
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.regrading import Change
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Interval
-from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS
+from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table, percents
 
 _CHANGES_SHOWN = 20
 
@@ -62,8 +62,7 @@ def comparison_table(
         table.add_row(
             title,
             str(paired.total),
-            _share(base.accuracy, base.interval),
-            _share(trained.accuracy, trained.interval),
+            *(f"{100 * one.accuracy:.0f} ({percents(one.interval)})" for one in (base, trained)),
             f"{paired.difference * 100:+.0f} {_range(paired.interval)}",
             f"+{paired.gained} -{paired.lost}",
             _odds(paired.p_value),
@@ -72,8 +71,8 @@ def comparison_table(
             table.add_row(
                 Text("  by question"),
                 "",
-                _share(None, base.naive_interval),
-                _share(None, trained.naive_interval),
+                f"({percents(base.naive_interval)})",
+                f"({percents(trained.naive_interval)})",
                 _range(paired.naive_interval),
                 "",
                 _odds(paired.naive_p_value),
@@ -105,12 +104,11 @@ def show_replay(change: Change, console: Console, *, shown: int) -> None:
 
 def runs_table(several: SeveralRuns) -> Table:
     """Table of several runs: accuracy before and after, mean and range, and the change of each."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"Strict accuracy in %, {len(several.runs)} runs"
+    table = figures_table(
+        f"Strict accuracy in %, {len(several.runs)} runs",
+        [Column("held-out set", no_wrap=True)],
+        ["n", "before", "after", "change", "of each run"],
     )
-    table.add_column("held-out set", no_wrap=True)
-    for column in ("n", "before", "after", "change", "of each run"):
-        table.add_column(column, justify="right")
     for name in several.sets():
         changes = [100 * change for change in several.changes(name)]
         table.add_row(
@@ -128,12 +126,6 @@ def _spread(shares: Sequence[float]) -> str:
     """Mean and range in percent; the mean alone if all are equal."""
     low, high = 100 * min(shares), 100 * max(shares)
     return f"{100 * fmean(shares):.1f}" + (f" ({low:.0f}-{high:.0f})" if high > low else "")
-
-
-def _share(accuracy: float | None, interval: Interval) -> str:
-    low, high = interval
-    bounds = f"({low * 100:.0f}-{high * 100:.0f})"
-    return bounds if accuracy is None else f"{accuracy * 100:.0f} {bounds}"
 
 
 def _range(interval: Interval) -> str:
