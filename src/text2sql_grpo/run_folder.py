@@ -66,12 +66,12 @@ def config_around(*models: str) -> Path:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`; empty without the file."""
-    return _lines(run / METRICS, "training steps")
+    return log_lines(run / METRICS, "training steps")
 
 
 def read_schedule(run: Path) -> list[dict[str, Any]]:
     """Lines of `evaluation_schedule.jsonl`; empty without the file."""
-    return _lines(run / SCHEDULE, "scheduled evaluations")
+    return log_lines(run / SCHEDULE, "scheduled evaluations")
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def answers_file(run: Path, when: str = "after") -> Path:
     return run / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl")
 
 
-def _lines(path: Path, what: str) -> list[dict[str, Any]]:
+def log_lines(path: Path, what: str) -> list[dict[str, Any]]:
+    """Lines of a log, named `what` in errors; empty without the file."""
     return list(read_jsonl(path, what)) if path.is_file() else []
 
 

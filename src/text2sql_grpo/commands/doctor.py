@@ -5,6 +5,8 @@ from pathlib import Path
 
 from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, writing_to
 from text2sql_grpo.config import load_config
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.run_folder import METRICS
 
 
 def doctor(
@@ -42,6 +44,10 @@ def _print_findings(run: Path, *, as_json: bool) -> int:
     from text2sql_grpo.reporting.run_findings import findings, read_logs
 
     logs = read_logs(run)
+    if not logs.steps:
+        raise DataError(
+            f"no training steps: {run / METRICS} is missing or has none; give the folder of a run"
+        )
     found = findings(logs)
     if as_json:
         print(dumps([asdict(finding) for finding in found], indent=1))

@@ -21,7 +21,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, read_jsonl, write_text
-from text2sql_grpo.reporting.run_findings import findings, logs_of
+from text2sql_grpo.reporting.run_findings import findings, read_logs
 from text2sql_grpo.run_folder import (
     CONFIG,
     ENERGY,
@@ -33,9 +33,8 @@ from text2sql_grpo.run_folder import (
     SCHEDULE,
     SUSPECTS,
     answers_file,
+    log_lines,
     read_evaluation,
-    read_metrics,
-    read_schedule,
 )
 
 MAX_PAGE_BYTES = 5_000_000
@@ -76,25 +75,24 @@ def run_report(run: Path) -> Record:
     if len(missing) == len(parts):
         raise DataError(f"no run: {run} holds neither {METRICS}, {ROLLOUTS} nor {EVALUATION}")
     evaluation = read_evaluation(run)
-    metrics = [row for row in read_metrics(run) if "loss" in row]
-    episodes, config = _rows(run / ROLLOUTS), run / CONFIG
+    logs, config = read_logs(run), run / CONFIG
     report = _report(
         run.resolve().name,
         evaluation,
-        before=_rows(answers_file(run, "before")),
-        after=_rows(answers_file(run)),
-        episodes=episodes,
+        before=log_lines(answers_file(run, "before"), "answers"),
+        after=log_lines(answers_file(run), "answers"),
+        episodes=logs.episodes,
         tokenizer=run / "merged" / "tokenizer.json",
-        suspects={row["id"] for row in _rows(run / SUSPECTS)},
+        suspects={row["id"] for row in log_lines(run / SUSPECTS, "suspects")},
     )
     return report | {
         "model": f"{run}/merged",
-        "curve": curve_of(read_schedule(run)),
-        "steps": {name: [row.get(name) for row in metrics] for name in _STEP_FIELDS},
+        "curve": curve_of(logs.schedule),
+        "steps": {name: [row.get(name) for row in logs.steps] for name in _STEP_FIELDS},
         "costs": report["costs"]
-        | {"tokens": next((row["num_tokens"] for row in reversed(metrics) if "num_tokens" in row), None)}
+        | {"tokens": next((row["num_tokens"] for row in reversed(logs.steps) if "num_tokens" in row), None)}
         | {"kwh": _energy(run / ENERGY)},
-        "diagnosis": [str(one) for one in findings(logs_of(run, metrics, episodes))] if metrics else [],
+        "diagnosis": [str(one) for one in findings(logs)] if logs.steps else [],
         "config": config.read_text(encoding="utf-8") if config.is_file() else "",
         "missing": missing,
     }
@@ -185,10 +183,6 @@ def _report(
         "missing": [],
         "left_out": "",
     }
-
-
-def _rows(path: Path) -> list[Record]:
-    return list(read_jsonl(path, "a run's records")) if path.is_file() else []
 
 
 def _accuracy(record: Mapping[str, Any]) -> Record:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,9 @@ import numpy as np
 import yaml
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import read_jsonl
-from text2sql_grpo.run_folder import CONFIG, METRICS, ROLLOUTS, read_metrics, read_schedule
+from text2sql_grpo.run_folder import CONFIG, ROLLOUTS, log_lines, read_metrics, read_schedule
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 Column = list[float]
 
 MIN_STEPS = 3  # for a trend
@@ -65,26 +63,18 @@ class RunLogs:
 
 
 def read_logs(run: Path) -> RunLogs:
-    """Read the logs of a run folder.
+    """Read the logs of a run folder; those that are absent are empty.
 
     Raises:
-        DataError: It holds no training steps, or a file cannot be read.
+        DataError: A file cannot be read.
     """
-    rollouts = run / ROLLOUTS
-    episodes = list(read_jsonl(rollouts, "episodes")) if rollouts.is_file() else []
-    logs = logs_of(run, read_metrics(run), episodes)
-    if not logs.steps:
-        raise DataError(
-            f"no training steps: {run / METRICS} is missing or has none; give the folder of a run"
-        )
-    return logs
-
-
-def logs_of(run: Path, metrics: Sequence[Record], episodes: Sequence[Record]) -> RunLogs:
-    """Logs of a run folder whose largest files were read before."""
     config = yaml.safe_load((run / CONFIG).read_text("utf-8")) if (run / CONFIG).is_file() else {}
-    steps = [row for row in metrics if "loss" in row]
-    return RunLogs(steps, episodes, read_schedule(run), (config or {}).get("grpo") or {})
+    return RunLogs(
+        steps=[row for row in read_metrics(run) if "loss" in row],
+        episodes=log_lines(run / ROLLOUTS, "episodes"),
+        schedule=read_schedule(run),
+        settings=(config or {}).get("grpo") or {},
+    )
 
 
 def findings(logs: RunLogs) -> list[Finding]:

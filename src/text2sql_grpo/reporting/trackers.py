@@ -22,8 +22,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from text2sql_grpo.errors import ConfigError, install_command
-from text2sql_grpo.files import read_jsonl, write_text
-from text2sql_grpo.run_folder import PAGE, ROLLOUTS, answers_file
+from text2sql_grpo.files import write_text
+from text2sql_grpo.run_folder import PAGE, ROLLOUTS, answers_file, log_lines
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
 PROJECT = "text2sql-grpo"
@@ -101,8 +101,8 @@ class Tracking:
         if not PartialState().is_main_process:
             return
         tables = {
-            "episodes": _sampled(_lines(folder / ROLLOUTS), "step", _EPISODE_COLUMNS),
-            "held_out": _sampled(_lines(answers_file(folder)), "set", _ANSWER_COLUMNS),
+            "episodes": _sampled(folder / ROLLOUTS, "step", _EPISODE_COLUMNS),
+            "held_out": _sampled(answers_file(folder), "set", _ANSWER_COLUMNS),
         }
         if "wandb" in self.names:
             import wandb
@@ -163,15 +163,11 @@ def _tensorboard() -> Iterator[Any]:
         yield writer
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    return iter(read_jsonl(path, "episodes")) if path.is_file() else iter(())
-
-
-def _sampled(records: Iterator[dict[str, Any]], part: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Columns of the first records of each part, such as each step."""
+def _sampled(path: Path, part: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Columns of a log's first lines of each part, such as each step; empty without the file."""
     seen = Counter[Any]()
     rows = []
-    for record in records:
+    for record in log_lines(path, "episodes"):
         seen[record[part]] += 1
         if seen[record[part]] <= ROWS_OF_EACH:
             rows.append({name: record[name] for name in columns})
