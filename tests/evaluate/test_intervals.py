@@ -66,8 +66,6 @@ def test_answers_are_counted_by_database_and_read_back() -> None:
     assert (accuracy.correct, accuracy.total) == (3, 5)
     assert accuracy.by_database == {"shop": (2, 3), "bank": (1, 2)}
     assert Accuracy.read(accuracy.record()) == accuracy
-    rest = accuracy.without(Accuracy.of([("bank", False), ("bank", True), ("shop", False)]))
-    assert rest == Accuracy(2, 2, {"shop": (2, 2)})
     assert Accuracy.read({"correct": 1, "total": 2, "interval": [0, 1]}) == Accuracy(1, 2)
 
 

@@ -66,15 +66,6 @@ class Accuracy:
         counts = {name: (right, asked) for name, (right, asked) in record.get("by_database", {}).items()}
         return cls(record["correct"], record["total"], counts)
 
-    def without(self, part: "Accuracy") -> "Accuracy":
-        """Accuracy on the questions that are not in `part`."""
-        rest = {}
-        for name, (correct, total) in self.by_database.items():
-            less_correct, less_total = part.by_database.get(name, (0, 0))
-            if total > less_total:
-                rest[name] = correct - less_correct, total - less_total
-        return Accuracy(self.correct - part.correct, self.total - part.total, rest)
-
     @property
     def accuracy(self) -> float:
         """Share of right answers in [0, 1], not percent."""
