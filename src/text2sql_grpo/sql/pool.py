@@ -193,7 +193,11 @@ class WorkerPool:
             elif worker.has_crashed:
                 n_crashes += 1  # the first may come from outside: run the query once more
                 if worker.is_late or n_crashes == 2:
-                    answers.append(_outcome_after_crash(limits, worker.is_late))
+                    answers.append(
+                        _late(limits)
+                        if worker.is_late
+                        else _error("the database engine crashed on this query")
+                    )
                     n_tries = n_crashes = 0
         return answers
 
@@ -206,13 +210,12 @@ class WorkerPool:
         for location, same in groupby(queries, _location_of):
             version = max(version, self._grants.version_of(location))
             segments.append((location, [sql for _, sql in same]))
-        bounds = (limits.timeout_s, limits.max_rows, limits.max_bytes, limits.max_sql_bytes)
-        request = framed(marshalled((*bounds, segments)))
+        request = framed(marshalled((vars(limits), segments)))
         n_starts = 0
         while True:
             worker = self._take(version)
             try:
-                worker.wait_until_ready()
+                worker.wait_until_ready(require_sandbox=self._require_sandbox)
                 if cancellation is not None:
                     cancellation.watch(worker)
                 answers = worker.ask(request, len(queries), limits)
@@ -265,7 +268,7 @@ class WorkerPool:
 
     def _start(self) -> Worker:
         if self._keeper is None:
-            self._keeper = _Keeper(self._kind, require_sandbox=self._require_sandbox)
+            self._keeper = _Keeper(self._kind)
         worker = self._keeper.start(*self._grants.snapshot())
         self._workers.add(worker)
         return worker
@@ -280,10 +283,9 @@ class _Keeper:
         living: Its workers that were not waited for.
     """
 
-    def __init__(self, kind: Kind, *, require_sandbox: bool) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.living: list[Worker] = []
         self._kind = kind
-        self._require_sandbox = require_sandbox
         self._asked: queue.SimpleQueue[tuple[Future[Worker], tuple[str, ...], int] | None] = (
             queue.SimpleQueue()
         )
@@ -326,7 +328,7 @@ class _Keeper:
 
     def _start(self, started: "Future[Worker]", readable: tuple[str, ...], version: int) -> None:
         try:
-            worker = Worker(self._kind, readable, version=version, require_sandbox=self._require_sandbox)
+            worker = Worker(self._kind, readable, version=version)
         except Exception as error:
             started.set_exception(error)
         else:
@@ -358,10 +360,8 @@ def _error(text: str) -> Answer:
     return ("error", (), (), False, text, 0.0, False, True)
 
 
-def _outcome_after_crash(limits: Limits, is_late: bool) -> Answer:
-    """Answer to a lone query whose worker was killed at the deadline, or crashed twice."""
-    if not is_late:
-        return _error("the database engine crashed on this query")
+def _late(limits: Limits) -> Answer:
+    """Answer to a lone query whose worker was killed at the deadline."""
     text = late_text(limits.timeout_s)
     return ("timeout", (), (), False, text, limits.timeout_s + PATIENCE_S, False, True)
 

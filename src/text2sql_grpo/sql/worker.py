@@ -91,8 +91,8 @@ class Worker:
         _extend_processor_time()
         self._write([marshalled(wall) for wall in self._walls])  # ready
         while True:
-            *bounds, segments = loads(self._frames.read()[0])
-            self._limits = _limits(*bounds)
+            limits, segments = loads(self._frames.read()[0])
+            self._limits = SimpleNamespace(**limits)  # `outcome.Limits` is slow to import
             self._is_busy = True
             if not self._is_awake.is_set():
                 self._is_awake.set()
@@ -299,14 +299,6 @@ def _traceback(error: Exception) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))
-
-
-@cache
-def _limits(timeout_s: float, max_rows: int, max_bytes: int, max_sql_bytes: int) -> SimpleNamespace:
-    """Fields of `outcome.Limits`, which is slow to import."""
-    return SimpleNamespace(
-        timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes, max_sql_bytes=max_sql_bytes
-    )
 
 
 def _extend_processor_time() -> None:

@@ -67,9 +67,7 @@ class Worker:
         sandbox: Those of `sandbox.PARTS` that its kernel enforces; empty before the first answer.
     """
 
-    def __init__(
-        self, kind: Kind, readable: Iterable[str] = (), *, version: int = 0, require_sandbox: bool = False
-    ) -> None:
+    def __init__(self, kind: Kind, readable: Iterable[str] = (), *, version: int = 0) -> None:
         """Start a process.
 
         The kernel ends it with the thread that calls this.
@@ -78,7 +76,6 @@ class Worker:
             kind: Engine of its databases.
             readable: Files and folders that it may read besides Python's own.
             version: See above.
-            require_sandbox: whether to refuse to work without a part of the sandbox.
         """
         if not sys.executable:
             raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
@@ -88,7 +85,6 @@ class Worker:
         self.is_ready = self.is_free = False
         self.has_crashed = self.is_late = self.is_dropped = self.is_ended = False
         self.due = float("inf")
-        self._require_sandbox = require_sandbox
         chosen = os.environ.get("SQLITE_TMPDIR", "")
         self._own_folder = "" if chosen else _temporary_folder()
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
@@ -110,7 +106,7 @@ class Worker:
         self._input = self._process.stdin.fileno()
         self._frames = FrameReader(self._process.stdout.fileno())
         path = [entry for entry in sys.path if entry] if ENGINES[kind].needs_packages else []
-        with suppress(OSError):  # gone already; `_wait_until_ready` raises
+        with suppress(OSError):  # gone already; `wait_until_ready` raises
             setup = (kind, os.getpid(), path, tuple(readable), self._folder)
             write_all(self._input, framed(marshalled(setup)))
 
@@ -149,8 +145,11 @@ class Worker:
         self.is_free = not is_last
         return answers
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, *, require_sandbox: bool) -> None:
         """Wait for the end of the start-up.
+
+        Args:
+            require_sandbox: whether to refuse to work without a part of the sandbox.
 
         Raises:
             RunError: The process ended, or its sandbox lacks a part that is required.
@@ -172,7 +171,7 @@ class Worker:
             ) from None
         self.due = float("inf")
         missing = [part for part in PARTS if part not in self.sandbox]
-        if missing and self._require_sandbox:
+        if missing and require_sandbox:
             raise RunError(
                 f"the sandbox of a SQL worker lacks {', '.join(missing)}: use a Linux kernel that has them"
                 " (Landlock: 5.13 or newer), or require_sandbox=False"
