@@ -18,7 +18,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.schema_catalogue import Rows, schema_of
 from text2sql_grpo.sql.schema_examples import READ_CHARS, one_line
 from text2sql_grpo.sql.schema_types import ForeignKey, Schema
-from text2sql_grpo.sql.sqlite_file import open_database
+from text2sql_grpo.sql.sqlite_file import open_database, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def read(database: Path | str, *, timeout_s: float) -> Schema:
     try:
         with closing(open_database(database)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_STEPS)
-            connection.text_factory = _text_of
+            connection.text_factory = text_of  # invalid UTF-8 becomes unprintable: no example shows it
             return _schema(connection, path.stem, descriptions)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -87,11 +87,6 @@ def _descriptions(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def _text_of(raw: bytes) -> str:
-    """Decode text; invalid UTF-8 becomes unprintable, so that no example shows it."""
-    return raw.decode("utf-8", "surrogateescape")
-
-
 def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, dict[str, str]]) -> Schema:
     def ask(query: str, *parameters: str) -> Rows:
         return connection.execute(query, parameters).fetchall()
@@ -117,7 +112,11 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
         comment, comments = _comments(statement) if kind == "table" else ("", {})
         described = descriptions.get(relation.lower(), {}) if kind == "table" else {}
         relations.append((relation, "", relation, kind == "table", comment, statement))
-        computed = _computed(statement) if any(row[-1] for row in own) else {}
+        computed = {}
+        if any(row[-1] for row in own):
+            from text2sql_grpo.sql.query import generated_columns  # with sqlglot, which few files need
+
+            computed = generated_columns(statement)
         for value, column, type_name, is_required, place, is_generated in own:
             facts = (column, type_name, not (is_required or place), bool(place))
             note = comments.get(column.lower()) or described.get(column.lower(), "")
@@ -136,13 +135,6 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
     return schema_of(
         name, "sqlite", ask, relations=relations, columns=columns, keys=keys, foreign_keys=foreign_keys
     )
-
-
-def _computed(statement: str) -> dict[str, str]:
-    """Expressions of the generated columns of a CREATE TABLE, by name in lower case."""
-    from text2sql_grpo.sql.query import generated_columns  # with sqlglot, which few files need
-
-    return generated_columns(statement)
 
 
 def _comments(statement: str) -> tuple[str, dict[str, str]]:

@@ -36,6 +36,7 @@ from text2sql_grpo.sql.sqlite_file import (
     is_unlocked,
     open_file,
     prepare_virtual_tables,
+    text_of,
     version_of,
 )
 from text2sql_grpo.sql.sqlite_guard import (
@@ -176,14 +177,13 @@ class HardenedDatabase:
             OutOfMemory: SQLite's memory limit was reached; holds the answer.
             DataError: The file is at fault, not the query.
         """
-        if 4 * len(sql) > limits.max_sql_bytes:
-            reason = why_unfit(sql, limits)
-            if reason:
-                return self._failure("error", reason, started)
-        self._deadline = started + limits.timeout_s
         guard = self._guard
         guard.denied = ""
         guard.is_volatile = guard.calls_clock = guard.clock_in_view = False
+        reason = why_unfit(sql, limits)
+        if reason:
+            return self._failure("error", reason, started)
+        self._deadline = started + limits.timeout_s
         try:
             cursor = self._cursor.execute(sql)
             if cursor.description is None:
@@ -200,19 +200,14 @@ class HardenedDatabase:
             if str(error).startswith("Could not decode to UTF-8") and self.connection.text_factory is str:
                 return self._again_with_any_bytes(sql, limits, started)
             return self._answer_to(error, sql, limits, started)
-        except ValueError as error:
-            reason = why_unfit(sql, limits)
-            if not reason and isinstance(error, UnicodeDecodeError):  # raised before the guard is called
-                reason = NO_TEXT
-            if not reason:
-                raise
-            return self._failure("error", reason, started)
+        except UnicodeDecodeError:  # raised before the guard is called
+            return self._failure("error", NO_TEXT, started)
         finally:
             self._deadline = float("inf")
 
     def _again_with_any_bytes(self, sql: str, limits: Limits, started: float) -> bytes:
         """Run again, keeping invalid UTF-8 byte for byte, so that different bytes stay different."""
-        self.connection.text_factory = _text_of
+        self.connection.text_factory = text_of
         try:
             return self.run_marshalled(sql, limits, started)
         finally:
@@ -313,14 +308,10 @@ class HardenedDatabase:
             return self._failure("denied", f"not allowed: {error}; {ONLY_READING}", started)
         if code == 0 and "one statement at a time" in str(error):
             return self._failure("error", SEVERAL_STATEMENTS, started)
-        return self._failure("error", why_unfit(sql, limits) or str(error), started)
+        return self._failure("error", str(error), started)
 
 
 def _fitting(rows: list[Row], max_bytes: int) -> list[Row]:
     """First rows that fit into `max_bytes` when they are marshalled."""
     ends = accumulate(len(marshalled(row)) for row in rows)
     return [row for row, end in zip(rows, ends, strict=True) if end <= max_bytes]
-
-
-def _text_of(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

@@ -184,6 +184,11 @@ def is_unlocked(connection: sqlite3.Connection) -> bool:
     return mode == "exclusive"
 
 
+def text_of(raw: bytes) -> str:
+    """Decode text, and keep invalid UTF-8 byte for byte, as lone surrogates."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 def _uri_of(path: str) -> str:
     absolute = path if path.startswith("/") else os.path.abspath(path)
     if os.name == "nt":
