@@ -423,8 +423,6 @@ def _result(
 
     Args:
         session: A new session.
-        sql: The query.
-        limits: Bounds of the query.
         deadline: Seconds of `time.monotonic`.
         is_bound_first: True if its types can be found before it runs, so that it need not run twice.
     """

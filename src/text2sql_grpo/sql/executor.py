@@ -14,6 +14,7 @@ from text2sql_grpo.errors import DataError, ServerGoneError
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import Cancellation, Query, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS
@@ -304,13 +305,10 @@ class SQLExecutor:
 
         (found,) = self._pool("postgresql").run([(location, HARMLESS_RIGHTS)], self.limits)
         if found[0] == "ok" and found[2]:
-            rights = ", ".join(str(right) for (right,) in found[2][:MAX_RIGHTS_SHOWN])
-            more = f" and {len(found[2]) - MAX_RIGHTS_SHOWN} more" if len(found[2]) > MAX_RIGHTS_SHOWN else ""
             _logger.warning(
-                "The PostgreSQL role of %s has rights beyond reading: %s%s. They do no harm here: %s.",
+                "The PostgreSQL role of %s has rights beyond reading: %s. They do no harm here: %s.",
                 place,
-                rights,
-                more,
+                listed([str(right) for (right,) in found[2]], MAX_RIGHTS_SHOWN),
                 WHY_HARMLESS,
             )
 

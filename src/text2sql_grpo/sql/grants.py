@@ -37,7 +37,6 @@ class Grants:
         """Grant nothing yet.
 
         Args:
-            kind: Engine of the databases.
             folders: Folders of databases of this package's own, each granted with all that will be in it.
         """
         self._kind = kind

@@ -72,8 +72,6 @@ class WorkerPool:
         """Create a pool without workers.
 
         Args:
-            kind: Engine of the databases.
-            n_workers: Maximum number of processes.
             require_sandbox: whether to run nothing without the whole sandbox.
             folders: Folders of databases of this package's own, each granted with all that will be in it.
         """

@@ -1,6 +1,6 @@
 """One hardened PostgreSQL connection for untrusted SQL.
 
-Effects are bounded by the role, which may not write or read files (`postgres_role.rights_of`), by a read-only
+Effects are bounded by the role, which may not write or read files (`postgres_role.EXCESS`), by a read-only
 transaction that is always rolled back, by a cursor (`DECLARE ... CURSOR FOR` accepts one query and nothing
 else), by names that no query may hold (`postgres_role.guard_of`), and by `DISCARD ALL` after each query.
 Time is bounded by the server's `statement_timeout`; if the server ignores it, the query is cancelled from
@@ -45,8 +45,9 @@ from text2sql_grpo.sql.failure_text import (
     late_text,
     why_unfit,
 )
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
-from text2sql_grpo.sql.postgres_role import guard_of, rights_of
+from text2sql_grpo.sql.postgres_role import DEFINERS, EXCESS, guard_of
 
 CONNECT_TIMEOUT_S = 10
 STARTING_UP_TIMEOUT_S = 15.0
@@ -134,7 +135,6 @@ class HardenedPostgres:
 
     Attributes:
         location: The URL, password included: never shown.
-        fingerprint: Always None.
         is_volatile: True if the last query samples, or calls a function that the catalog declares volatile,
             or stable and without arguments, as those of the clock.
     """
@@ -146,7 +146,6 @@ class HardenedPostgres:
             DataError: No such server, database or role, a wrong password, or a role with too many rights.
         """
         self.location = location
-        self.fingerprint = fingerprint
         self._shown = _without_password(location)
         self.is_volatile = False
         self._n_pending = 0  # messages whose answers were not read to the end
@@ -257,8 +256,9 @@ class HardenedPostgres:
             try:
                 # The URL's options, such as a search_path, come first: the last ones win.
                 connection = connected(self.location, autocommit=True, options=f"{chosen} {_OPTIONS}")
-                excess, definers = rights_of(connection)
-                self._changing = {name for (name,) in connection.execute(_CHANGING)}
+                excess, definers, changing = (
+                    [name for (name,) in connection.execute(query)] for query in (EXCESS, DEFINERS, _CHANGING)
+                )
                 break
             except psycopg.Error as error:
                 if connection is not None:
@@ -269,12 +269,12 @@ class HardenedPostgres:
             time.sleep(0.1)
         if excess:
             connection.close()
-            more = f" and {len(excess) - MAX_RIGHTS_SHOWN} more" if len(excess) > MAX_RIGHTS_SHOWN else ""
             raise DataError(
-                f"the PostgreSQL role {', '.join(excess[:MAX_RIGHTS_SHOWN])}{more} (at {self._shown});"
+                f"the PostgreSQL role {listed(excess, MAX_RIGHTS_SHOWN)} (at {self._shown});"
                 " use one that can only read tables: `text2sql-grpo role --print` prints its SQL"
             )
         self._guard = guard_of(definers)
+        self._changing = set(changing)
         for kind in postgres.types:
             if kind.name not in _VALUE_TYPES:
                 connection.adapters.register_loader(kind.oid, TextLoader)

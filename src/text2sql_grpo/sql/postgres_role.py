@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from psycopg import Connection
 from psycopg.sql import Identifier, Literal
 
 COPY_PREFIX = "text2sql_copy_"  # of the databases and roles of test databases
@@ -28,7 +26,8 @@ _READING_ROLES = (
 )
 _SCHEMAS = "('pg_catalog'::regnamespace, 'information_schema'::regnamespace)"
 
-_EXCESS = f"""
+# Rights with which no query is run; none of a role of `restricted_role_sql`.
+EXCESS = f"""
     SELECT 'is a superuser' FROM pg_roles WHERE rolname = current_user AND rolsuper
     UNION ALL SELECT 'may create roles or databases, or replicate' FROM pg_roles
         WHERE rolname = current_user AND (rolcreaterole OR rolcreatedb OR rolreplication)
@@ -47,8 +46,8 @@ _EXCESS = f"""
     UNION ALL SELECT DISTINCT 'may call ' || proname FROM pg_proc
         WHERE proname ~ '{_FILE_FUNCTIONS}' AND has_function_privilege(oid, 'EXECUTE')
 """
-# They may do what their owner may. Views that call them are read as before.
-_DEFINERS = """
+# Functions that may do what their owner may. Views that call them are read as before.
+DEFINERS = """
     SELECT DISTINCT proname FROM pg_proc WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE')
         AND has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')
 """
@@ -67,24 +66,6 @@ WHY_HARMLESS = (
     "each query runs in a read-only transaction that is rolled back, the session is reset after it, and a"
     " query that names such a function is refused"
 )
-
-
-class Rights(NamedTuple):
-    """Rights of a role beyond reading tables.
-
-    Attributes:
-        refused: Those with which no query is run; empty for a role of `restricted_role_sql`.
-        definers: Names of functions that it may call with the rights of their owner.
-    """
-
-    refused: list[str]
-    definers: list[str]
-
-
-def rights_of(connection: Connection[tuple[str]]) -> Rights:
-    """Rights of the connected role beyond reading tables."""
-    refused = [row[0] for row in connection.execute(_EXCESS).fetchall()]
-    return Rights(refused, [row[0] for row in connection.execute(_DEFINERS).fetchall()])
 
 
 def guard_of(definers: Iterable[str]) -> re.Pattern[str]:

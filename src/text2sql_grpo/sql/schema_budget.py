@@ -2,10 +2,11 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema_types import Schema, Table, View
 
 MAX_NAMES = 10  # named in the last line, of each kind
@@ -109,6 +110,12 @@ def _without(schema: Schema, cuts: frozenset[_Cut]) -> Schema:
     return replace(schema, tables=tables, views=views)
 
 
+def without_notes(schema: Schema) -> Schema:
+    """Schema without comments and examples."""
+    places = range(len(schema.relations))
+    return _without(schema, frozenset((kind, i, "") for kind in ("examples", "comments") for i in places))
+
+
 def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
     """List of cuts: `all examples; 3 columns that are no keys (of ward, staff); tables visit, bill`."""
     relations = schema.relations
@@ -116,7 +123,7 @@ def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
 
     def names(kind: str) -> str:
         places = sorted({place for cut, place, _ in cuts[:n_cuts] if cut == kind})
-        return _listed(" ".join(relations[i].name.split()) for i in places)
+        return listed([" ".join(relations[i].name.split()) for i in places], MAX_NAMES)
 
     parts = []
     for kind in ("examples", "comments"):
@@ -130,9 +137,3 @@ def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
         what = "tables and views" if schema.views else "tables"
         parts.append(f"{done['relation']} of {total['relation']} {what}: {names('relation')}")
     return "; ".join(parts)
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MAX_NAMES} more" if len(every) > MAX_NAMES else ""
-    return ", ".join(every[:MAX_NAMES]) + more

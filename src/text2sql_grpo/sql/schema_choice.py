@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema_types import Schema, Table, View
 
 TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is for names of others
@@ -95,9 +96,8 @@ class TableChoice:
 
     def _line(self, others: list[int], n_names: int) -> str:
         what = f"{len(others)} other tables, whose columns {ENGINES[self._bare.dialect].columns_sql} lists"
-        names = ", ".join(self._names[place] for place in others[:n_names])
-        more = f" and {len(others) - n_names} more" if n_names < len(others) else ""
-        return self._last_line.format(f"{what}: {names}{more}" if names else what)
+        names = listed([self._names[place] for place in others], n_names)
+        return self._last_line.format(f"{what}: {names}" if n_names else what)
 
 
 def _document(relation: Table | View) -> dict[str, float]:

@@ -6,13 +6,12 @@ comments and a few examples.
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.names import dotted_name, quote_name
-from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within
+from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within, without_notes
 from text2sql_grpo.sql.schema_choice import TableChoice
 from text2sql_grpo.sql.schema_types import Column, Example, ForeignKey, Schema, Table, View
 
@@ -55,7 +54,7 @@ def table_choice(
 ) -> TableChoice | None:
     """Choice of tables for a question, where a schema has too many for `max_tokens`; None where all fit."""
     render, last_line = _TEXTS[kind]
-    bare = _bare(schema)
+    bare = without_notes(schema)
     if max_tokens is None or len(schema.relations) < 2 or count_tokens(render(bare)) <= max_tokens:
         return None
     return TableChoice(
@@ -65,19 +64,6 @@ def table_choice(
         last_line=last_line.replace(_LAST_LINE, "{}"),
         max_tokens=max_tokens,
         count_tokens=count_tokens,
-    )
-
-
-def _bare(schema: Schema) -> Schema:
-    """Schema without comments and examples."""
-
-    def columns(relation: Table | View) -> tuple[Column, ...]:
-        return tuple(replace(column, comment="", examples=()) for column in relation.columns)
-
-    return replace(
-        schema,
-        tables=tuple(replace(table, comment="", columns=columns(table)) for table in schema.tables),
-        views=tuple(replace(view, comment="", columns=columns(view)) for view in schema.views),
     )
 
 

@@ -73,9 +73,7 @@ class Worker:
         The kernel ends it with the thread that calls this.
 
         Args:
-            kind: Engine of its databases.
             readable: Files and folders that it may read besides Python's own.
-            version: See above.
         """
         if not sys.executable:
             raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
