@@ -97,10 +97,7 @@ def _without_signal(logs: RunLogs) -> list[Finding]:
     share = statistics.fmean(shares) if shares else 0.0
     if share <= 0.4:
         return []
-    groups: dict[tuple[Any, Any], list[Record]] = {}
-    for row in logs.episodes:
-        groups.setdefault((row["step"], row["example"]), []).append(row)
-    alike = [group for group in groups.values() if len({row["reward"] for row in group}) < 2]
+    alike = [group for group in _groups(logs.episodes) if len({row["reward"] for row in group}) < 2]
     all_right = sum(all(row["strict"] for row in group) for group in alike)
     tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
     total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
@@ -113,6 +110,14 @@ def _without_signal(logs: RunLogs) -> list[Finding]:
         "are answered sometimes teach most"
     )
     return [Finding(what, change, 0.8 * share)]  # mostly an effect: causes come first
+
+
+def _groups(episodes: Sequence[Record]) -> list[list[Record]]:
+    """Episodes of one question in one step."""
+    groups: dict[tuple[int, str], list[Record]] = {}
+    for row in episodes:
+        groups.setdefault((row["step"], row["example"]), []).append(row)
+    return list(groups.values())
 
 
 def _gold_rows(logs: RunLogs) -> str:
@@ -202,11 +207,8 @@ def _policy(logs: RunLogs) -> list[Finding]:
 def _noise(logs: RunLogs) -> list[Finding]:
     """Gain of the run within the noise of a step, by the spread between questions."""
     rewards = logs.column("reward")
-    by_group: dict[tuple[int, str], list[float]] = {}
-    for row in logs.episodes:
-        if row.get("reward") is not None:
-            by_group.setdefault((row["step"], row["example"]), []).append(row["reward"])
-    means = [statistics.fmean(group) for group in by_group.values()]
+    rewarded = [row for row in logs.episodes if row.get("reward") is not None]
+    means = [statistics.fmean(row["reward"] for row in group) for group in _groups(rewarded)]
     if len(rewards) < 2 or len(means) < 2 * len(rewards):
         return []
     questions = len(means) / len(rewards)
