@@ -22,6 +22,7 @@ from text2sql_grpo.errors import ConfigError, RunError, install_command
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.loaded_policy import four_bit_obstacle
+from text2sql_grpo.reporting import trackers as tracking
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
 
@@ -154,8 +155,6 @@ def tokens(arguments: SQLGRPOConfig) -> Finding:
 
 def trackers(config: Config) -> Finding:
     """Check that the configured trackers are installed; note what stays on this machine."""
-    from text2sql_grpo.reporting import trackers as tracking
-
     names = tracking.trackers(config.grpo.get("report_to"))
     facts = {"trackers": names}
     try:

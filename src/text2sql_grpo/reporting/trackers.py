@@ -56,11 +56,6 @@ def trackers(report_to: Any) -> list[str]:
     return [name for name in names if name != "none"]
 
 
-def reported_by_transformers(names: Sequence[str]) -> list[str]:
-    """Names for `TrainingArguments.report_to`."""
-    return [name for name in names if name != "weave"] or ["none"]
-
-
 def check_installed(names: Sequence[str]) -> None:
     """Check that each tracker's package is installed.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from peft import PeftModel
@@ -15,12 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config, dump_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import (
-    ConfigError,
-    OutOfMemoryError,
-    RunError,
-    needs_extra,
-)
+from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
@@ -31,12 +26,8 @@ from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
-from text2sql_grpo.run.archive import (
-    check_folder,
-    find_checkpoint,
-    prepare_folder,
-    resume_hint,
-)
+from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
+from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.run.merge_check import check_merge
 from text2sql_grpo.run.run_report import report
@@ -50,9 +41,6 @@ from text2sql_grpo.training.record import no_signal
 from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
 from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
-
-if TYPE_CHECKING:
-    from text2sql_grpo.reporting.trackers import Tracking
 
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
 _LESS_MEMORY = (
@@ -98,8 +86,6 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
 
 
 def _train(config: Config, console: Console, resume: str | None) -> RunResult:
-    from text2sql_grpo.reporting.trackers import check_installed, trackers, tracking
-
     keep_one_heap()
     config.reward_mix()  # fails before anything is loaded
     arguments = run_arguments(config)  # initialises the process group
@@ -158,11 +144,10 @@ def _improve(
     questions: Sequence[Example],
     select: Select,
     checkpoint: Path | None,
-    tracked: "Tracking",
+    tracked: Tracking,
 ) -> RunResult:
     """Evaluation, GRPO, merge, evaluation, report."""
-    is_measured = checkpoint is not None
-    before = accuracy_before(run, policy, is_measured=is_measured)
+    before = accuracy_before(run, policy, is_measured=checkpoint is not None)
     progress = TrainingProgress(RunLog(run.folder), run.console)
     stopper = StopOnInterrupt(run.console)
     callbacks = [progress, stopper, *run.alerts, *tracked.callbacks]
@@ -170,14 +155,12 @@ def _improve(
     share = run.config.evaluation.blend
     start = trained_weights(trainer.model) if share < 1 else {}
     trainer.rollouts.on_episode = progress.show_episodes
-    every = run.config.evaluation.every
-    saves_start = run.config.evaluation.keep == "best"
     schedule_evaluations(
         trainer,
         run.bench.answer,
         run.bench.dev,
-        every=every,
-        saves_start=saves_start,
+        every=run.config.evaluation.every,
+        saves_start=run.config.evaluation.keep == "best",
         console=run.console,
     )
     try:
@@ -247,11 +230,11 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     Raises:
         ConfigError: See `training_arguments`.
     """
-    from text2sql_grpo.reporting.trackers import PROJECT, reported_by_transformers, trackers
-
     preset = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, "disable_tqdm": True}
     fields = {**preset, **config.grpo}
-    fields["report_to"] = reported_by_transformers(trackers(config.grpo.get("report_to")))
+    # transformers does not know Weave.
+    names = [name for name in trackers(config.grpo.get("report_to")) if name != "weave"]
+    fields["report_to"] = names or ["none"]
     if config.evaluation.every is not None:
         fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)
     return training_arguments(
