@@ -44,9 +44,7 @@ _SEAMS = 8  # tokens that may be added where a shortened schema meets the text a
 
 def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) -> Finding:
     """Check that the template is prefix-stable; show the trained tokens of one episode."""
-    is_native, tokenizer = chat.tools is not None, chat.tokenizer
-    episode = _scripted(questions[0], bench, chat, is_native=is_native)
-    is_stable = _is_prefix_stable(tokenizer)
+    episode, is_stable = _scripted(questions[0], bench, chat), _is_prefix_stable(chat.tokenizer)
     trained = sum(episode.completion_mask)
     facts = {
         "is_prefix_stable": is_stable,
@@ -59,10 +57,10 @@ def chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) 
         text += (
             "; earlier turns change when later ones are rendered, so the model reads its own tokens instead"
         )
-    return Finding("chat template", "ok", text, facts, _coloured(episode, tokenizer))
+    return Finding("chat template", "ok", text, facts, _coloured(episode, chat.tokenizer))
 
 
-def _scripted(example: Example, bench: Bench, chat: ChatFormat, *, is_native: bool) -> Episode:
+def _scripted(example: Example, bench: Bench, chat: ChatFormat) -> Episode:
     """Play an episode with an exploratory query, which may be the gold query, and the gold query."""
     calls = (("run_sql", example.look_sql or example.gold_sql), ("submit_sql", example.gold_sql))
     wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
@@ -163,10 +161,7 @@ def memory_of(
 
 def typical_tokens(bench: Bench, chat: ChatFormat, questions: Sequence[Example]) -> tuple[int, int]:
     """Mean number of tokens of a prompt, and of an episode with an exploratory query and the gold query."""
-    episodes = [
-        _scripted(question, bench, chat, is_native=chat.tools is not None)
-        for question in evenly_spaced(questions, _EPISODES_MEASURED)
-    ]
+    episodes = [_scripted(one, bench, chat) for one in evenly_spaced(questions, _EPISODES_MEASURED)]
     prompts, completions = (
         [len(getattr(one, name)) for one in episodes] for name in ("prompt_ids", "completion_ids")
     )
