@@ -53,13 +53,6 @@ def answer_on_all_ranks(
     }
 
 
-def _held_out(run: Run) -> dict[str, list[Example]]:
-    return {
-        name: evenly_spaced(examples, run.config.data.test_samples)
-        for name, examples in run.bench.test.items()
-    }
-
-
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
     """Measure held-out accuracy before GRPO.
 
@@ -83,7 +76,8 @@ def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, An
 
     With `evaluation.samples`, questions are also answered by sampling, and these answers are voted on.
     """
-    sets, wanted = _held_out(run), run.config.evaluation
+    wanted, count = run.config.evaluation, run.config.data.test_samples
+    sets = {name: evenly_spaced(examples, count) for name, examples in run.bench.test.items()}
     answers = answer_on_all_ranks(run, policy, sets, f"Evaluation {when}")
     sampled: dict[str, list[Answer]] = {}
     if wanted.samples:

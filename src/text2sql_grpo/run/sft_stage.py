@@ -298,11 +298,9 @@ def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Co
 def _questions(bench: Bench, settings: SFTSettings) -> Sequence[Example]:
     if settings.questions is not None:
         return bench.load(settings.questions)
-    return (
-        []
-        if settings.chats is not None
-        else bench.load(bench.config.data.train, limit=bench.config.data.train_samples)
-    )
+    if settings.chats is not None:
+        return []
+    return bench.load(bench.config.data.train, limit=bench.config.data.train_samples)
 
 
 def _chats(
