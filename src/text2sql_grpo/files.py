@@ -17,6 +17,7 @@ from text2sql_grpo.errors import DataError, RunError
 
 PARTIAL = ".partial"  # suffix of drafts
 MAX_YAML_VALUES = 100_000
+MAX_YAML_DEPTH = 100  # lists and mappings inside each other
 
 
 @contextmanager
@@ -89,7 +90,22 @@ def jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML loader that refuses aliases of more than `MAX_YAML_VALUES` values, or of themselves."""
+    """YAML loader that refuses deep nests, aliases of themselves and of more than `MAX_YAML_VALUES` values.
+
+    PyYAML's scanner looks at all open brackets for each of its tokens.
+    """
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        """Open a bracket."""
+        if self.flow_level >= MAX_YAML_DEPTH:
+            raise yaml.YAMLError("it is nested too deeply")
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        """Open a block if a line is indented further."""
+        if len(self.indents) > MAX_YAML_DEPTH:
+            raise yaml.YAMLError("it is nested too deeply")
+        return super().add_indent(column)
 
     def get_single_node(self) -> yaml.Node | None:
         """Compose the document."""
