@@ -133,3 +133,19 @@ def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader
     assert {answer.kind for answer in answers} == {"mutant", "hard-coded", "rewrite"}
     assert {answer.gold_sql for answer in answers} == set(golds[:3])
     assert misjudged(answers) == []
+
+
+def test_mutants_of_a_gold_on_a_computed_column(
+    tmp_path: Path, executor: SQLExecutor, grader: Grader
+) -> None:
+    """DuckDB computes it; the mirror, in which mutants are chosen, holds its values."""
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE TABLE item (price INTEGER, quantity INTEGER, total AS (price * quantity))")
+        connection.execute("INSERT INTO item (price, quantity) SELECT i, i % 5 FROM range(40) AS r(i)")
+    gold = "SELECT count(*) FROM item WHERE total > 20"
+    audit = RewardAudit(RewardMix({"execution": 1.0}), grader, executor)
+    examples = [Example(id="", database="shop", question="?", gold_sql=gold)]
+    answers = audit.mutations(examples, Databases({"shop": tmp_path / "shop.duckdb"}), seed=1)
+
+    assert {answer.kind for answer in answers} == {"mutant", "hard-coded", "rewrite"}
+    assert misjudged(answers) == []

@@ -501,10 +501,12 @@ class Translator:
 
 
 def _readable(schema: Schema) -> Schema:
-    """Schema without columns of nested or binary values, and with the primary keys alone."""
+    """Schema without columns of nested or binary values, with the primary keys alone, nothing computed."""
     tables = []
     for table in schema.tables:
-        columns = tuple(column for column in table.columns if not _NESTED.fullmatch(column.type))
+        columns = tuple(
+            replace(column, expression="") for column in table.columns if not _NESTED.fullmatch(column.type)
+        )
         primary = tuple(column.name for column in table.columns if column.is_primary_key)
         if columns:
             tables.append(replace(table, columns=columns, keys=(primary,) if primary else ()))
