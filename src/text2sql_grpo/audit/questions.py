@@ -157,7 +157,7 @@ def _gold_findings(
     ]
     reasons = open_results(golds, outcomes, executor)
     for (question, gold), outcome, reason in zip(asked, outcomes, reasons, strict=True):
-        if outcome.is_truncated and GoldResult(executor, *gold).is_usable:
+        if outcome.is_truncated and GoldResult.of(executor, *gold).is_usable:
             outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
         for fault in _faults(question.example, outcome, slow_s):
             yield _finding(question, *fault)

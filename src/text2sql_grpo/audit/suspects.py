@@ -179,7 +179,7 @@ def _suspect(
     small, tables = database, list[str]()
 
     def small_differ() -> bool:
-        gold, other = (GoldResult(executor, small, sql, limits=None) for sql in (golds[0], answer))
+        gold, other = (GoldResult.of(executor, small, sql, limits=None) for sql in (golds[0], answer))
         return _finds_something(other) and _differ(gold, other)
 
     if differing:

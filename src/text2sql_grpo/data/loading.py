@@ -183,7 +183,7 @@ def checked_golds(
         for (question, sql, is_first), outcome in zip(asked, outcomes, strict=True):
             example = question.example
             database = database_address(question, databases)
-            if outcome.is_truncated and GoldResult(executor, database, sql).is_usable:
+            if outcome.is_truncated and GoldResult.of(executor, database, sql).is_usable:
                 outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
             if not question.has_gold_is_empty:
                 example = replace(example, gold_is_empty=not outcome.rows)

@@ -1,9 +1,12 @@
-"""Result of a gold on one database, and comparison of predictions with it."""
+"""Result of a gold on one database, and comparison of predictions with it, today and on a later day."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from typing import Self
+
+from sqlglot import exp
 
 from text2sql_grpo.grading.rows import TieGroup
 from text2sql_grpo.grading.strict import Difference, column_order, compare_strict, has_top_level_order
@@ -12,12 +15,27 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.query import read_query, write_query
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
 
 # Names that no table has: a prediction that ran by itself cannot read them.
 _GOLD, _PREDICTED = "gold_5d0c71e8a6", "predicted_5d0c71e8a6"
 _END = "; \t\r\n"
+
+_LATER = {"DATE": "2087-06-15", "TIME": "12:00:00", "TIMESTAMP": "2087-06-15 12:00:00"}
+_CLOCKS: dict[type[exp.Expr], str] = {
+    exp.CurrentDate: "DATE",
+    **dict.fromkeys((exp.CurrentTimestamp, exp.CurrentDatetime, exp.Localtimestamp), "TIMESTAMP"),
+    **dict.fromkeys((exp.CurrentTime, exp.Localtime), "TIME"),
+}
+_NAMED_CLOCKS = {
+    "TODAY": "DATE",
+    **dict.fromkeys(("NOW", "CLOCK_TIMESTAMP", "STATEMENT_TIMESTAMP", "TRANSACTION_TIMESTAMP"), "TIMESTAMP"),
+    **dict.fromkeys(("GET_CURRENT_TIMESTAMP", "CURRENT_LOCALTIMESTAMP"), "TIMESTAMP"),
+}
+_NO_CALLS = (exp.Binary, exp.In, exp.Case, exp.If)  # of sqlglot's functions
+_OF_NOW = ("DATE", "TIME", "DATETIME", "JULIANDAY", "UNIXEPOCH")  # SQLite's functions without arguments
 
 
 class GoldResult:
@@ -26,37 +44,66 @@ class GoldResult:
     Attributes:
         sql: The gold.
         outcome: Outcome of the gold as written.
-        is_usable: False if it failed, or if its rows were cut and the database cannot compare them, even
-            with themselves, so that nothing can be compared to it.
     """
 
     def __init__(
-        self, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None = None
+        self,
+        sql: str,
+        run: Callable[[str], ExecutionOutcome],
+        *,
+        dialect: str = "sqlite",
+        outcome: ExecutionOutcome | None = None,
     ) -> None:
-        self.outcome = executor.execute(database, sql, limits=limits)
-        self._executor = executor
-        self._database = database
+        """Run a gold.
+
+        Args:
+            sql: The gold.
+            run: Runs a query on the database.
+            dialect: Name of the gold's dialect in sqlglot.
+            outcome: Outcome of the gold; None to run it.
+        """
         self.sql = sql
-        self._limits = limits
-        self._dialect = parse_address(database).dialect
-        self._is_ordered = has_top_level_order(sql, self._dialect)
-        self.is_usable = self.outcome.is_ok
+        self.outcome = run(sql) if outcome is None else outcome
+        self._run = run
+        self._dialect = dialect
+        self._is_ordered = has_top_level_order(sql, dialect)
+
+    @classmethod
+    def of(cls, executor: SQLExecutor, database: Database, sql: str, *, limits: Limits | None = None) -> Self:
+        """Run a gold on a database of an executor."""
+        run = partial(executor.execute, database, limits=limits)
+        return cls(sql, run, dialect=parse_address(database).dialect)
+
+    @cached_property
+    def is_usable(self) -> bool:
+        """False if nothing can be compared with it.
+
+        It failed, or its rows were cut and the database cannot compare them, even with themselves.
+        """
         if self.outcome.is_truncated:
-            self.is_usable = self.difference(self.outcome, sql) == "equal"
+            return self.difference(self.outcome, self.sql) == "equal"
+        return self.outcome.is_ok
+
+    def accepts(self, outcome: ExecutionOutcome, sql: str) -> bool:
+        """True if a query ran and returns what the gold may; all rows of a tie at its LIMIT are right too."""
+        return outcome.is_ok and self.difference(outcome, sql, accepts_whole_ties=True) == "equal"
+
+    def on_later_day(self, sql: str) -> str | None:
+        """Answer as of a later day, if it reads a clock that the gold does not; None if it is wrong then."""
+        later = at_later_time(sql, self._dialect)
+        if later == sql or at_later_time(self.sql, self._dialect) != self.sql:
+            return sql
+        outcome = self._run(later)
+        if not outcome.is_ok:  # sqlglot wrote another query
+            return sql
+        return later if self.difference(outcome, later) == "equal" else None
 
     def difference(
         self, predicted: ExecutionOutcome, predicted_sql: str, *, accepts_whole_ties: bool = False
     ) -> Difference:
-        """Compare a prediction that ran by `compare_strict`, or by `compare_large` if both were cut."""
+        """Compare a prediction that ran by `compare_strict`, or by `_compare_large` if both were cut."""
         if self.outcome.is_truncated and predicted.is_truncated:
-            return compare_large(
-                self._executor,
-                self._database,
-                (self.sql, self.outcome),
-                (predicted_sql, predicted),
-                ordered=self._is_ordered,
-                limits=self._limits,
-            )
+            return self._compare_large(predicted, predicted_sql)
         compare = partial(compare_strict, ordered=self._is_ordered, accepts_whole_ties=accepts_whole_ties)
         found = compare(self.outcome, predicted, ties=lambda: self._ties)
         if found not in ("values", "order") or not DIALECTS[self._dialect].has_dates:
@@ -72,12 +119,31 @@ class GoldResult:
         widened = widened_query(self.sql, self.outcome.columns, self._dialect)
         if widened is None:
             return None
-        outcome = self._executor.execute(self._database, widened.sql, limits=self._limits)
-        return tie_groups(widened, self.outcome, outcome)
+        return tie_groups(widened, self.outcome, self._run(widened.sql))
 
     @cached_property
     def _tied_moments(self) -> tuple[TieGroup, ...] | None:
         return self._ties and tuple(TieGroup(_with_moments(g.rows), g.n_taken) for g in self._ties)
+
+    def _compare_large(self, predicted: ExecutionOutcome, predicted_sql: str) -> Difference:
+        """`equal`, or the first difference between two queries whose outcomes were both cut.
+
+        The database compares the rows as bags, cells by its own rules. Of an order only the rows before the
+        cut are compared, without ties. The result is `truncated` if the comparison fails or takes too long.
+        """
+        n_columns = len(self.outcome.columns)
+        if n_columns != len(predicted.columns):
+            return "columns"
+        found: Difference = "truncated"
+        for order in (tuple(range(n_columns)), column_order(self.outcome, predicted)):
+            if order is None:
+                continue
+            outcome = self._run(_differing(self.sql, predicted_sql, order))
+            if outcome.is_ok and not outcome.rows:
+                shown = tuple(tuple(row[index] for index in order) for row in predicted.rows)
+                return "order" if self._is_ordered and shown != self.outcome.rows else "equal"
+            found = "values" if outcome.is_ok else found
+        return found
 
 
 def have_one_result(first: GoldResult, second: GoldResult) -> bool:
@@ -109,35 +175,6 @@ def _moment(cell: Cell) -> Cell:
     return moment.isoformat(sep=" ").removesuffix(" 00:00:00")
 
 
-def compare_large(
-    executor: SQLExecutor,
-    database: Database,
-    gold: tuple[str, ExecutionOutcome],
-    predicted: tuple[str, ExecutionOutcome],
-    *,
-    ordered: bool,
-    limits: Limits | None,
-) -> Difference:
-    """`equal`, or the first difference between two queries whose outcomes were both cut.
-
-    The database compares the rows as bags, cells by its own rules. Of an order only the rows before the cut
-    are compared, without ties. The result is `truncated` if the comparison fails or takes too long.
-    """
-    n_columns = len(gold[1].columns)
-    if n_columns != len(predicted[1].columns):
-        return "columns"
-    found: Difference = "truncated"
-    for order in (tuple(range(n_columns)), column_order(gold[1], predicted[1])):
-        if order is None:
-            continue
-        outcome = executor.execute(database, _differing(gold[0], predicted[0], order), limits=limits)
-        if outcome.is_ok and not outcome.rows:
-            shown = tuple(tuple(row[index] for index in order) for row in predicted[1].rows)
-            return "order" if ordered and shown != gold[1].rows else "equal"
-        found = "values" if outcome.is_ok else found
-    return found
-
-
 def _differing(gold_sql: str, predicted_sql: str, order: Sequence[int]) -> str:
     """Query for a row that one result has more often than the other; `order`: see `column_order`."""
     gold_names = [f"c{index}" for index in range(len(order))]
@@ -153,3 +190,45 @@ def _differing(gold_sql: str, predicted_sql: str, order: Sequence[int]) -> str:
         f"SELECT * FROM ({counted(_GOLD)} EXCEPT {counted(_PREDICTED)}) AS missing "
         f"UNION ALL SELECT * FROM ({counted(_PREDICTED)} EXCEPT {counted(_GOLD)}) AS added LIMIT 1"
     )
+
+
+def at_later_time(sql: str, dialect: str = "sqlite") -> str:
+    """Query in which each reading of the clock is a fixed moment of 2087; as it is if it reads none.
+
+    An answer that reads the clock where its gold does not is right today: what "until today" selects, it
+    selects in 2087 too. The query stays as it is if sqlglot cannot parse it, or cannot write it.
+
+    >>> at_later_time("SELECT a FROM t WHERE d > date('now', '-3 days') OR d = CURRENT_DATE")
+    "SELECT a FROM t WHERE d > DATE('2087-06-15 12:00:00', '-3 days') OR d = '2087-06-15'"
+    >>> at_later_time("SELECT 'now' FROM t")
+    "SELECT 'now' FROM t"
+    """
+    tree = read_query(sql, dialect).tree
+    if tree is None or not any(_fixed(node, dialect) for node in tree.walk()):
+        return sql
+    changed = tree.transform(lambda node: _fixed(node, dialect) or node)
+    return write_query(changed, dialect) or sql
+
+
+def _fixed(node: exp.Expr, dialect: str) -> exp.Expr | None:
+    """The fixed moment in place of a node that reads the clock; None for any other node."""
+    has_dates = DIALECTS[dialect].has_dates
+    kind = _CLOCKS.get(type(node), "")
+    if isinstance(node, exp.Anonymous):
+        name = node.name.upper()
+        kind = _NAMED_CLOCKS.get(name, "")
+        if name == "AGE" and len(node.expressions) == 1:
+            return exp.Anonymous(this="age", expressions=[_later("TIMESTAMP", dialect), *node.expressions])
+        if name in _OF_NOW and not node.expressions and not has_dates:
+            return exp.Anonymous(this=node.name, expressions=[_later("TIMESTAMP", dialect)])
+    elif isinstance(node, exp.Date) and not has_dates:
+        kind = "DATE" if node.this is None and not node.expressions else ""
+    elif isinstance(node, exp.Literal) and node.is_string and node.name.lower() == "now" and not has_dates:
+        is_argument = isinstance(node.parent, exp.Func)
+        kind = "TIMESTAMP" if is_argument and not isinstance(node.parent, _NO_CALLS) else ""
+    return _later(kind, dialect) if kind else None
+
+
+def _later(kind: str, dialect: str) -> exp.Expr:
+    literal = exp.Literal.string(_LATER[kind])
+    return exp.cast(literal, kind) if DIALECTS[dialect].has_dates else literal

@@ -3,15 +3,13 @@
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
 from text2sql_grpo.grading.expression_time import MAX_BYTES, ExpressionTime
-from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
-from text2sql_grpo.grading.ties import tie_groups, widened_query
+from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
@@ -160,17 +158,8 @@ def differs_from(
         gold_sql: The gold.
         result: Outcome of the gold on it.
     """
-    ordered = has_top_level_order(gold_sql)
-
-    @cache
-    def ties() -> Sequence[TieGroup] | None:
-        widened = widened_query(gold_sql, result.columns)
-        return tie_groups(widened, result, run_gold(connection, widened.sql)) if widened else None
-
-    def differs(other: ExecutionOutcome) -> bool:
-        return not other.is_ok or compare_strict(result, other, ordered=ordered, ties=ties) != "equal"
-
-    return differs
+    gold = GoldResult(gold_sql, partial(run_gold, connection), outcome=result)
+    return lambda other: not gold.accepts(other, "")
 
 
 def is_stable(

@@ -495,7 +495,7 @@ class Translator:
         return found if found and self._agree(sql, found) else None
 
     def _agree(self, native: str, sql: str) -> bool:
-        gold = GoldResult(self._executor, self._database, native)
+        gold = GoldResult.of(self._executor, self._database, native)
         outcome = self._executor.execute(self.path, sql)
         return gold.is_usable and outcome.is_ok and gold.difference(outcome, native) == "equal"
 

@@ -256,7 +256,7 @@ class TestSuite:
         try:
             known = self._sound_gold(url, mirror.dialect, gold_sql)
             outcome = self._executor.execute(url, answer_sql, limits=self._limits)
-            return known is not None and not _agrees(known, outcome, answer_sql)
+            return known is not None and not known.accepts(outcome, answer_sql)
         finally:
             engine.drop(url)
 
@@ -325,7 +325,7 @@ class TestSuite:
                 engine.drop(url)
                 continue
             copies.append(url)
-            kills_hard_coded.append(not _agrees(known, answer, gold_sql))
+            kills_hard_coded.append(not known.accepts(answer, gold_sql))
             returns_nothing.append(all(cell is None for row in known.outcome.rows for cell in row))
             if len(copies) == self.size:
                 break
@@ -343,13 +343,13 @@ class TestSuite:
 
     def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
         """Result of the gold query on a copy; None if it fails there, or depends on ties."""
-        gold = GoldResult(self._executor, url, gold_sql, limits=self._limits)
+        gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
         tree = read_query(gold_sql, dialect).tree
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
             return None
         for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy
             is_other = sql != tree.sql(dialect)
-            if is_other and not _agrees(gold, self._executor.execute(url, sql, limits=self._limits), sql):
+            if is_other and not gold.accepts(self._executor.execute(url, sql, limits=self._limits), sql):
                 return None
         return gold
 
@@ -409,7 +409,3 @@ class TestSuite:
 
                 self._engines[kind] = PostgresCopies(self._folder / "postgresql", self._url)
         return self._engines[kind]
-
-
-def _agrees(gold: GoldResult, outcome: ExecutionOutcome, sql: str) -> bool:
-    return outcome.is_ok and gold.difference(outcome, sql, accepts_whole_ties=True) == "equal"

@@ -9,11 +9,10 @@ from marshal import dumps
 from threading import Lock
 from typing import Literal
 
-from text2sql_grpo.grading.clock import at_later_time
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
 from text2sql_grpo.grading.suite import Suite, TestSuite
-from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
@@ -181,7 +180,7 @@ class Grader:
         if self.suite is None:
             return ["" for _ in asked]
         suites = [self.suite.databases(one.database, gold, one.sql or "") for one, gold in asked]
-        judged = [self._on_a_later_day(one, gold) for one, gold in asked]
+        judged = [self.gold_result(one.database, gold).on_later_day(one.sql or "") for one, gold in asked]
         queries = [
             (database, sql or "")
             for sql, suite in zip(judged, suites, strict=True)
@@ -202,30 +201,15 @@ class Grader:
                 gaps.append(gap)
         return gaps
 
-    def _on_a_later_day(self, one: Submission, gold_sql: str) -> str | None:
-        """Answer as of a later day, if it reads a clock that its gold query does not; None if wrong then."""
-        sql, dialect = one.sql or "", parse_address(one.database).dialect
-        later = at_later_time(sql, dialect)
-        if later == sql or at_later_time(gold_sql, dialect) != gold_sql:
-            return sql
-        outcome = self._executor.execute(one.database, later, limits=self._limits)
-        if not outcome.is_ok:  # sqlglot wrote another query
-            return sql
-        is_equal = self.gold_result(one.database, gold_sql).difference(outcome, later) == "equal"
-        return later if is_equal else None
-
     def _agree(self, suite: Suite, gold_sql: str, sql: str, outcomes: Sequence[ExecutionOutcome]) -> bool:
         """True if a prediction has the gold query's result on all test databases."""
         for database, outcome in zip(suite.databases, outcomes, strict=True):
             gold = self.gold_result(database, gold_sql)
             if not gold.is_usable:  # it was when the database was made: skip
                 continue
-            if not outcome.is_ok:
-                return False
-            if find_nothing(gold.outcome, outcome):
-                continue
             # Rows that tie at the gold query's LIMIT are a chance of the database: all of them are right too.
-            if gold.difference(outcome, sql, accepts_whole_ties=True) != "equal":
+            both_empty = outcome.is_ok and find_nothing(gold.outcome, outcome)
+            if not both_empty and not gold.accepts(outcome, sql):
                 return False
         return True
 
@@ -240,7 +224,7 @@ class Grader:
             known, known_version = self._golds.get(key) or (None, None)
             if known is not None and version in (None, known_version):
                 return known
-        gold = GoldResult(self._executor, database, gold_sql, limits=self._limits)
+        gold = GoldResult.of(self._executor, database, gold_sql, limits=self._limits)
         differs = known is not None and known.difference(gold.outcome, gold_sql) != "equal"
         if gold.outcome.status in ("ok", "error") and differs and key not in self.changed_golds:
             _logger.warning("The database changed: this gold query has another result now: %s", gold_sql)

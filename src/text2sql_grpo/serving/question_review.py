@@ -170,7 +170,7 @@ class Review:
             raise InvalidVerdictError("the question and the query must not be empty")
         if sql == formatted(before):  # as it was shown
             return question, before
-        gold = GoldResult(self._executor, self._databases.address(database), sql)
+        gold = GoldResult.of(self._executor, self._databases.address(database), sql)
         if not gold.outcome.is_ok:
             raise InvalidVerdictError(f"the query fails, so nothing was saved: {gold.outcome.error}")
         if not gold.is_usable:
@@ -209,13 +209,13 @@ def near_miss(
     texts = [_native(text, schema, dialect) for text in texts]
     refuted: dict[str, tuple[ExecutionOutcome, ExecutionOutcome]] = {}
     for place in test_databases:
-        right = GoldResult(executor, place, sql, limits=NEAR_LIMITS)
+        right = GoldResult.of(executor, place, sql, limits=NEAR_LIMITS)
         outcomes = executor.execute_many([(place, text) for text in texts], limits=NEAR_LIMITS)
         for text, outcome in zip(texts, outcomes, strict=True):
             if text not in refuted and _differs(right, outcome, text):
                 refuted[text] = right.outcome, outcome
     asked = list(islice(refuted, MAX_COMPARED))
-    here = GoldResult(executor, database, sql)
+    here = GoldResult.of(executor, database, sql)
     outcomes = executor.execute_many([(database, text) for text in asked], limits=NEAR_LIMITS)
     same = [
         text for text, one in zip(asked, outcomes, strict=True) if one.is_ok and not _differs(here, one, text)
@@ -242,7 +242,7 @@ def _native(sql: str, schema: Schema, dialect: str) -> str:
 def _differs(right: GoldResult, outcome: ExecutionOutcome, sql: str) -> bool:
     if not right.is_usable or not outcome.is_ok or find_nothing(right.outcome, outcome):
         return False
-    return right.difference(outcome, sql, accepts_whole_ties=True) != "equal"
+    return not right.accepts(outcome, sql)
 
 
 def _table(outcome: ExecutionOutcome) -> Record:
