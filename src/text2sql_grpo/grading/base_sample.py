@@ -144,13 +144,12 @@ class DatabaseSample:
     def with_nulls(self, columns: Iterable[tuple[str, str]] | None = None) -> "DatabaseSample":
         """Sample in which these columns, or all, somewhere are NULL, if they may be."""
         asked = None if columns is None else set(columns)
-
-        def nullable(table: TableSample) -> frozenset[int]:
-            places = enumerate(table.columns)
-            names = {place for place, name in places if asked is None or (table.name, name) in asked}
-            return table.nullable | (table.declared_nullable & names)
-
-        tables = {name: replace(table, nullable=nullable(table)) for name, table in self.tables.items()}
+        tables = {}
+        for table in self.tables.values():
+            places = table.declared_nullable
+            if asked is not None:
+                places = frozenset(p for p in places if (table.name, table.columns[p]) in asked)
+            tables[table.name] = replace(table, nullable=table.nullable | places)
         return replace(self, tables=tables)
 
     def restricted(self, names: Iterable[str]) -> "DatabaseSample":
@@ -246,7 +245,7 @@ def with_links(
                 if not is_key or refers_back or position in taken:
                     continue
                 added = Reference((position,), parent, (key,))
-                if is_contained(connection, child, added):
+                if not _exists(connection, child.orphans(added)):
                     tables[name] = replace(child, references=(*child.references, added))
     return replace(base, tables=parents_first(tables.values()))
 
@@ -278,14 +277,6 @@ def with_identifiers(
                 tables[name] = replace(table, keys=(*table.keys, (position,)))
                 assumed.append(f"{name}.{column}")
     return replace(base, tables=tables), tuple(assumed)
-
-
-def is_contained(connection: sqlite3.Connection, child: TableSample, reference: Reference) -> bool:
-    """True if every row of a table without NULL in a reference has its row in the parent.
-
-    True as well if the tables are too large to check: a declared key is trusted.
-    """
-    return not _exists(connection, child.orphans(reference))
 
 
 def _exists(connection: sqlite3.Connection, source: str) -> bool:
@@ -326,7 +317,7 @@ def _read(connection: sqlite3.Connection, schema: Schema, table: Table) -> Table
             reference
             for reference in bare.references
             if set(reference.parent_columns) <= known.get(reference.parent, set())
-            and is_contained(connection, bare, reference)
+            and not _exists(connection, bare.orphans(reference))  # of a large table the key is trusted
         ),
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
-from text2sql_grpo.grading.expression_time import MAX_BYTES, ExpressionTime
+from text2sql_grpo.grading.expression_time import MAX_BYTES
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
@@ -28,19 +28,11 @@ class SmallDatabase(sqlite3.Connection):
         time: Budget of its expressions.
     """
 
-    time: ExpressionTime
-
-    @classmethod
-    def of(
-        cls, base: DatabaseSample, path: Path | None = None, *, max_bytes: int = MAX_BYTES
-    ) -> "SmallDatabase":
+    def __init__(self, base: DatabaseSample, path: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         """Make one without tables: a new file, or in memory for None."""
-        connection = sqlite3.connect(
-            path or ":memory:", isolation_level=None, cached_statements=0, factory=cls
-        )
-        connection.time = base.time
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
-        return connection
+        super().__init__(path or ":memory:", isolation_level=None, cached_statements=0)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
+        self.time = base.time
 
 
 def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> SmallDatabase:
@@ -50,36 +42,33 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
     than `MAX_BYTES` are cut, rows with longer JSON left out.
 
     Args:
-        base: Sample of the database with the schema.
-        content: Rows of its tables.
         path: A new file; None for a database in memory.
 
     Raises:
         SlowExpressionsError: See `ExpressionTime.metered`.
     """
-    connection = SmallDatabase.of(base, path)
+    connection = SmallDatabase(base, path)
     try:
         with base.time.metered(connection):
-            _fill(connection, base, content)
+            for setting in (f"page_size = {PAGE_BYTES}", "journal_mode = MEMORY", "synchronous = OFF"):
+                connection.execute(f"PRAGMA {setting}")
+            connection.execute("BEGIN")
+            for statement in base.statements:
+                with suppress(sqlite3.OperationalError):  # a virtual table whose module is missing
+                    connection.execute(statement.sql)
+            for table in base.tables.values():
+                insert = partial(_insert, connection, table.name, table.columns)
+                insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError, sqlite3.DataError))
+            before = -1
+            while before != connection.total_changes:  # a row without its parent may be a parent
+                before = connection.total_changes
+                for orphans in (table.orphans(r) for table in base.tables.values() for r in table.references):
+                    connection.execute(f"DELETE {orphans}")
+            connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _fill(connection: SmallDatabase, base: DatabaseSample, content: Content) -> None:
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    connection.execute("PRAGMA journal_mode = MEMORY")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("BEGIN")
-    for statement in base.statements:
-        with suppress(sqlite3.OperationalError):  # a virtual table whose module is missing
-            connection.execute(statement.sql)
-    for table in base.tables.values():
-        insert = partial(_insert, connection, table.name, table.columns)
-        insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError, sqlite3.DataError))
-    _delete_orphans(connection, base)
-    connection.execute("COMMIT")
 
 
 def insert_rows(
@@ -112,17 +101,16 @@ def reversed_copy(
 
     A query whose result depends on the order of the scan returns different rows there.
     """
-    connection = SmallDatabase.of(base, max_bytes=max_bytes)
+    connection = SmallDatabase(base, max_bytes=max_bytes)
     for table in base.tables.values():
         with base.time.metered(built):
             rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
         described = built.execute(_COLUMNS, (table.name,)).fetchall()  # generated ones become plain
         names = [name for name, _ in described]
+        collations = _collations(built, base, table.name, names)
         columns = ", ".join(
             f"{quoted(name)} {kind} {collation}"
-            for (name, kind), collation in zip(
-                described, _collations(built, base, table.name, names), strict=True
-            )
+            for (name, kind), collation in zip(described, collations, strict=True)
         )
         connection.execute(f"CREATE TABLE {quoted(table.name)} ({columns})")
         _insert(connection, table.name, names, rows[::-1])
@@ -151,13 +139,7 @@ def run_gold(connection: SmallDatabase, sql: str) -> ExecutionOutcome:
 def differs_from(
     connection: SmallDatabase, gold_sql: str, result: ExecutionOutcome
 ) -> Callable[[ExecutionOutcome], bool]:
-    """Predicate that is True for outcomes on one database that the gold may not return.
-
-    Args:
-        connection: The database.
-        gold_sql: The gold.
-        result: Outcome of the gold on it.
-    """
+    """Predicate that is True for outcomes on one database that the gold, with this result, may not return."""
     gold = GoldResult(gold_sql, partial(run_gold, connection), outcome=result)
     return lambda other: not gold.accepts(other, "")
 
@@ -174,9 +156,6 @@ def is_stable(
     Then no bare column of a group and no inner tie decides, so that a right query with another plan agrees.
 
     Args:
-        base: Sample of the database.
-        connection: The small database.
-        gold_sql: The gold.
         again: The gold with ties broken in other ways.
         differs: True for outcomes that differ from the gold's on the small database.
     """
@@ -209,15 +188,6 @@ def _cut(value: Cell) -> Cell:
     if not isinstance(value, str | bytes) or value[:1] in ("[", "{"):
         return value
     return value[: MAX_BYTES // 4]  # a letter has up to 4 bytes
-
-
-def _delete_orphans(connection: sqlite3.Connection, base: DatabaseSample) -> None:
-    before = -1
-    while before != connection.total_changes:
-        before = connection.total_changes
-        for table in base.tables.values():
-            for reference in table.references:
-                connection.execute("DELETE " + table.orphans(reference))
 
 
 def _collations(

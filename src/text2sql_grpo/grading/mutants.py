@@ -132,7 +132,8 @@ def column_swaps(gold: GoldQuery, schema: Schema) -> Change:
 
 def condition_added(node: exp.Expr, gold: GoldQuery) -> Iterator[exp.Expr]:
     """The query with a condition that often all rows of the base meet."""
-    columns = {c.sql("sqlite"): c for c in _own_columns(node) if id(c) in gold.columns_of}
+    own = node.walk(prune=lambda child: child is not node and isinstance(child, exp.Query))
+    columns = {part.sql("sqlite"): part for part in own if id(part) in gold.columns_of}
     for column in list(columns.values())[:4]:
         table, name = gold.columns_of[id(column)]
         least = exp.select(exp.Min(this=exp.column(name, quoted=True))).from_(
@@ -144,9 +145,3 @@ def condition_added(node: exp.Expr, gold: GoldQuery) -> Iterator[exp.Expr]:
             copy = node.copy()
             assert isinstance(copy, exp.Select)
             yield copy.where(condition, copy=False)
-
-
-def _own_columns(node: exp.Expr) -> Iterator[exp.Column]:
-    for part in node.walk(prune=lambda child: child is not node and isinstance(child, exp.Query)):
-        if isinstance(part, exp.Column):
-            yield part

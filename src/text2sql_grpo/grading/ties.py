@@ -45,7 +45,6 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     """Widened form of a gold; None if it has neither order nor limit, or cannot be widened.
 
     Args:
-        gold_sql: The gold.
         columns: Names of the gold's columns, as executed.
         dialect: Name of the gold's dialect in sqlglot.
 
@@ -56,8 +55,8 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     if not isinstance(query, exp.Select | exp.SetOperation):
         return None
     order, limit, offset = (query.args.get(part) for part in ("order", "limit", "offset"))
-    start = _number_of_rows(offset) if offset else 0
-    end = _number_of_rows(limit) if limit else None
+    start = _whole_number(offset.expression) if offset else 0
+    end = _whole_number(limit.expression) if limit else None
     if not (order or limit) or start is None or (limit and end is None):
         return None
     end = None if end is None else start + end
@@ -94,10 +93,6 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     return WidenedQuery(sql, len(columns), tuple(keys), start, end, is_distinct)
 
 
-def _number_of_rows(clause: exp.Expr) -> int | None:
-    return _whole_number(clause.expression)
-
-
 def _whole_number(node: exp.Expr) -> int | None:
     number = number_value(node.this) if isinstance(node, exp.Literal) and not node.is_string else None
     return number if isinstance(number, int) else None
@@ -126,12 +121,7 @@ def _output_column(term: exp.Expr, query: exp.Query, columns: Sequence[str]) -> 
 def tie_groups(
     widened: WidenedQuery, gold: ExecutionOutcome, outcome: ExecutionOutcome
 ) -> tuple[TieGroup, ...] | None:
-    """Groups of rows that the gold may return, in order.
-
-    Args:
-        widened: The widened query.
-        gold: Outcome of the gold.
-        outcome: Outcome of the widened query.
+    """Groups of rows that the gold may return, in order, from its outcome and that of the widened query.
 
     Returns:
         None if the widened query failed, was cut, or does not explain the gold's rows.
