@@ -239,9 +239,6 @@ def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> lis
         columns=frozenset(columns),
         literals=dict.fromkeys(columns, tuple(planted)),
         patterns=frozenset(text for text in planted if isinstance(text, str) and "%" in text),
-        links=(),
-        grouped=frozenset(),
-        group_sizes=(),
     )
     folder.mkdir()
     paths = [folder / f"{number}.sqlite" for number in range(N_VARIANTS)]

@@ -20,7 +20,9 @@ from text2sql_grpo.grading.query_columns import (
     MAX_SCALAR,
     ColumnRef,
     Declared,
+    columns_among,
     columns_in_scopes,
+    inside,
     with_computed,
     with_strings,
     with_views,
@@ -91,9 +93,9 @@ class GoldQuery:
     columns: frozenset[ColumnRef]
     literals: dict[ColumnRef, tuple[Cell, ...]]
     patterns: frozenset[str]
-    links: tuple[tuple[ColumnRef, ColumnRef], ...]
-    grouped: frozenset[ColumnRef]
-    group_sizes: tuple[int, ...]
+    links: tuple[tuple[ColumnRef, ColumnRef], ...] = ()
+    grouped: frozenset[ColumnRef] = frozenset()
+    group_sizes: tuple[int, ...] = ()
     identifying: frozenset[ColumnRef] = frozenset()
     aims: tuple[Aim, ...] = ()
     is_recursive: bool = False
@@ -113,8 +115,6 @@ def read_gold(
     """Parse a gold; None if it reads no table of the schema, or sqlglot cannot parse it.
 
     Args:
-        sql: The query.
-        schema: Schema of its database.
         views: Query of each view by its name in lower case, to replace the view; that of a table reads the
             table, and has the expressions of its generated columns.
         dialect: Name in sqlglot of the query's SQL.
@@ -144,13 +144,16 @@ def read_gold(
         for column in columns:
             steps[column] += found
             literals[column] = [*literals.get(column, ()), *moved]
-    grouped = frozenset(
-        columns_of[id(column)]
+    grouped = [
+        key
         for part in tree.find_all(exp.Group, exp.Window)
         for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
-        for column in key.find_all(exp.Column)
-        if id(column) in columns_of
-    )
+    ]
+    sums = [
+        node
+        for node in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)
+        if not isinstance(node, exp.Anonymous) or node.name.upper() == "TOTAL"
+    ]
     return GoldQuery(
         tree,
         columns_of,
@@ -159,13 +162,13 @@ def read_gold(
         {column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
         frozenset(patterns),
         tuple(_links(tree, columns_of)),
-        grouped,
+        _columns_in(grouped, columns_of),
         tuple(dict.fromkeys(group_sizes)),
         frozenset(_identifying(tree, columns_of, declared)),
         tuple(dict.fromkeys(_aims(compared, columns_compared))),
         any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         frozenset(_missing(tree, columns_of)),
-        _columns_in(filter(_is_sum, tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)), columns_of),
+        _columns_in(sums, columns_of),
         _columns_in(tree.find_all(exp.Mod), columns_of),
         {column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
@@ -197,11 +200,6 @@ def literal_value(node: exp.Expr) -> Cell:
         return None
     number = -number if isinstance(node.parent, exp.Neg) else number
     return int(number) if number % 1 == 0 and "." not in node.this else number
-
-
-def _inside(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Nodes below a comparison, without those of subqueries."""
-    return node.walk(prune=lambda child: isinstance(child, exp.Query))
 
 
 def _compared_value(node: exp.Expr) -> Cell:
@@ -251,7 +249,7 @@ def _literals(
     patterns: set[str] = set()
     group_sizes: list[int] = []
     for node in tree.find_all(*COMPARISONS):
-        below = list(_inside(node))
+        below = list(inside(node))
         values = [value for value in map(_compared_value, below) if value is not None]
         if isinstance(node, exp.Like | exp.Glob):
             if isinstance(node.parent, exp.Escape):
@@ -261,9 +259,8 @@ def _literals(
         if any(isinstance(part, exp.Count | exp.Window) for part in below):
             group_sizes += [value for value in values if isinstance(value, int)]
             continue
-        for part in below:
-            if id(part) in columns_of:
-                literals[columns_of[id(part)]] += values
+        for column in columns_among(below, columns_of):
+            literals[column] += values
     for spec in tree.find_all(exp.WindowSpec):
         bounds = [
             literal_value(bound)
@@ -279,17 +276,14 @@ def _literals(
 def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[ColumnRef, ColumnRef]]:
     pairs: dict[tuple[ColumnRef, ColumnRef], None] = {}
     for node in tree.find_all(*COMPARISONS):
-        sides: list[exp.Expr] = [part for part in _inside(node) if isinstance(part, exp.Column)]
-        for query in node.find_all(exp.Query):
-            if isinstance(query, exp.Select) and query.selects:
-                sides += [part for part in query.selects[0].find_all(exp.Column)]
-        found = [columns_of[id(side)] for side in sides if id(side) in columns_of]
-        pairs.update({(left, right): None for left, right in pairwise(found)})
+        sides = list(inside(node))
+        for query in node.find_all(exp.Select):
+            sides += [part for first in query.selects[:1] for part in first.find_all(exp.Column)]
+        pairs.update(dict.fromkeys(pairwise(columns_among(sides, columns_of))))
     for operation in tree.find_all(exp.SetOperation):
         for left_side, right_side in zip(operation.left.selects, operation.right.selects, strict=False):
-            left, right = left_side.unalias(), right_side.unalias()
-            if id(left) in columns_of and id(right) in columns_of:
-                pairs[columns_of[id(left)], columns_of[id(right)]] = None
+            found = columns_among((left_side.unalias(), right_side.unalias()), columns_of)
+            pairs.update(dict.fromkeys(pairwise(found)))
     return [pair for pair in pairs if pair[0] != pair[1]]
 
 
@@ -301,7 +295,7 @@ def _identifying(
         query = node.args.get("query")
         query = query.this if isinstance(query, exp.Subquery) else query
         sides += query.selects[:1] if isinstance(query, exp.Query) else []
-        found = [columns_of[id(side)] for side in sides if id(side) in columns_of]
+        found = columns_among(sides, columns_of)
         is_text = any(isinstance(side, exp.Literal) and side.is_string for side in sides)
         if found and (is_text or found[1:] == found[:1]):
             yield found[0]
@@ -325,11 +319,7 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
 
 def _columns_in(nodes: Iterable[exp.Expr], columns_of: Mapping[int, ColumnRef]) -> frozenset[ColumnRef]:
     columns = (column for node in nodes for column in node.find_all(exp.Column))
-    return frozenset(columns_of[id(column)] for column in columns if id(column) in columns_of)
-
-
-def _is_sum(node: exp.Expr) -> bool:
-    return not isinstance(node, exp.Anonymous) or node.name.upper() == "TOTAL"
+    return frozenset(columns_among(columns, columns_of))
 
 
 def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
@@ -344,8 +334,8 @@ def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Colu
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
         sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
-        compared = [_number(side) for side in sides if side is not None]
-        values = [value for value in compared if value is not None]
+        numbers = [side.this if isinstance(side, exp.Neg) else side for side in sides if side is not None]
+        values = [float(value) for value in map(literal_value, numbers) if isinstance(value, int | float)]
         for side in sides[:2]:
             inner = side.this if isinstance(side, exp.AggFunc) and not isinstance(side, exp.Count) else side
             if isinstance(inner, exp.Expr) and not (inner is side and isinstance(inner, exp.Column)):
@@ -360,7 +350,7 @@ def _aims_at(
 ) -> Iterator[Aim]:
     """Aims of a scalar expression of one table, or of the difference of two."""
     parts = [part for side in sides for part in side.walk()]
-    found = {columns_of[id(part)] for part in parts if id(part) in columns_of}
+    found = set(columns_among(parts, columns_of))
     is_scalar = all(isinstance(part, _SCALAR) or _is_day_number(part) for part in parts)
     is_known = all(id(part) in columns_of for part in parts if isinstance(part, exp.Column))
     if not (is_scalar and is_known and len({table for table, _ in found}) == 1 and len(parts) <= MAX_SCALAR):
@@ -378,9 +368,3 @@ def _aims_at(
 
 def _is_day_number(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and node.name.lower() == "julianday"
-
-
-def _number(node: exp.Expr) -> float | None:
-    """Value of a number, perhaps with a minus sign; None for any other node."""
-    value = literal_value(node.this if isinstance(node, exp.Neg) else node)
-    return float(value) if isinstance(value, int | float) else None

@@ -15,6 +15,16 @@ COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.
 MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
 
 
+def inside(node: exp.Expr) -> Iterator[exp.Expr]:
+    """Nodes below a comparison, without those of subqueries."""
+    return node.walk(prune=lambda child: isinstance(child, exp.Query))
+
+
+def columns_among(nodes: Iterable[object], columns_of: Mapping[int, ColumnRef]) -> list[ColumnRef]:
+    """Column of a table for each of some nodes that stands for one."""
+    return [columns_of[id(node)] for node in nodes if id(node) in columns_of]
+
+
 def with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     """Replace views, views of views, and tables with generated columns, by their queries."""
     queries = {name: read_query(query).tree for name, query in views.items()}
@@ -69,7 +79,6 @@ def columns_in_scopes(scopes: Iterable[Scope], declared: Declared) -> dict[int, 
 
     Args:
         scopes: All scopes of a query, inner ones first.
-        declared: Tables and columns of the schema.
     """
     columns_of: dict[int, ColumnRef] = {}
     known: Resolved = {}
@@ -155,9 +164,6 @@ def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolv
     """Column of a table that a column of a scope stands for.
 
     Args:
-        column: The column.
-        scope: Its scope.
-        declared: Tables and columns of the schema.
         known: Columns found so far, None on the way to one: a recursive CTE, or an alias of its own name,
             ends there. Each is searched once, or stars of stars would double the work at each level.
     """
@@ -183,24 +189,21 @@ def _column_of(source: exp.Expr | Scope, name: str, declared: Declared, known: R
     if not isinstance(source, Scope) or not isinstance(source.expression, exp.Query):
         return None
     key = (id(source), name)
-    if key not in known:
-        known[key] = None
-        known[key] = _column_of_scope(source, name, declared, known)
-    return known[key]
-
-
-def _column_of_scope(source: Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
+    if key in known:
+        return known[key]
+    known[key] = None
     named, place = _projections(source)
     for known_as, projection in named:
         inner = projection.unalias()
         if known_as == name and isinstance(inner, exp.Column):
-            return _resolve(inner, place, declared, known)
+            known[key] = _resolve(inner, place, declared, known)
+            break
         if projection.is_star:
-            for inner_source in place.sources.values():
-                found = _column_of(inner_source, name, declared, known)
-                if found is not None:
-                    return found
-    return None
+            starred = (_column_of(each, name, declared, known) for each in place.sources.values())
+            known[key] = next(filter(None, starred), None)
+            if known[key] is not None:
+                break
+    return known[key]
 
 
 def _projections(source: Scope) -> tuple[Iterator[tuple[str, exp.Expr]], Scope]:

@@ -11,7 +11,7 @@ from random import Random
 from sqlglot import exp
 
 from text2sql_grpo.grading.near_values import DateFormat, date_format
-from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef
+from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef, columns_among, inside
 from text2sql_grpo.sql.outcome import Cell
 
 _PART = re.compile(r"(-?\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", re.IGNORECASE)
@@ -94,8 +94,8 @@ def steps_in(
     Then columns of which a part is taken, such as the month.
     """
     for node in tree.find_all(*COMPARISONS):
-        below = list(node.walk(prune=lambda child: isinstance(child, exp.Query)))
-        columns = [columns_of[id(part)] for part in below if id(part) in columns_of]
+        below = list(inside(node))
+        columns = columns_among(below, columns_of)
         texts = [
             f"{part.this.name} {part.text('unit')}"
             for part in below
@@ -111,8 +111,7 @@ def steps_in(
         if steps:
             yield columns, steps, [moved for text in literals for moved in _moved(text, steps)]
     for part in tree.find_all(*_PARTS):  # alike in a part, such as the month, and not as a whole
-        columns = [columns_of[id(column)] for column in part.find_all(exp.Column) if id(column) in columns_of]
-        yield columns, [YEAR, HOURS], []
+        yield columns_among(part.find_all(exp.Column), columns_of), [YEAR, HOURS], []
 
 
 def _moved(text: str, steps: list[Step]) -> Iterator[str]:
