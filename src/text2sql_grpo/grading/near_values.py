@@ -46,7 +46,8 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
         return [typed + b"\x00", typed[:-1]]
     text = str(typed)
     if _INTEGER.fullmatch(text):
-        near_texts = [_padded(int(text) - 1, text), _padded(int(text) + 1, text)]
+        width = len(text) if text.startswith("0") else 0
+        near_texts: list[Cell] = [str(int(text) + step).zfill(width) for step in (-1, 1)]
         return _distinct(text, near_texts + (of_other_lengths(text) if is_number_as_text(alike) else []))
     if _DATE.match(text):
         form = date_format([text[:10]])
@@ -129,10 +130,6 @@ def of_other_lengths(text: str) -> list[Cell]:
     return list(dict.fromkeys(value for value in found if value != text))
 
 
-def _padded(number: int, like: str) -> str:
-    return str(number).zfill(len(like)) if like.startswith("0") else str(number)
-
-
 def _distinct(literal: Cell, values: Sequence[Cell]) -> list[Cell]:
     return [value for value in dict.fromkeys(values) if value != literal]
 
@@ -148,11 +145,6 @@ class DateFormat:
 
     pattern: str
     kind: type[str] | type[int]
-
-    @property
-    def has_time(self) -> bool:
-        """True if the values have a time of day."""
-        return "H" in self.pattern
 
     def read(self, value: Cell) -> datetime | None:
         """Moment that a value stands for; None unless it has the format."""
@@ -200,7 +192,8 @@ class DateFormat:
             exact = [m.replace(month=number, day=1) for m in moments if 0 < number < 13]
             near = [m.replace(year=m.year + 1) for m in exact]
             exact += [m.replace(month=1, day=number) for m in moments if 0 < number < 32]
-            times = [m.replace(**time) for m in moments for time in _times(text)] if self.has_time else []
+            has_time = "H" in self.pattern
+            times = [m.replace(**time) for m in moments for time in _times(text)] if has_time else []
             exact += times
             near += [moment + step for moment in times for step in (-_SECOND, _SECOND)]
         met = dict.fromkeys(map(self.written, exact))

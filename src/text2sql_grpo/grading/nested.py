@@ -56,8 +56,8 @@ def read_nested(values: Sequence[Cell]) -> tuple[Nested, ...]:
     return found if all(value.brackets for value in found) else ()
 
 
-def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> str:
-    """Text of a new value, of elements like those of known ones.
+def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
+    """New value, of elements like those of known ones.
 
     A list gets 0 to `MAX_LENGTH` elements, a map some of the keys, a struct all. NULL stands where one is.
 
@@ -66,10 +66,6 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
         literals: Values that the query compares.
         rng: Random numbers.
     """
-    return _drawn(known, literals, rng).written()
-
-
-def _drawn(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
     shape = rng.choice(known)
     alike = [value for value in known if (value.brackets, value.mark) == (shape.brackets, shape.mark)]
     if not shape.brackets:
@@ -78,7 +74,7 @@ def _drawn(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Ne
         items = [item for value in alike for _, item in value.items]
         longest = max(len(value.items) for value in alike)
         size = rng.randint(0, max(MAX_LENGTH, longest + 1)) if items else 0
-        made = [_drawn(items, literals, rng) for _ in range(size)]
+        made = [draw_nested(items, literals, rng) for _ in range(size)]
         if made and rng.random() < 0.3:  # an element twice
             made[-1] = made[0]
         return Nested(shape.brackets, "", "", tuple(("", item) for item in made))
@@ -89,7 +85,7 @@ def _drawn(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Ne
     keys = [key for key, _ in shape.items]
     if shape.mark == "=":
         keys = rng.sample(list(by_key), rng.randint(0, len(by_key)))
-    entries = tuple((key, _drawn(by_key[key], literals, rng)) for key in keys)
+    entries = tuple((key, draw_nested(by_key[key], literals, rng)) for key in keys)
     return Nested(shape.brackets, "", shape.mark, entries)
 
 

@@ -5,10 +5,11 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise, permutations
 from random import Random
+from typing import TypeVar
 
 from sqlglot import exp
 
@@ -25,6 +26,7 @@ from text2sql_grpo.grading.nested import draw_nested
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
+V = TypeVar("V")
 OTHER_ROWS = 5  # rows of a table that the query does not read
 MAX_TABLE_ROWS = 300
 MAX_POOL = 40
@@ -94,45 +96,44 @@ def draw_rows(
         recipe: Parameters; None to draw some.
         known: Rows of some tables, which stay.
     """
-    return _Content(base, gold, rng, recipe or Recipe.drawn(rng), known or {}).rows
+    content = _Content(base, gold, rng, recipe or Recipe.drawn(rng))
+    for name, table in base.tables.items():
+        made = known[name] if known and name in known else content.table_rows(table)
+        content.rows[name] = [tuple(row) for row in made]
+    return content.rows
 
 
+@dataclass
 class _Content:
-    """Rows made so far, parents first."""
+    """Content of a small database while it is drawn.
 
-    def __init__(
-        self,
-        base: DatabaseSample,
-        gold: GoldQuery,
-        rng: Random,
-        recipe: Recipe,
-        known: Mapping[str, Sequence[Row]],
-    ) -> None:
-        self._base = base
-        self._gold = gold
-        self._rng = rng
-        self._recipe = recipe
-        self._fresh: dict[tuple[str, int], int] = {}
-        self.rows: dict[str, list[Row]] = {}
-        for name, table in base.tables.items():
-            made = known[name] if name in known else self._table_rows(table)
-            self.rows[name] = [tuple(row) for row in made]
+    Attributes:
+        rows: Rows made so far, parents first.
+        fresh: Number of new values by table and position of the column.
+    """
 
-    def _table_rows(self, table: TableSample) -> list[list[Cell]]:
+    base: DatabaseSample
+    gold: GoldQuery
+    rng: Random
+    recipe: Recipe
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    fresh: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def table_rows(self, table: TableSample) -> list[list[Cell]]:
         rows = self._start(table)
         single_keys = {key[0] for key in table.keys if len(key) == 1}
         referring = {position for reference in table.references for position in reference.columns}
-        is_read = table.name in self._gold.tables
+        is_read = table.name in self.gold.tables
         for position, column in enumerate(table.columns):
             if position in referring:
                 continue
             if position in single_keys:
                 self._rekey(table, position, rows)
-            elif (table.name, column) in self._gold.columns or (is_read and self._rng.random() < 0.3):
+            elif (table.name, column) in self.gold.columns or (is_read and self.rng.random() < 0.3):
                 self._redraw(table, position, rows)
         for reference in table.references:
             rows = self._refer(table, reference, rows)
-        if self._gold.is_recursive:
+        if self.gold.is_recursive:
             self._deepen(table, rows)
         if is_read:
             self._aim(table, rows)
@@ -140,33 +141,31 @@ class _Content:
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
             for row in rows:
-                if self._rng.random() < self._recipe.nulls:
+                if self.rng.random() < self.recipe.nulls:
                     row[position] = None
         for key in table.keys:
-            rows = [row for row in self._without_duplicates(table, key, rows)]
+            rows = list(self._without_duplicates(table, key, rows))
         return rows
 
     def _start(self, table: TableSample) -> list[list[Cell]]:
         """Rows of the base, some of them several times; made-up ones if the base has none."""
         n_rows = min(OTHER_ROWS, len(table.rows))
-        if table.name in self._gold.tables:
-            n_rows = self._recipe.rows
-            size = max((0, *self._gold.group_sizes))
-            is_grouped = any(table.name == name for name, _ in self._gold.grouped)
+        read = [one for name, one in self.base.tables.items() if name in self.gold.tables]
+        if table.name in self.gold.tables:
+            n_rows = self.recipe.rows
+            size = max((0, *self.gold.group_sizes))
+            is_grouped = any(table.name == name for name, _ in self.gold.grouped)
             if table.references or is_grouped or size > n_rows:
                 n_rows = max(2 * n_rows, 3 * size + 4)
             n_rows = min(n_rows, MAX_TABLE_ROWS)
-        elif any(r.parent == table.name for t in self._gold.tables for r in self._references_of(t)):
-            n_rows = max(n_rows, min(self._recipe.rows, 8))
+        elif any(reference.parent == table.name for one in read for reference in one.references):
+            n_rows = max(n_rows, min(self.recipe.rows, 8))
         if table.rows:
-            known = self._rng.sample(table.rows, min(n_rows, len(table.rows)))
-            known += self._rng.choices(table.rows, k=n_rows - len(known))
+            known = self.rng.sample(table.rows, min(n_rows, len(table.rows)))
+            known += self.rng.choices(table.rows, k=n_rows - len(known))
             return [list(row) for row in known]
-        pools = [_made_up(kind) for kind in table.types]
-        return [[self._rng.choice(pool) for pool in pools] for _ in range(n_rows)]
-
-    def _references_of(self, table: str) -> tuple[Reference, ...]:
-        return self._base.tables[table].references if table in self._base.tables else ()
+        pools = [_alike(table, position) for position in range(len(table.columns))]
+        return [[self.rng.choice(pool) for pool in pools] for _ in range(n_rows)]
 
     def _planted(self, table: TableSample, position: int) -> tuple[list[Cell], list[Cell]]:
         """Values equal to the literals that the column is compared with, and values next to them."""
@@ -174,15 +173,15 @@ class _Content:
             return [], []
         column = (table.name, table.columns[position])
         columns = {column}
-        for left, right in self._gold.links:
+        for left, right in self.gold.links:
             columns |= {left, right} if column in (left, right) else set()
-        for other in self._base.tables.values():
+        for other in self.base.tables.values():
             for reference in other.references:
                 if reference.parent == table.name and column[1] in reference.parent_columns:
                     place = reference.columns[reference.parent_columns.index(column[1])]
                     columns.add((other.name, other.columns[place]))
-        literals = [value for c in sorted(columns) for value in self._gold.literals.get(c, ())]
-        alike = table.values(position) or _made_up(table.types[position])
+        literals = [value for c in sorted(columns) for value in self.gold.literals.get(c, ())]
+        alike = _alike(table, position)
         if _FRACTIONS.search(table.types[position]) and all(type(value) is int for value in alike):
             alike = [*alike, 0.5]  # whole amounts by chance
         dates = table.dates.get(position)
@@ -195,7 +194,7 @@ class _Content:
                 exact += met
                 near += beside
                 continue
-            if literal in self._gold.patterns and isinstance(literal, str):
+            if literal in self.gold.patterns and isinstance(literal, str):
                 if any(isinstance(value, str) for value in alike):
                     texts = matching_texts(literal)
                     exact += texts[:4]
@@ -205,7 +204,7 @@ class _Content:
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
-        if column in self._gold.divided:  # a remainder is no value of its column
+        if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
@@ -216,15 +215,15 @@ class _Content:
         """Candidate values of a column: its own, and those of columns it is compared with."""
         if position in table.booleans:
             return [0, 1]
-        values = own = table.values(position) or _made_up(table.types[position])
+        values = own = _alike(table, position)
         kinds = {type(value) for value in values}
         dates = table.dates.get(position)
         column = (table.name, table.columns[position])
-        for link in self._gold.links:
+        for link in self.gold.links:
             if column in link:
                 name, other = link[0] if link[1] == column else link[1]
-                if name in self._base.tables and other in self._base.tables[name].columns:
-                    sample = self._base.tables[name]
+                if name in self.base.tables and other in self.base.tables[name].columns:
+                    sample = self.base.tables[name]
                     made = self.rows.get(name)
                     place = sample.columns.index(other)
                     found = [row[place] for row in made] if made else sample.values(place)
@@ -232,23 +231,23 @@ class _Content:
                     values = values[:MAX_POOL] + [v for v in fitting if not dates or dates.read(v)]
         if not dates and all(type(value) is int for value in values):
             low, high = min(values), max(values)  # type: ignore[type-var]
-            values = values + [self._rng.randint(low, high) for _ in range(8)]  # type: ignore[arg-type]
+            values = values + [self.rng.randint(low, high) for _ in range(8)]  # type: ignore[arg-type]
         if is_number_as_text(values):
-            for value in self._rng.sample(values, min(3, len(values))):
+            for value in self.rng.sample(values, min(3, len(values))):
                 values = values + of_other_lengths(str(value))
-        if self._rng.random() < 0.5:  # values that no row of the base holds
-            some = self._rng.sample(values, min(6, len(values)))
+        if self.rng.random() < 0.5:  # values that no row of the base holds
+            some = self.rng.sample(values, min(6, len(values)))
             for value in some:
                 values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
         values = _keeping_sign(list(dict.fromkeys(values)), own)
-        size = self._recipe.variety or MAX_POOL
-        pool = self._rng.sample(values, min(size, len(values)))
+        size = self.recipe.variety or MAX_POOL
+        pool = self.rng.sample(values, min(size, len(values)))
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
-        if column in self._gold.summed and numbers and not dates and self._rng.random() < 0.5:
+        if column in self.gold.summed and numbers and not dates and self.rng.random() < 0.5:
             pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
-        steps = self._gold.steps.get(column, ())
-        if dates and steps and len(pool) > 1 and self._rng.random() < 0.5:
-            pool[-1] = stepped(dates, pool[0], steps, self._rng) or pool[-1]
+        steps = self.gold.steps.get(column, ())
+        if dates and steps and len(pool) > 1 and self.rng.random() < 0.5:
+            pool[-1] = stepped(dates, pool[0], steps, self.rng) or pool[-1]
         return pool
 
     def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
@@ -260,29 +259,29 @@ class _Content:
         free = [reference.columns for reference in table.references if in_keys.isdisjoint(reference.columns)]
         for position, column in enumerate(table.columns):
             own = table.name, column
-            dates, steps = table.dates.get(position), self._gold.steps.get(own, ())
-            if not (dates and steps) or self._rng.random() < 0.5:  # else dates next to literals are lost
+            dates, steps = table.dates.get(position), self.gold.steps.get(own, ())
+            if not (dates and steps) or self.rng.random() < 0.5:  # else dates next to literals are lost
                 continue
-            linked = [other for link in self._gold.links if own in link for other in link if other != own]
-            name, other = self._rng.choice(linked or [own])
-            sample = self._base.tables.get(name)
-            for row in self._rng.sample(rows, min(MAX_AIMED, len(rows))):
+            linked = [other for link in self.gold.links if own in link for other in link if other != own]
+            name, other = self.rng.choice(linked or [own])
+            sample = self.base.tables.get(name)
+            for row in self.rng.sample(rows, min(MAX_AIMED, len(rows))):
                 near: Sequence[Cell] | None = row
                 if not linked:
-                    near = self._rng.choice(rows)
+                    near = self.rng.choice(rows)
                     for place in (place for columns in free for place in columns):
                         row[place] = near[place]
                 elif name != table.name:
                     near = self._parent_of(table, row, name)
                 if near and sample and other in sample.columns:
                     value = near[sample.columns.index(other)]
-                    row[position] = stepped(dates, value, steps, self._rng) or row[position]
+                    row[position] = stepped(dates, value, steps, self.rng) or row[position]
 
     def _parent_of(self, table: TableSample, row: Sequence[Cell], parent: str) -> Sequence[Cell] | None:
         """Row of another table that a row references; None if there is none."""
         for reference in table.references:
             if reference.parent == parent:
-                places = [self._base.tables[parent].columns.index(name) for name in reference.parent_columns]
+                places = [self.base.tables[parent].columns.index(name) for name in reference.parent_columns]
                 key = [row[position] for position in reference.columns]
                 for one in self.rows.get(parent, ()):
                     if [one[place] for place in places] == key:
@@ -291,52 +290,50 @@ class _Content:
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):
-            literals = [literal_value(node) for node in self._gold.tree.find_all(exp.Literal)]
+            literals = [literal_value(node) for node in self.gold.tree.find_all(exp.Literal)]
             for row in rows:
-                if self._rng.random() < self._recipe.change:
-                    row[position] = draw_nested(nested, literals, self._rng)
+                if self.rng.random() < self.recipe.change:
+                    row[position] = draw_nested(nested, literals, self.rng).written()
             return
         pool = self._pool(table, position)
         exact, near = self._planted(table, position)
-        is_grouped = (table.name, table.columns[position]) in self._gold.grouped
-        groups = list(self._groups(pool, len(rows))) if is_grouped and self._recipe.in_groups else []
+        is_grouped = (table.name, table.columns[position]) in self.gold.grouped
+        groups = self._groups(pool, len(rows)) if is_grouped and self.recipe.in_groups else []
         for index, row in enumerate(rows):
             if groups:
                 row[position] = groups[index]
-            if self._rng.random() >= self._recipe.change:
+            if self.rng.random() >= self.recipe.change:
                 continue
-            if (exact or near) and self._rng.random() < self._recipe.planted:
-                use_exact = exact and (not near or self._rng.random() < self._recipe.exact)
-                row[position] = self._rng.choice(exact if use_exact else near)
+            if (exact or near) and self.rng.random() < self.recipe.planted:
+                use_exact = exact and (not near or self.rng.random() < self.recipe.exact)
+                row[position] = self.rng.choice(exact if use_exact else near)
             elif not groups:
-                row[position] = (
-                    pool[index % len(pool)] if not self._recipe.variety else self._rng.choice(pool)
-                )
+                row[position] = pool[index % len(pool)] if not self.recipe.variety else self.rng.choice(pool)
 
-    def _groups(self, values: Sequence[Cell], n_rows: int) -> Iterator[Cell]:
+    def _groups(self, values: Sequence[V], n_rows: int) -> list[V]:
         """`n_rows` shuffled values, the first ones with counts near the query's group sizes."""
-        sizes = [size + step for size in self._gold.group_sizes for step in (0, 1, -1)]
-        self._rng.shuffle(sizes)
-        sizes += self._rng.sample(range(1, 8), 7)
-        drawn: list[Cell] = []
-        for value, size in zip(self._rng.sample(values, len(values)), sizes, strict=False):
+        sizes = [size + step for size in self.gold.group_sizes for step in (0, 1, -1)]
+        self.rng.shuffle(sizes)
+        sizes += self.rng.sample(range(1, 8), 7)
+        drawn: list[V] = []
+        for value, size in zip(self.rng.sample(values, len(values)), sizes, strict=False):
             drawn += [value] * min(max(size, 0), n_rows)
         drawn = drawn[:n_rows] or list(values[:1])
         drawn += drawn[-1:] * (n_rows - len(drawn))  # one large group; the others keep their sizes
-        self._rng.shuffle(drawn)
-        return iter(drawn)
+        self.rng.shuffle(drawn)
+        return drawn
 
     def _rekey(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         """Shuffle the values of a key among the rows and plant literals; duplicates are fixed later."""
         exact, near = self._planted(table, position)
-        if not exact + near and (table.name, table.columns[position]) not in self._gold.columns:
+        if not exact + near and (table.name, table.columns[position]) not in self.gold.columns:
             return
-        if self._rng.random() < 0.5:
+        if self.rng.random() < 0.5:
             values = [row[position] for row in rows]
-            self._rng.shuffle(values)
+            self.rng.shuffle(values)
             for row, value in zip(rows, values, strict=True):
                 row[position] = value
-        for value, row in zip(exact + near, self._rng.sample(rows, len(rows)), strict=False):
+        for value, row in zip(exact + near, self.rng.sample(rows, len(rows)), strict=False):
             row[position] = value
 
     def _refer(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[list[Cell]]:
@@ -347,17 +344,16 @@ class _Content:
         if not parents or not rows:
             return []
         if any(set(key) <= set(reference.columns) for key in table.keys):
-            parents = self._rng.sample(parents, len(parents))[: len(rows)]
-            chosen = parents[: math.ceil(len(parents) * (1 - self._recipe.childless / 2))]
+            parents = self.rng.sample(parents, len(parents))[: len(rows)]
+            chosen = parents[: math.ceil(len(parents) * (1 - self.recipe.childless / 2))]
             rows = rows[: len(chosen)]
         else:
-            kept = max(1, math.ceil(len(parents) * (1 - self._recipe.childless)))
-            used = self._rng.sample(parents, kept)
-            indexes = list(range(len(used)))
-            if self._recipe.in_groups:
-                chosen = [used[int(str(i))] for i in self._groups(indexes, len(rows))]
+            kept = max(1, math.ceil(len(parents) * (1 - self.recipe.childless)))
+            used = self.rng.sample(parents, kept)
+            if self.recipe.in_groups:
+                chosen = self._groups(used, len(rows))
             else:
-                chosen = self._rng.choices(used, k=len(rows))
+                chosen = self.rng.choices(used, k=len(rows))
         for row, parent in zip(rows, chosen, strict=True):
             for position, value in zip(reference.columns, parent, strict=True):
                 row[position] = value
@@ -368,13 +364,13 @@ class _Content:
 
         Two references of a table to one parent are the edges of a graph: each leads to a later row.
         """
-        is_chain = self._rng.random() < 0.5
+        is_chain = self.rng.random() < 0.5
         own = [r for r in table.references if r.parent == table.name and len(r.columns) == 1]
         for reference in own:
             (position,), key = reference.columns, table.columns.index(reference.parent_columns[0])
             root = None if position in table.nullable else rows[0][key] if rows else None
             for index, row in enumerate(rows):
-                earlier = rows[index - 1] if is_chain else self._rng.choice(rows[:index] or rows)
+                earlier = rows[index - 1] if is_chain else self.rng.choice(rows[:index] or rows)
                 row[position] = earlier[key] if index else root
         pairs = [r for r in table.references if r.parent != table.name and len(r.columns) == 1]
         for first, second in pairwise(pairs):
@@ -386,14 +382,14 @@ class _Content:
             if is_chain:
                 del rows[len(keys) - 1 :]
             for index, row in enumerate(rows):
-                low = index if is_chain else self._rng.randrange(len(keys) - 1)
-                high = low + 1 if is_chain else self._rng.randrange(low + 1, len(keys))
+                low = index if is_chain else self.rng.randrange(len(keys) - 1)
+                high = low + 1 if is_chain else self.rng.randrange(low + 1, len(keys))
                 row[first.columns[0]], row[second.columns[0]] = keys[low], keys[high]
 
     def _aim(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Change rows so that expressions meet, miss and lie between the numbers they are compared with."""
         aims: dict[str, list[Aim]] = {}
-        for aim in self._gold.aims:
+        for aim in self.gold.aims:
             if aim.table == table.name and set(aim.columns) <= set(table.columns):
                 aims.setdefault(aim.sql, []).append(aim)
         if not aims or not rows:
@@ -410,9 +406,9 @@ class _Content:
                 targets = values + between + between + beside
                 places = [table.columns.index(column) for column in own[0].columns]
                 free = [place for place in places if place not in fixed]
-                for row in self._rng.sample(rows, min(MAX_AIMED, len(rows))) if free else ():
-                    place = self._rng.choice(free)
-                    self._hit(connection, sql, row, places, place, self._rng.choice(targets), table)
+                for row in self.rng.sample(rows, min(MAX_AIMED, len(rows))) if free else ():
+                    place = self.rng.choice(free)
+                    self._hit(connection, sql, row, places, place, self.rng.choice(targets), table)
 
     def _hit(
         self,
@@ -425,7 +421,7 @@ class _Content:
         table: TableSample,
     ) -> None:
         """Change one cell of a row so that an expression comes near a target, by the secant method."""
-        known = table.values(place) or _made_up(table.types[place])
+        known = _alike(table, place)
         start = row[place] if row[place] is not None else known[0]
         dates = table.dates.get(place)
         moment = dates.read(start) if dates else None
@@ -469,7 +465,7 @@ class _Content:
             return
 
     def _parents(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[Row]:
-        sample = self._base.tables[reference.parent]
+        sample = self.base.tables[reference.parent]
         places = [sample.columns.index(name) for name in reference.parent_columns]
         made = rows if reference.parent == table.name else self.rows.get(reference.parent, [])
         keys = dict.fromkeys(tuple(row[place] for place in places) for row in made)
@@ -485,13 +481,13 @@ class _Content:
             for _ in range(KEY_ATTEMPTS):
                 if tuple(row[position] for position in key) not in seen:
                     break
-                position = self._rng.choice(key)
+                position = self.rng.choice(key)
                 reference = referring.get(position)
                 if reference is None:
                     row[position] = self._fresh_value(table, position)
                     continue
                 parents = self._parents(table, reference, rows)
-                for place, value in zip(reference.columns, self._rng.choice(parents or [()]), strict=False):
+                for place, value in zip(reference.columns, self.rng.choice(parents or [()]), strict=False):
                     row[place] = value
             values = tuple(row[position] for position in key)
             if values not in seen:
@@ -500,8 +496,8 @@ class _Content:
 
     def _fresh_value(self, table: TableSample, position: int) -> Cell:
         """Value that neither the sampled rows nor this variant hold."""
-        values = table.values(position) or _made_up(table.types[position])
-        count = self._fresh[table.name, position] = self._fresh.get((table.name, position), 0) + 1
+        values = _alike(table, position)
+        count = self.fresh[table.name, position] = self.fresh.get((table.name, position), 0) + 1
         dates = table.dates.get(position)
         if dates:
             return dates.written(max(filter(None, map(dates.read, values))) + timedelta(days=count))
@@ -514,7 +510,7 @@ class _Content:
         texts = [value for value in values if isinstance(value, str)]
         if texts and all(text.isdigit() for text in texts):
             return str(max(map(int, texts)) + count + 2).zfill(len(texts[0]))
-        return f"{self._rng.choice(texts or ['a'])}{count}"
+        return f"{self.rng.choice(texts or ['a'])}{count}"
 
 
 def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
@@ -527,9 +523,11 @@ def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def _made_up(kind: str) -> list[Cell]:
-    """Values of an empty column, by SQLite's type affinity."""
-    upper = kind.upper()
+def _alike(table: TableSample, position: int) -> list[Cell]:
+    """Values of a column; made-up ones by SQLite's type affinity if it has none."""
+    if known := table.values(position):
+        return known
+    upper = table.types[position].upper()
     if "DATE" in upper or "TIME" in upper:
         time = " 12:00:00" if "TIME" in upper else ""
         return [
@@ -539,8 +537,6 @@ def _made_up(kind: str) -> list[Cell]:
         return [bytes([number]) for number in range(1, 7)]
     if any(part in upper for part in ("CHAR", "CLOB", "TEXT")) or not upper:
         return ["a", "b", "c", "d", "e", "f"]
-    return (
-        [1.5, 2.5, 3.5, 4.5]
-        if any(part in upper for part in ("REAL", "FLOA", "DOUB"))
-        else [1, 2, 3, 4, 5, 6]
-    )
+    if any(part in upper for part in ("REAL", "FLOA", "DOUB")):
+        return [1.5, 2.5, 3.5, 4.5]
+    return [1, 2, 3, 4, 5, 6]
