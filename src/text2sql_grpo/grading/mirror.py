@@ -299,20 +299,14 @@ def build_mirror(
             folder.mkdir(parents=True, exist_ok=True)
             prune_once(folder)
             with draft(path) as scratch, closing(materialise(base, rows, scratch)) as connection:
-                for statement in statements:
-                    _drop_if_unreadable(connection, statement.view)
+                for view in (quoted(statement.view) for statement in statements if statement.view):
+                    try:
+                        connection.execute(f"SELECT * FROM {view} LIMIT 0").close()
+                    except sqlite3.Error:  # SQLite cannot read it; no warning, which would mean the user's
+                        connection.execute(f"DROP VIEW {view}")
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot write the mirror of a database: {error} (at {path})") from error
     return Mirror(path, catalogue, schema, gaps, allowed)
-
-
-def _drop_if_unreadable(connection: sqlite3.Connection, view: str) -> None:
-    """Drop a view that SQLite cannot read; no warning of it would mean the user's database."""
-    if view:
-        try:
-            connection.execute(f"SELECT * FROM {quoted(view)} LIMIT 0").close()
-        except sqlite3.Error:
-            connection.execute(f"DROP VIEW {quoted(view)}")
 
 
 def read_rows(path: Path, table: Table) -> list[Row]:

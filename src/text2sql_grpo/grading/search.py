@@ -8,11 +8,12 @@ literals and columns. Only the tables that the queries read, and the tables that
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
@@ -110,24 +111,20 @@ def drawn_databases(
     gold: GoldQuery,
     gold_sql: str,
     *,
-    new_path: Callable[[], Path] | None = None,
+    folder: Path | None = None,
     only_stable: bool = True,
     case_sensitive_like: bool = False,
 ) -> Iterator[Drawn]:
     """Make databases, and yield those on which the gold query runs; the caller closes them.
 
     Args:
-        base: Sample of the database.
-        contents: Rows of each.
-        gold: The gold query, parsed.
-        gold_sql: The gold query as written.
-        new_path: Returns the next file to make; None for databases in memory.
+        folder: Where their files are made; None for databases in memory.
         only_stable: Leave out those on which the result depends on the order of the scan; see `is_stable`.
         case_sensitive_like: Whether LIKE distinguishes upper from lower case, as on other engines.
     """
     again = with_ties_decided(gold.tree)
-    for content in contents:
-        path = new_path() if new_path is not None else None
+    for number, content in enumerate(contents):
+        path = folder / f"{number}.sqlite" if folder is not None else None
         connection = materialise(base, content, path)
         connection.execute(f"PRAGMA case_sensitive_like = {case_sensitive_like:d}")
         result = run_gold(connection, gold_sql)
@@ -143,19 +140,12 @@ def drawn_databases(
 def find_test_databases(
     database: Path, base: DatabaseSample, gold_sql: str, answer: ExecutionOutcome, *, size: int
 ) -> Found:
-    """Find at most `size` test databases of a gold query.
-
-    Args:
-        database: SQLite file.
-        base: Sample of the database.
-        gold_sql: The gold query.
-        answer: Its result on the database.
-        size: Number asked for.
-    """
+    """Find at most `size` test databases of a gold query, whose result on the database is `answer`."""
     gold = read_gold(gold_sql, base.schema, base.views)
-    gap = _gap_before(gold, gold_sql, base)
-    if gold is None or gap:
-        return Found((), base, gap, {})
+    if gold is None:
+        return Found((), base, why_unread(gold_sql) or "it reads no table whose columns are known", {})
+    if virtual := sorted(gold.tables - base.tables.keys()):
+        return Found((), base, f"the gold query reads the virtual table {virtual[0]}", {})
     base, assumed = _as_read(base, database, gold)
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     mutants = list(edited(gold, choosing_operators(gold, base.schema)))
@@ -191,12 +181,8 @@ def draw_databases(
     """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run.
 
     Args:
-        database: SQLite file.
-        base: Sample of the database.
-        gold_sql: The gold query.
         answer_sql: The answer; empty for any.
         dialect: Name in sqlglot of the SQL of both.
-        size: Number of databases.
     """
     gold = read_gold(gold_sql, base.schema, base.views, dialect=dialect)
     answer = read_gold(answer_sql, base.schema, base.views, dialect=dialect) if answer_sql else None
@@ -233,7 +219,7 @@ def find_counterexamples(
     base: DatabaseSample,
     gold_sql: str,
     answer_sql: str,
-    new_path: Callable[[], Path],
+    folder: Path,
     *,
     limits: Limits | None,
     declared_nulls: bool = False,
@@ -241,12 +227,7 @@ def find_counterexamples(
     """Yield small databases on which an answer has another result than the gold query.
 
     Args:
-        executor: Runs the answer.
-        database: SQLite file.
-        base: Sample of the database.
-        gold_sql: The gold query.
-        answer_sql: The answer.
-        new_path: Returns the next file to make; all are removed at the end.
+        folder: An empty folder for their files.
         limits: Limits of the answer; None for the executor's.
         declared_nulls: Whether some have NULLs in columns that may hold them, and hold none.
 
@@ -268,14 +249,8 @@ def find_counterexamples(
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
     with ExitStack() as stack:
-
-        def file() -> Path:
-            path = new_path()
-            stack.callback(path.unlink, missing_ok=True)
-            return path
-
         candidates: list[tuple[Path, Drawn]] = []
-        for drawn in drawn_databases(read, contents, gold, gold_sql, new_path=file, only_stable=False):
+        for drawn in drawn_databases(read, contents, gold, gold_sql, folder=folder, only_stable=False):
             stack.callback(drawn.connection.close)
             if drawn.path is not None:
                 candidates.append((drawn.path, drawn))
@@ -297,29 +272,19 @@ def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
-    """The gold query with the dependencies of both queries."""
-    literals = dict(gold.literals)
-    for column, values in answer.literals.items():
-        literals[column] = tuple(dict.fromkeys((*literals.get(column, ()), *values)))
-    return replace(
-        gold,
-        tables=gold.tables | answer.tables,
-        columns=gold.columns | answer.columns,
-        literals=literals,
-        patterns=gold.patterns | answer.patterns,
-        links=tuple(dict.fromkeys((*gold.links, *answer.links))),
-        grouped=gold.grouped | answer.grouped,
-        group_sizes=tuple(dict.fromkeys((*gold.group_sizes, *answer.group_sizes))),
-        identifying=gold.identifying | answer.identifying,
-        aims=tuple(dict.fromkeys((*gold.aims, *answer.aims))),
-        is_recursive=gold.is_recursive or answer.is_recursive,
-        summed=gold.summed | answer.summed,
-        divided=gold.divided | answer.divided,
-        steps={
-            column: tuple(dict.fromkeys((*gold.steps.get(column, ()), *answer.steps.get(column, ()))))
-            for column in {**gold.steps, **answer.steps}
-        },
-    )
+    """The gold query with the dependencies of both queries, NULLs that the answer alone tests for aside."""
+
+    def both(name: str) -> Any:
+        own, added = getattr(gold, name), getattr(answer, name)
+        if isinstance(own, tuple):
+            return tuple(dict.fromkeys((*own, *added)))
+        if isinstance(own, Mapping):
+            keys = (*own, *added)
+            return {key: tuple(dict.fromkeys((*own.get(key, ()), *added.get(key, ())))) for key in keys}
+        return own | added
+
+    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing"}
+    return replace(gold, **{name: both(name) for name in joined})
 
 
 def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> GoldQuery:
@@ -336,14 +301,6 @@ def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> Gold
         literals={column: (*gold.literals.get(column, ()), *values) for column in columns},
         patterns=gold.patterns | {value for value in values if isinstance(value, str) and "%" in value},
     )
-
-
-def _gap_before(gold: GoldQuery | None, gold_sql: str, base: DatabaseSample) -> str:
-    """Why a gold query gets no test databases; empty if it may get some."""
-    if gold is None:
-        return why_unread(gold_sql) or "it reads no table whose columns are known"
-    virtual = sorted(gold.tables - base.tables.keys())
-    return f"the gold query reads the virtual table {virtual[0]}" if virtual else ""
 
 
 def _candidates(

@@ -11,14 +11,14 @@ engine decide.
 """
 
 import logging
-import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 
@@ -41,7 +41,7 @@ from text2sql_grpo.grading.search import (
     gap_of,
 )
 from text2sql_grpo.grading.strict import compare_strict
-from text2sql_grpo.grading.suite_folder import SuiteFolder
+from text2sql_grpo.grading.suite_folder import Suite, entry_of, read_entry, write_entry
 from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
@@ -60,19 +60,6 @@ N_DRAWN = 2  # times as many databases are drawn for a gold query that SQLite ca
 FAILED = "the gold query failed when its test databases were made"
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Test databases of one gold query.
-
-    Attributes:
-        databases: SQLite files, or URLs.
-        gap: Why they are fewer than asked for, or let a hard-coded answer pass; empty if neither.
-    """
-
-    databases: tuple[Database, ...] = ()
-    gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,6 @@ class TestSuite:
         self.n_tried = 0
         self._executor = executor
         self._folder = folder
-        self._suites = SuiteFolder(folder / "suites")
         self._limits = limits
         self._url = url
         self._declared_nulls = declared_nulls
@@ -135,7 +121,6 @@ class TestSuite:
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         for own in (folder, self._scratch):
             executor.grant_folder(own)
-        self._numbers = count()
         self._lock = RLock()
         self._engines: dict[Kind, CopyEngine] = {}
         self._missing: dict[Kind, str] = {}  # why an engine's databases cannot be copied here
@@ -151,7 +136,7 @@ class TestSuite:
             ConfigError: With the reason.
         """
         if parse_address(database).engine.needs_mirror:
-            self._engine(database).check()
+            self._engine(database)
 
     def databases(self, database: Database, gold_sql: str, answer_sql: str = "") -> Suite:
         """Test databases on which an answer may be judged.
@@ -220,28 +205,26 @@ class TestSuite:
             mirror = self._mirror(database)
             base = self._sample(mirror.path)
         gold, answer = (mirror.in_sqlite(sql) or sql for sql in (gold_sql, answer_sql))
-        candidates = find_counterexamples(
+        unread = why_unread(answer_sql, mirror.dialect)
+        gap = f"the answer was searched by its tokens: {unread}" if unread else ""
+        search = partial(
+            find_counterexamples,
             self._executor,
             mirror.path,
             base,
             gold,
             answer,
-            self._new_path,
             limits=self._limits,
             declared_nulls=self._declared_nulls,
         )
-        unread = why_unread(answer_sql, mirror.dialect)
-        gap = f"the answer was searched by its tokens: {unread}" if unread else ""
-        with closing(candidates):
+        with self._new_folder() as folder, closing(search(Path(folder))) as candidates:
             if mirror.is_database:
                 return Trial(is_refuted=any(True for _ in candidates), gap=gap)
-            paths: Iterator[Path] = islice(candidates, N_CONFIRMED)
             try:
-                found = next(paths, None)
+                paths: Iterable[Path] = list(islice(candidates, N_CONFIRMED))
             except NoCandidateError:
                 paths = self._drawn(mirror, gold_sql, answer_sql, size=N_DRAWN * self.size)
-                found = next(paths, None)
-            for path in chain([found] if found else [], paths):
+            for path in paths:
                 if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
                     return Trial(is_refuted=True)
         return Trial(gap=gap)
@@ -290,10 +273,10 @@ class TestSuite:
 
     def _searched(self, database: Path, gold_sql: str) -> Suite:
         """Test databases of a SQLite file, of the folder or new."""
-        name = self._suites.name(database, gold_sql, self.size)
-        known = self._suites.find(name)
+        folder = entry_of(self._folder / "suites", database, gold_sql, self.size)
+        known = read_entry(folder)
         if known is not None:
-            return Suite(*known)
+            return known
         answer = self._executor.execute(database, gold_sql, limits=self._limits)
         if not answer.is_ok or answer.is_truncated:
             return Suite(gap=FAILED)
@@ -303,9 +286,8 @@ class TestSuite:
         if not found.contents:
             return Suite(gap=found.gap)
         record = {"gold": gold_sql, "database": str(database), "gap": found.gap, **found.record}
-        self._suites.write(name, found.base, found.contents, record)
-        known = self._suites.find(name)
-        return Suite(*known) if known is not None else Suite(gap=FAILED)
+        write_entry(folder, found.base, found.contents, record)
+        return read_entry(folder) or Suite(gap=FAILED)
 
     def _copied(
         self, found: Suite, mirror: Mirror, database: Database, gold_sql: str, answer: ExecutionOutcome
@@ -335,11 +317,11 @@ class TestSuite:
         """Random databases for queries that SQLite cannot run."""
         base = self._sample(mirror.path)
         contents = draw_databases(mirror.path, base, gold_sql, answer_sql, dialect=mirror.dialect, size=size)
-        for content in contents:
-            path = self._new_path()
-            materialise(base, content, path).close()
-            yield path
-            path.unlink()
+        with self._new_folder() as folder:
+            for number, content in enumerate(contents):
+                path = Path(folder) / f"{number}.sqlite"
+                materialise(base, content, path).close()
+                yield path
 
     def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
         """Result of the gold query on a copy; None if it fails there, or depends on ties."""
@@ -360,21 +342,12 @@ class TestSuite:
             ConfigError: Its engine's databases cannot be copied on this machine.
         """
         address = parse_address(database)
-        kind, location = address
         if not address.engine.needs_mirror:
-            return Mirror.of_file(Path(location))
+            return Mirror.of_file(Path(address.location))
         key = (database, fingerprint(database))
         mirror = self._mirrors.get(key)
         if mirror is None:
-            if kind in self._missing:
-                raise ConfigError(self._missing[kind])
-            try:
-                engine = self._engine(database)
-                engine.check()
-            except ConfigError as error:
-                self._missing[kind] = str(error)
-                raise
-            catalogue = engine.catalogue(self._executor, database)
+            catalogue = self._engine(database).catalogue(self._executor, database)
             folder = self._folder / "mirrors"
             whole = read_schema(database)
             mirror = build_mirror(self._executor, database, catalogue, writable(whole), folder, whole=whole)
@@ -390,22 +363,34 @@ class TestSuite:
             self._samples.put(key, sample)
         return sample
 
-    def _new_path(self) -> Path:
+    def _new_folder(self) -> tempfile.TemporaryDirectory[str]:
         self._scratch.mkdir(exist_ok=True)  # a forked process that ended has removed it
-        return self._scratch / f"{os.getpid()}-{next(self._numbers)}.sqlite"
+        return tempfile.TemporaryDirectory(dir=self._scratch)
 
     def _engine(self, database: Database) -> CopyEngine:
+        """Maker of copies for a database; once it fails, it is not tried again.
+
+        Raises:
+            ConfigError: Such databases cannot be copied on this machine.
+        """
         kind = parse_address(database).kind
-        if kind in self._engines:
-            return self._engines[kind]
-        if kind == "duckdb":
-            with needs_extra("duckdb", "a DuckDB database"):
-                from text2sql_grpo.grading.duckdb_copies import DuckDBCopies
-
-                self._engines[kind] = DuckDBCopies(self._folder / "duckdb")
-        else:
-            with needs_extra("postgresql", "a PostgreSQL database"):
-                from text2sql_grpo.grading.postgres_copies import PostgresCopies
-
-                self._engines[kind] = PostgresCopies(self._folder / "postgresql", self._url)
+        if kind in self._missing:
+            raise ConfigError(self._missing[kind])
+        try:
+            if kind not in self._engines:
+                self._engines[kind] = _copy_engine(kind, self._folder, self._url)
+            self._engines[kind].check()
+        except ConfigError as error:
+            self._missing[kind] = str(error)
+            raise
         return self._engines[kind]
+
+
+def _copy_engine(kind: Kind, folder: Path, url: str) -> CopyEngine:
+    if kind == "duckdb":
+        with needs_extra("duckdb", "a DuckDB database"):
+            from text2sql_grpo.grading.duckdb_copies import DuckDBCopies
+        return DuckDBCopies(folder / "duckdb")
+    with needs_extra("postgresql", "a PostgreSQL database"):
+        from text2sql_grpo.grading.postgres_copies import PostgresCopies
+    return PostgresCopies(folder / "postgresql", url)

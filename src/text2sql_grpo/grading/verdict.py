@@ -11,7 +11,8 @@ from typing import Literal
 
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
-from text2sql_grpo.grading.suite import Suite, TestSuite
+from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.suite_folder import Suite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
@@ -40,6 +41,11 @@ class Submission:
     gold_sql: str
     sql: str | None
     other_golds: tuple[str, ...] = ()
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """All accepted queries."""
+        return (self.gold_sql, *self.other_golds)
 
 
 @dataclass(frozen=True)
@@ -123,19 +129,15 @@ class Grader:
         ]
         accepted: dict[int, str] = {}
         for place in range(max(map(len, reasons), default=0)):
-            tried = [
-                index
-                for index, found in enumerate(reasons)
-                if index not in accepted and found[place : place + 1] == ("equal",)
-            ]
-            golds = [(submissions[i].gold_sql, *submissions[i].other_golds)[place] for i in tried]
-            asked = [(submissions[i], gold) for i, gold in zip(tried, golds, strict=True)]
-            for index, gap in zip(tried, self._gaps(asked), strict=True):
-                if gap is not None:
-                    accepted[index] = gap
+            asked: dict[int, tuple[Database, str, str]] = {}
+            for index, (one, by_gold) in enumerate(zip(submissions, reasons, strict=True)):
+                if index not in accepted and by_gold[place : place + 1] == ("equal",):
+                    asked[index] = (one.database, one.golds[place], one.sql or "")
+            gaps = zip(asked, self._gaps(list(asked.values())), strict=True)
+            accepted |= {index: gap for index, gap in gaps if gap is not None}
         verdicts = []
-        for index, (one, (gold, predicted)) in enumerate(zip(submissions, read, strict=True)):
-            found = _verdict(one, gold, predicted, reasons[index], accepted.get(index))
+        for index, (gold, predicted) in enumerate(read):
+            found = _verdict(gold, predicted, reasons[index], accepted.get(index))
             if found.strict:
                 self.accepted[found.gap] += 1
             verdicts.append(found)
@@ -169,18 +171,21 @@ class Grader:
     def _on_database(self, one: Submission, predicted: ExecutionOutcome) -> tuple[Reason, ...]:
         """Reason by each gold query, of a prediction that ran on the database."""
         reasons: list[Reason] = []
-        for gold_sql in (one.gold_sql, *one.other_golds):
+        for gold_sql in one.golds:
             gold = self.gold_result(one.database, gold_sql)
-            usable = gold.is_usable
-            reasons.append(gold.difference(predicted, one.sql or "") if usable else "gold_failed")
+            reasons.append(gold.difference(predicted, one.sql or "") if gold.is_usable else "gold_failed")
         return tuple(reasons)
 
-    def _gaps(self, asked: Sequence[tuple[Submission, str]]) -> list[str | None]:
-        """Gap of each prediction that its gold query's test databases accept; None for the others."""
+    def _gaps(self, asked: Sequence[tuple[Database, str, str]]) -> list[str | None]:
+        """Gap of each prediction that its gold query's test databases accept; None for the others.
+
+        Args:
+            asked: Database, gold query and prediction of each.
+        """
         if self.suite is None:
             return ["" for _ in asked]
-        suites = [self.suite.databases(one.database, gold, one.sql or "") for one, gold in asked]
-        judged = [self.gold_result(one.database, gold).on_later_day(one.sql or "") for one, gold in asked]
+        suites = [self.suite.databases(*one) for one in asked]
+        judged = [self.gold_result(database, gold).on_later_day(sql) for database, gold, sql in asked]
         queries = [
             (database, sql or "")
             for sql, suite in zip(judged, suites, strict=True)
@@ -188,17 +193,15 @@ class Grader:
         ]
         outcomes = iter(self._executor.execute_many(queries, limits=self._limits))
         gaps: list[str | None] = []
-        for (one, gold_sql), sql, suite in zip(asked, judged, suites, strict=True):
+        for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
             own = list(islice(outcomes, len(suite.databases)))
             if sql is None or not self._agree(suite, gold_sql, sql, own):
                 gaps.append(None)
-                continue
-            gap = suite.gap
-            if suite.databases:
-                trial = self.suite.counterexample(one.database, gold_sql, sql)
-                gaps.append(None if trial.is_refuted else gap or trial.gap)
+            elif suite.databases:
+                trial = self.suite.counterexample(database, gold_sql, sql)
+                gaps.append(None if trial.is_refuted else suite.gap or trial.gap)
             else:
-                gaps.append(gap)
+                gaps.append(suite.gap)
         return gaps
 
     def _agree(self, suite: Suite, gold_sql: str, sql: str, outcomes: Sequence[ExecutionOutcome]) -> bool:
@@ -236,7 +239,6 @@ class Grader:
 
 
 def _verdict(
-    one: Submission,
     gold: GoldResult,
     predicted: ExecutionOutcome | None,
     reasons: Sequence[Reason],
@@ -245,7 +247,6 @@ def _verdict(
     """Verdict on one submission.
 
     Args:
-        one: The submission.
         gold: Result of its first gold query.
         predicted: Outcome of the submitted query; None if it did not run.
         reasons: Reason by each gold query, on the database.
