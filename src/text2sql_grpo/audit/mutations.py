@@ -62,7 +62,7 @@ def _operators(gold: GoldQuery, schema: Schema) -> Iterator[Operator]:
     yield "order", (exp.Order, exp.Limit), lambda node: [None]
     yield "limit", (exp.Select,), _limit
     yield "group", (exp.Group,), _group
-    yield "column", (exp.Column,), column_swaps(gold, schema)
+    yield "column", (exp.Column,), lambda node: column_swaps(node, gold, schema)
     yield "condition_added", (exp.Select,), lambda node: condition_added(node, gold)
 
 

@@ -32,7 +32,7 @@ def choosing_operators(gold: GoldQuery, schema: Schema) -> Iterator[Operator]:
     yield "comparison", tuple(COMPARED_INSTEAD), comparison
     yield "comparison", (exp.Between, exp.Like, exp.In, exp.Not), predicate
     yield "distinct", (exp.Select,), distinct
-    yield "column", (exp.Column,), column_swaps(gold, schema)
+    yield "column", (exp.Column,), lambda node: column_swaps(node, gold, schema)
     yield "condition_added", (exp.Select,), lambda node: condition_added(node, gold)
 
 
@@ -112,22 +112,17 @@ def distinct(node: exp.Expr) -> list[exp.Expr | None]:
     return [with_args(node, distinct=None if has_distinct else exp.Distinct())]
 
 
-def column_swaps(gold: GoldQuery, schema: Schema) -> Change:
-    """Change of a column to another one of its table, of the same type if there is one."""
-    columns = {table.name: table.columns for table in schema.tables}
-
-    def swaps(node: exp.Expr) -> Iterator[exp.Expr]:
-        found = gold.columns_of.get(id(node))
-        if found is None:
-            return
-        table, name = found
-        own_type = next(column.type for column in columns[table] if column.name == name)
-        others = [column for column in columns[table] if column.name != name]
-        others.sort(key=lambda column: column.type != own_type)
-        for other in others[:OTHER_COLUMNS]:
-            yield with_args(node, this=exp.to_identifier(other.name, quoted=True))
-
-    return swaps
+def column_swaps(node: exp.Expr, gold: GoldQuery, schema: Schema) -> Iterator[exp.Expr]:
+    """A column's node with another column of its table, of the same type if there is one."""
+    if id(node) not in gold.columns_of:
+        return
+    table, name = gold.columns_of[id(node)]
+    columns = next(each.columns for each in schema.tables if each.name == table)
+    own_type = next(column.type for column in columns if column.name == name)
+    others = [column for column in columns if column.name != name]
+    others.sort(key=lambda column: column.type != own_type)
+    for other in others[:OTHER_COLUMNS]:
+        yield with_args(node, this=exp.to_identifier(other.name, quoted=True))
 
 
 def condition_added(node: exp.Expr, gold: GoldQuery) -> Iterator[exp.Expr]:
