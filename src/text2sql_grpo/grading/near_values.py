@@ -80,21 +80,20 @@ def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:
     ('3', None)
     """
     kinds = {type(value) for value in alike if value is not None}
-    if not kinds or type(literal) in kinds:
-        if isinstance(literal, int) and float in kinds:
-            return float(literal)
+    if not kinds:
         return literal
-    if isinstance(literal, int | float):
-        if float in kinds:
-            return float(literal)
-        if int in kinds:
-            return int(literal)
-        return (
-            str(literal) if any(_NUMBER.fullmatch(text) for text in alike if isinstance(text, str)) else None
-        )
-    if isinstance(literal, str) and kinds & {int, float} and _INTEGER.fullmatch(literal):
-        return float(literal) if float in kinds else int(literal)
-    return None
+    if isinstance(literal, str) and str not in kinds and _INTEGER.fullmatch(literal):
+        literal = int(literal)
+    if isinstance(literal, int | float) and float in kinds:
+        return float(literal)
+    if type(literal) in kinds:
+        return literal
+    if not isinstance(literal, int | float):
+        return None
+    if int in kinds:
+        return int(literal)
+    has_numbers = any(_NUMBER.fullmatch(text) for text in alike if isinstance(text, str))
+    return str(literal) if has_numbers else None
 
 
 def is_number_as_text(values: Sequence[Cell]) -> bool:

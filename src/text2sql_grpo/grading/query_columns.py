@@ -170,11 +170,7 @@ def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolv
     current: Scope | None = scope
     while current is not None:
         sources = current.sources
-        if column.table:
-            candidates = [sources[column.table]] if column.table in sources else []
-        else:
-            candidates = list(sources.values())
-        for source in candidates:
+        for source in [sources.get(column.table)] if column.table else sources.values():
             found = _column_of(source, column.name, declared, known)
             if found is not None:
                 return found
@@ -182,7 +178,9 @@ def _resolve(column: exp.Column, scope: Scope, declared: Declared, known: Resolv
     return None
 
 
-def _column_of(source: exp.Expr | Scope, name: str, declared: Declared, known: Resolved) -> ColumnRef | None:
+def _column_of(
+    source: exp.Expr | Scope | None, name: str, declared: Declared, known: Resolved
+) -> ColumnRef | None:
     if isinstance(source, exp.Table):
         table, columns = declared.get(source.name, ("", {}))
         return (table, columns[name]) if name in columns else None
