@@ -78,7 +78,6 @@ def insert_rows(
 
     Args:
         insert: Inserts some rows, all or none.
-        rows: The rows.
         errors: Errors by which it refuses.
     """
     if not rows:

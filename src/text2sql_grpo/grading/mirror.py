@@ -115,7 +115,7 @@ class Mirror:
 
     Attributes:
         path: The SQLite file.
-        catalogue: Contents of the database; None if it is the SQLite file.
+        catalogue: How the database is made; empty if it is the SQLite file.
         schema: Schema of the database, with the columns that the mirror has.
         gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
@@ -222,9 +222,7 @@ def build_mirror(
     """Make the mirror of a database, or find it in the folder.
 
     Args:
-        executor: Reads the rows.
-        database: The database.
-        catalogue: How it is made.
+        catalogue: How the database is made.
         schema: Its tables, with the columns that the mirror is to hold.
         folder: Where mirrors are kept, by their content.
         whole: The same with the generated columns that the mirror is to compute; None for none.

@@ -255,7 +255,7 @@ def find_counterexamples(
             if drawn.path is not None:
                 candidates.append((drawn.path, drawn))
         if not candidates:
-            raise NoCandidateError
+            raise NoCandidateError("the gold query fails on all candidates")
         outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
         for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
             both_empty = outcome.is_ok and find_nothing(drawn.result, outcome)
