@@ -155,22 +155,22 @@ def read_gold(
         if not isinstance(node, exp.Anonymous) or node.name.upper() == "TOTAL"
     ]
     return GoldQuery(
-        tree,
-        columns_of,
-        tables,
-        frozenset(columns_of.values()),
-        {column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
-        frozenset(patterns),
-        tuple(_links(tree, columns_of)),
-        _columns_in(grouped, columns_of),
-        tuple(dict.fromkeys(group_sizes)),
-        frozenset(_identifying(tree, columns_of, declared)),
-        tuple(dict.fromkeys(_aims(compared, columns_compared))),
-        any(part.args.get("recursive") for part in tree.find_all(exp.With)),
-        frozenset(_missing(tree, columns_of)),
-        _columns_in(sums, columns_of),
-        _columns_in(tree.find_all(exp.Mod), columns_of),
-        {column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
+        tree=tree,
+        columns_of=columns_of,
+        tables=tables,
+        columns=frozenset(columns_of.values()),
+        literals={column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
+        patterns=frozenset(patterns),
+        links=tuple(_links(tree, columns_of)),
+        grouped=_columns_in(grouped, columns_of),
+        group_sizes=tuple(dict.fromkeys(group_sizes)),
+        identifying=frozenset(_identifying(tree, columns_of, declared)),
+        aims=tuple(dict.fromkeys(_aims(compared, columns_compared))),
+        is_recursive=any(part.args.get("recursive") for part in tree.find_all(exp.With)),
+        missing=frozenset(_missing(tree, columns_of)),
+        summed=_columns_in(sums, columns_of),
+        divided=_columns_in(tree.find_all(exp.Mod), columns_of),
+        steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
 
 

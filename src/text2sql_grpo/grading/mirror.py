@@ -77,7 +77,7 @@ def table_sql(table: Table) -> str:
     return ".".join(quoted(part) for part in (table.namespace, table.name) if part)
 
 
-def writable(schema: Schema) -> Schema:
+def _writable(schema: Schema) -> Schema:
     """Schema without generated columns, which a copy computes."""
     tables = (replace(t, columns=tuple(c for c in t.columns if not c.is_generated)) for t in schema.tables)
     return replace(schema, tables=tuple(tables))
@@ -215,7 +215,6 @@ def build_mirror(
     schema: Schema,
     folder: Path,
     *,
-    whole: Schema | None = None,
     max_rows: int = MAX_ROWS,
     is_copied: bool = True,
 ) -> Mirror:
@@ -223,15 +222,17 @@ def build_mirror(
 
     Args:
         catalogue: How the database is made.
-        schema: Its tables, with the columns that the mirror is to hold.
+        schema: Its tables, with the columns that the mirror is to have.
         folder: Where mirrors are kept, by their content.
-        whole: The same with the generated columns that the mirror is to compute; None for none.
         max_rows: Rows read of each table.
-        is_copied: Whether rows of the mirror will be written to the engine, which must read them back.
+        is_copied: Whether rows of the mirror will be written to the engine, which must read them back. Then
+            the mirror computes generated columns; else it holds them.
 
     Raises:
         DataError: The database cannot be read, or the folder cannot be written.
     """
+    computed = {t.name: [c for c in t.columns if c.is_generated] for t in schema.tables if is_copied}
+    schema = _writable(schema) if is_copied else schema
     names = [table.name.lower() for table in schema.tables]
     gaps = {name.lower(): reason for name, reason in catalogue.gaps}
     gaps |= {name: "several tables have this name" for name in names if names.count(name) > 1}
@@ -272,10 +273,6 @@ def build_mirror(
         for sample in samples
     ]
     by_name = {table.name: table for table in schema.tables}
-    computed = {
-        table.name: [column for column in table.columns if column.is_generated]
-        for table in (whole.tables if whole else ())
-    }
     statements = [
         Statement(
             _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect), one.name

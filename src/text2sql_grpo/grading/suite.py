@@ -31,7 +31,7 @@ from text2sql_grpo.grading.expression_time import SlowExpressionsError
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
-from text2sql_grpo.grading.mirror import Mirror, build_mirror, writable
+from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
     NO_CANDIDATE,
     NoCandidateError,
@@ -347,8 +347,7 @@ class TestSuite:
         if mirror is None:
             catalogue = self._engine(database).catalogue(self._executor, database)
             folder = self._folder / "mirrors"
-            whole = read_schema(database)
-            mirror = build_mirror(self._executor, database, catalogue, writable(whole), folder, whole=whole)
+            mirror = build_mirror(self._executor, database, catalogue, read_schema(database), folder)
             self._mirrors.put(key, mirror)
         return mirror
 
