@@ -4,7 +4,6 @@ from text2sql_grpo.errors import needs_extra
 
 with needs_extra("verifiers", "this environment in verifiers"):
     from text2sql_grpo.integrations.verifiers.harness import SQLHarness
-    from text2sql_grpo.integrations.verifiers.task import SQLTask
-    from text2sql_grpo.integrations.verifiers.taskset import SQLEnv, SQLTaskset
+    from text2sql_grpo.integrations.verifiers.taskset import SQLEnv, SQLTask, SQLTaskset
 
 __all__ = ["SQLEnv", "SQLHarness", "SQLTask", "SQLTaskset"]

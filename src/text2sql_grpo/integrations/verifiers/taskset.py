@@ -1,12 +1,170 @@
-"""`SQLTaskset`: a file of questions over a folder of databases; `SQLEnv`: its environment."""
+"""`SQLTaskset`: a file of questions over a folder of databases; `SQLTask`: one of them, and its rewards."""
 
+# mypy: disallow-untyped-decorators=False
+
+import asyncio
+import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from pydantic import ConfigDict, Field, model_validator
 
+from text2sql_grpo.config import Config, EnvironmentConfig, GradingConfig, parse_config
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import only_name, read_questions
-from text2sql_grpo.integrations.verifiers.task import SQLTask, SQLTaskConfig, SQLTaskData
+from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.evaluation.bench import Environment
+from text2sql_grpo.evaluation.published import with_published
+from text2sql_grpo.integrations.verifiers.traces import rebuilt_episode
+from text2sql_grpo.rewards import Answer, Judge, RewardMix
+
+
+def read_settings(settings: str) -> Config:
+    """Parse settings into a whole config, with all its checks; model and questions are placeholders.
+
+    They are JSON: the folder `databases`, the list `hide`, the sections `environment`, `rewards`, `grading`.
+
+    Raises:
+        ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
+    """
+    sections = json.loads(settings)
+    data = {"databases": sections.pop("databases"), "hide": sections.pop("hide"), "train": "-"}
+    return parse_config({"model": {"path": "-"}, "data": data} | sections, source="taskset.task")
+
+
+@lru_cache(maxsize=8)
+def open_environment(settings: str) -> tuple[Environment, Judge]:
+    """Open the environment of these settings and the judge of its episodes; see `read_settings`."""
+    config = read_settings(settings)
+    environment = Environment.of(config)
+    return environment, environment.judge(RewardMix(config.rewards))
+
+
+class SQLTaskConfig(vf.TaskConfig):
+    """Databases, and the sections of this package's config for playing and grading.
+
+    Attributes:
+        databases: Folder of `.sql` or `.sqlite` files (Spider's and BIRD's layout too).
+        hide: Tables and columns that the model never sees; see `DataConfig`.
+        environment: Section `environment`; with `mcp`, all tasks share a server.
+        reward_mix: Section `rewards`.
+        grading: Section `grading`.
+    """
+
+    databases: str | Path | dict[str, str] = Path("data/databases")
+    hide: list[str] = Field(default_factory=lambda: ["personal"])
+    environment: EnvironmentConfig = EnvironmentConfig()
+    reward_mix: dict[str, Any] = Field(default_factory=lambda: {"preset": "strict"})
+    grading: GradingConfig = GradingConfig()
+
+    @model_validator(mode="after")
+    def _checked(self) -> "SQLTaskConfig":
+        try:
+            read_settings(self._settings())
+        except ConfigError as error:  # verifiers prints a ValueError as one line
+            raise ValueError(str(error)) from error
+        return self
+
+    @property
+    def opened(self) -> tuple[Environment, Judge]:
+        """Environment of its tasks, and the judge of their episodes."""
+        return open_environment(self._settings())
+
+    def _settings(self) -> str:
+        sections = self.model_dump(mode="json", include={"databases", "hide", "environment", "grading"})
+        return json.dumps(sections | {"rewards": self.reward_mix}, sort_keys=True)
+
+
+class SQLTaskData(vf.TaskData):
+    """One question with its prompt.
+
+    Attributes:
+        example: The question; its gold is in every saved trace.
+        gold_may_be_empty: False if its file states that the gold returns rows.
+    """
+
+    example: Example
+    gold_may_be_empty: bool = True
+
+
+class SQLState(vf.State):
+    """Session of one rollout and its environment; None until the task is set up."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    session: SQLSession | None = None
+    environment: SQLEnvironment | None = None
+
+
+class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
+    """One question. It is scored from the messages and the question alone, so replays score alike."""
+
+    @property
+    def key(self) -> str:
+        """Database and id, independent of paths."""
+        return f"{self.data.example.database}/{self.data.example.id}"
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Open the session for the harness."""
+        environment, _ = self.config.opened
+        trace.state.environment = environment.sessions
+        trace.state.session = environment.sessions.session(self.data.example)
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Run every accepted gold.
+
+        Raises:
+            DataError: One fails, is cut at a limit, or is empty against its file.
+        """
+        await asyncio.to_thread(self._check_golds)
+        return True
+
+    @vf.reward
+    async def mix(self, trace: vf.Trace) -> dict[str, float]:
+        """Weighted rewards of `reward_mix` by name; their sum is the reward of training."""
+        scores = (await asyncio.to_thread(self._judged, trace)).scores
+        assert scores is not None  # neither is the episode masked nor did the gold fail
+        _, judge = self.config.opened
+        weights = judge.rewards.weights
+        return {name: weights[name] * score for name, score in scores.items()}
+
+    @vf.metric
+    async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
+        """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
+        answer = await asyncio.to_thread(self._published, trace)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
+        return own | {"looks": answer.episode.looks} | dict(answer.published)
+
+    def _check_golds(self) -> None:
+        example, (environment, _) = self.data.example, self.config.opened
+        database = environment.databases.address(example.database)
+        for sql in (example.gold_sql, *example.other_golds):
+            gold = environment.grader.gold_result(database, sql)
+            outcome = gold.outcome
+            fault = outcome.error if not outcome.is_ok else "" if gold.is_usable else "cut at a limit"
+            if not fault and not outcome.rows and not self.data.gold_may_be_empty:
+                fault = "no rows and not marked gold_is_empty"
+            if fault:
+                raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
+
+    def _published(self, trace: vf.Trace) -> Answer:
+        environment, _ = self.config.opened
+        database = environment.databases.address(self.data.example.database)
+        return with_published(self._judged(trace), environment.executor, database)
+
+    def _judged(self, trace: vf.Trace) -> Answer:
+        example, (environment, judge) = self.data.example, self.config.opened
+        episode = rebuilt_episode(trace, example, environment.sessions)
+        database = environment.databases.address(example.database)
+        answer: Answer = judge.judge(episode, database)
+        # verifiers marks the trace of an error as not ok: neither paid nor punished
+        if answer.verdict.reason == "gold_failed":
+            raise DataError(f"the gold fails (question {example.id})")
+        return answer
 
 
 class SQLTasksetConfig(vf.TasksetConfig):
