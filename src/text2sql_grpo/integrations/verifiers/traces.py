@@ -88,29 +88,31 @@ def trace_records(folder: Path) -> Iterator[dict[str, Any]]:
         DataError: The file is missing, or it holds something else.
     """
     seen: Counter[str] = Counter()
-    for traces in read_jsonl(folder / TRACES, "traces of verifiers", convert=_traces):
-        for trace in traces:
-            name = str(trace.task.key)
-            yield _record(trace) | {"example": name, "sample": seen[name]}
-            seen[name] += 1
+    for trace in _traces(folder):
+        name = str(trace.task.key)
+        yield _record(trace) | {"example": name, "sample": seen[name]}
+        seen[name] += 1
 
 
 def episode_records(
     folder: Path, examples: Mapping[str, Example], environment: SQLEnvironment
 ) -> Iterator[dict[str, Any]]:
     """Record of each trace whose question is known, as `Answer.record` writes one; see `rebuilt_episode`."""
-    for traces in read_jsonl(folder / TRACES, "traces of verifiers", convert=_traces):
-        for trace in traces:
-            if (example := examples.get(str(trace.task.data.id))) is None:
-                continue
-            episode = rebuilt_episode(trace, example, environment)
-            unjudged = Verdict(official=False, strict=False, reason="not_submitted", executes=False)
-            strict = bool(trace.metrics.get("strict", trace.reward >= FULL_REWARD))
-            yield Answer(episode, unjudged).record() | _record(trace) | {"strict": strict}
+    for trace in _traces(folder):
+        if (example := examples.get(str(trace.task.data.id))) is None:
+            continue
+        episode = rebuilt_episode(trace, example, environment)
+        unjudged = Verdict(official=False, strict=False, reason="not_submitted", executes=False)
+        strict = bool(trace.metrics.get("strict", trace.reward >= FULL_REWARD))
+        yield Answer(episode, unjudged).record() | _record(trace) | {"strict": strict}
 
 
-def _traces(episode: dict[str, Any]) -> list[vf.Trace]:
-    return [vf.WireTrace.model_validate(trace) for trace in episode["traces"]]
+def _traces(folder: Path) -> Iterator[vf.Trace]:
+    def read(episode: dict[str, Any]) -> list[vf.Trace]:
+        return [vf.WireTrace.model_validate(trace) for trace in episode["traces"]]
+
+    for traces in read_jsonl(folder / TRACES, "traces of verifiers", convert=read):
+        yield from traces
 
 
 def _record(trace: vf.Trace) -> dict[str, Any]:
