@@ -34,6 +34,10 @@ class LoadedTaskset:
         """Id of the plug-in; empty for a taskset that is not of one."""
         return str(self.taskset.config.id)
 
+    def episode(self, trace: vf.Trace, **fields: Any) -> vf.Episode:
+        """Verifiers' episode of the only trace of a rollout."""
+        return vf.Episode(env=vf.EnvInfo(id=self.id), task=trace.task, traces=[trace], ok=trace.ok, **fields)
+
 
 def load_taskset(
     taskset: vf.Taskset | str, config: Mapping[str, Any] | None = None, *, num_tasks: int | None = None

@@ -108,7 +108,8 @@ class TaskSession:
             await taskset.environment.setup(agents)
             await taskset.environment.run(task, agents)
             if agent.trace is not None:
-                await taskset.environment.finalize(task, _episode(taskset, agent.trace))
+                agent.trace.agent.name = taskset.agent_name
+                await taskset.environment.finalize(task, taskset.episode(agent.trace))
         except Exception as error:
             if agent.trace is None or isinstance(error, RunError):
                 raise
@@ -155,11 +156,6 @@ class TaskSession:
         self._num_passed = len(episode.completion_ids)
         context = len(episode.prompt_ids) + len(episode.completion_ids) - len(sampled)
         return Turn(text, before, sampled, log_probs, context, is_cut)
-
-
-def _episode(taskset: LoadedTaskset, trace: vf.Trace) -> vf.Episode:
-    trace.agent.name = taskset.agent_name
-    return vf.Episode(env=vf.EnvInfo(id=taskset.id), task=trace.task, traces=[trace], ok=trace.ok)
 
 
 def _check_branch(trace: vf.Trace, episode: Rollout) -> None:

@@ -94,18 +94,8 @@ class TaskPlay(Play):
             stop_reason=str(session.episode.stop_reason),
             metrics=metrics,
         )
-        return Row(session.episode, judged, self._record(trace, step))
-
-    def _record(self, trace: vf.Trace, step: int) -> dict[str, Any]:
-        episode = vf.Episode(
-            env=vf.EnvInfo(id=self._taskset.id),
-            task=trace.task,
-            ok=trace.ok,
-            traces=[trace],
-            run=vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step)),
-        )
-        record: dict[str, Any] = episode.to_record()
-        return record
+        run = vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step))
+        return Row(session.episode, judged, self._taskset.episode(trace, run=run).to_record())
 
 
 class VerifiersGRPOTrainer(RolloutGRPOTrainer):
