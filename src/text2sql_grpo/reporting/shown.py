@@ -23,11 +23,11 @@ _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 
 
 def formatted(sql: str) -> str:
-    """Format a query over several lines; unchanged if it nests too deep for sqlparse."""
+    """Format a query over several lines; only blanks change, and none inside one too deep for sqlparse."""
     try:
         return str(sqlparse.format(sql, reindent=True)).strip()
-    except SQLParseError:
-        return sql
+    except (SQLParseError, RecursionError):
+        return sql.strip()
 
 
 def show_answer(answer: Answer, set_name: str, console: Console) -> None:

@@ -9,7 +9,6 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import sqlparse
 from sqlglot import exp
 
 from text2sql_grpo.audit.mutations import mutants
@@ -21,6 +20,7 @@ from text2sql_grpo.grading.gold_query import read_gold
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.strict import find_nothing
 from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.reporting.shown import formatted
 from text2sql_grpo.serving.verdicts import (
     VERDICTS,
     Record,
@@ -146,7 +146,8 @@ class Review:
         as_example, id = asked.get("as_example", False), asked.get("id")
         if verdict not in VERDICTS or not isinstance(as_example, bool) or not isinstance(id, str):
             raise InvalidVerdictError(f"a verdict must be of {', '.join(VERDICTS)}, got {verdict!r}")
-        if not _are_texts(phrasings) or len(phrasings) > MAX_PHRASINGS:
+        are_texts = isinstance(phrasings, list) and all(isinstance(text, str) for text in phrasings)
+        if not are_texts or len(phrasings) > MAX_PHRASINGS:
             raise InvalidVerdictError(f"phrasings must be at most {MAX_PHRASINGS} texts")
         example = self._example(id)
         question, sql = example.question, example.gold_sql
@@ -181,14 +182,6 @@ class Review:
         if id not in self._questions:
             raise InvalidVerdictError(f"no question with the id {id!r} is under review")
         return self._questions[id]
-
-
-def formatted(sql: str) -> str:
-    """Query with line breaks; only blanks between its words change."""
-    try:
-        return str(sqlparse.format(sql, reindent=True)).strip()
-    except (sqlparse.exceptions.SQLParseError, RecursionError):
-        return sql.strip()
 
 
 def near_miss(
@@ -251,7 +244,3 @@ def _table(outcome: ExecutionOutcome) -> Record:
     total = f"more than {len(outcome.rows)}" if outcome.is_truncated else str(len(outcome.rows))
     columns = [cell_text(name, CELL_CHARS) for name in outcome.columns]
     return {"error": outcome.error, "columns": columns, "rows": rows, "total": total}
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
