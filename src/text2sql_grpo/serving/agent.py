@@ -62,7 +62,6 @@ class Reply:
     """Answer to one question.
 
     Attributes:
-        question: As it was asked.
         asked: The answer that most of the answers agree with; the only one of one.
         confidence: Share of the answers that have its result, in [0, 1]; None of one answer.
         is_sure: False if the confidence is below the threshold.
@@ -72,7 +71,6 @@ class Reply:
         completion_tokens: Sampled tokens of all answers.
     """
 
-    question: str
     asked: Asked
     confidence: float | None = None
     is_sure: bool = True
@@ -146,7 +144,6 @@ class Agent:
             return Asked(episodes[place], None if sql is None else backend.run(sql))
 
         return Reply(
-            question,
             read(chosen),
             confidence,
             is_sure=confidence is None or confidence >= self.sure_from,
@@ -164,12 +161,12 @@ class Agent:
         if best.place is None:
             return 0, None, 0.0
         chosen = queries[best.place]
-        rest = [None if sql == chosen or self._agree(sql, chosen) else sql for sql in queries]
-        return best.place, vote(rest, [database], grader).place, best.share
 
-    def _agree(self, sql: str | None, chosen: str | None) -> bool:
-        database = self.environment.databases.address(self.database)
-        return sql is not None and vote([sql, chosen], [database], self.environment.grader).share == 1
+        def agrees(sql: str | None) -> bool:
+            return sql is not None and vote([sql, chosen], [database], grader).share == 1
+
+        rest = [None if sql == chosen or agrees(sql) else sql for sql in queries]
+        return best.place, vote(rest, [database], grader).place, best.share
 
     def run(self, sql: str) -> ExecutionOutcome:
         """Run a query that a person wrote or edited, read-only, under the same limits as the model's."""

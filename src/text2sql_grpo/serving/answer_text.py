@@ -1,8 +1,8 @@
-"""Texts of an answer, for clients that show Markdown."""
+"""Answers in Markdown, and as records for the page."""
 
 from typing import Any
 
-from text2sql_grpo.environment.episode import Action
+from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
 from text2sql_grpo.evaluation.bench import Asked
 from text2sql_grpo.serving.agent import Reply
@@ -11,6 +11,7 @@ from text2sql_grpo.sql import ExecutionOutcome
 MAX_ROWS, MAX_CELL = 20, 60
 MAX_SENT_ROWS = 500
 _LOOK = ObservationLimits(max_rows=8, max_cell_chars=MAX_CELL, max_chars=2_000)
+_ESCAPED = str.maketrans({mark: f"\\{mark}" for mark in "\\`|*_[]"} | {"<": "&lt;", ">": "&gt;"})
 
 
 def look_text(action: Action) -> str:
@@ -32,15 +33,17 @@ def reply_text(reply: Reply) -> str:
 
 
 def _asked_text(asked: Asked) -> str:
-    sql = asked.episode.final_sql
-    if sql is None:
-        tried = [action.sql for action in asked.episode.actions if action.sql]
-        last = f" Its last query, to edit:\n\n{_fenced(tried[-1])}" if tried else ""
-        return f"There is no answer: {asked.failure}.{last}"
-    if asked.failure:
-        return f"There is no answer: {asked.failure}. The query, to edit:\n\n{_fenced(sql)}"
-    assert asked.result is not None
+    sql = _last_sql(asked.episode)
+    if asked.result is None or not asked.result.is_ok:
+        which = "Its last" if asked.result is None else "The"
+        query = f" {which} query, to edit:\n\n{_fenced(sql)}" if sql else ""
+        return f"There is no answer: {asked.failure}.{query}"
     return f"{_fenced(sql)}\n\n{table_text(asked.result)}"
+
+
+def _last_sql(episode: Episode) -> str:
+    """The final query, else the last one that was tried; empty if there is none."""
+    return next((action.sql for action in reversed(episode.actions) if action.sql), "")
 
 
 def table_text(outcome: ExecutionOutcome) -> str:
@@ -50,6 +53,22 @@ def table_text(outcome: ExecutionOutcome) -> str:
     lines.insert(1, f"|{' --- |' * len(outcome.columns)}")
     total = f"{len(outcome.rows)}{' or more' if outcome.is_truncated else ''}"
     return "\n".join(lines) + f"\n\n{total} row{'' if total == '1' else 's'}"
+
+
+def reply_record(reply: Reply) -> dict[str, Any]:
+    """Answer for the page."""
+
+    def one(asked: Asked) -> dict[str, Any]:
+        sql, result = _last_sql(asked.episode), outcome_record(asked.result)
+        return {"sql": sql, "failure": asked.failure, "result": result}
+
+    return one(reply.asked) | {
+        "question": reply.asked.episode.example.question,
+        "confidence": reply.confidence,
+        "is_sure": reply.is_sure,
+        "other": None if reply.other is None else one(reply.other),
+        "seconds": round(reply.seconds, 2),
+    }
 
 
 def outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
@@ -77,7 +96,4 @@ def _fenced(sql: str) -> str:
 
 
 def _cell(cell: Any) -> str:
-    text = cell_text(cell, MAX_CELL).replace("\n", " ")
-    for mark in "\\`|<>*_[]":
-        text = text.replace(mark, f"\\{mark}" if mark not in "<>" else {"<": "&lt;", ">": "&gt;"}[mark])
-    return text
+    return cell_text(cell, MAX_CELL).translate(_ESCAPED)

@@ -34,16 +34,17 @@ from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
-from text2sql_grpo.serving.answer_text import look_text, outcome_record, reply_text
+from text2sql_grpo.serving.answer_text import look_text, outcome_record, reply_record, reply_text
 
 MAX_BODY_BYTES = 1_000_000
 MAX_RUNNING = 64  # questions that run or wait; more get 429
 MAX_CLIENTS = 10_000  # whose rates are kept
 _SIDE_TASK = "### Task:"  # Open WebUI asks its model for titles, tags and follow-ups of a chat
 _FILES = {
-    "": ("ask.html", "text/html"),
-    "ask.css": ("ask.css", "text/css"),
-    "ask.js": ("ask.js", "text/javascript"),
+    "": ("serving/ask.html", "text/html"),
+    "ask.css": ("serving/ask.css", "text/css"),
+    "ask.js": ("serving/ask.js", "text/javascript"),
+    "preact.js": ("reporting/preact.js", "text/javascript"),
 }
 _HEADERS = {
     "Content-Security-Policy": (
@@ -88,7 +89,6 @@ class AgentServer:
         hosts = ["127.0.0.1", "localhost", *allowed_hosts]
         routes = [Route(f"/{name}", self._file) for name in _FILES]
         routes += [
-            Route("/preact.js", self._file),
             Route("/health", self._health),
             Route("/v1/models", self._guarded(self._models)),
             Route("/v1/chat/completions", self._guarded(self._complete), methods=["POST"]),
@@ -142,11 +142,9 @@ class AgentServer:
         times.append(now)
 
     async def _file(self, request: Request) -> Response:
-        name = request.url.path.lstrip("/")
-        package, (file, kind) = __package__, _FILES.get(name, ("preact.js", "text/javascript"))
-        if name == "preact.js":
-            package = "text2sql_grpo.reporting"
-        return Response((files(package) / file).read_bytes(), media_type=kind, headers=_HEADERS)
+        file, kind = _FILES[request.url.path.lstrip("/")]
+        content = (files("text2sql_grpo") / file).read_bytes()
+        return Response(content, media_type=kind, headers=_HEADERS)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "running": self.running})
@@ -168,11 +166,13 @@ class AgentServer:
         elif body.get("stream"):
             return EventSourceResponse(self._stream(head, question, history, request, body), headers=_HEADERS)
         else:
-            reply = await self._answer(question, history, request)
+            async with aclosing(self._events(question, history, request)) as events:
+                *_, reply = [event async for event in events]
+            assert isinstance(reply, Reply)
             text = reply_text(reply)
         message = {"role": "assistant", "content": text}
         if reply is not None:
-            looks = _looks(reply)
+            looks = "".join(map(look_text, filter(_is_look, reply.asked.episode.actions)))
             message |= {"reasoning": looks, "reasoning_content": looks} if looks else {}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return JSONResponse(
@@ -199,7 +199,7 @@ class AgentServer:
                 async for event in events:
                     if isinstance(event, Reply):
                         reply, text = event, reply_text(event)
-                    elif event.kind != "submit_sql":
+                    else:
                         look = look_text(event)
                         yield chunk({"reasoning": look, "reasoning_content": look})
         except ClientDisconnect:
@@ -224,9 +224,11 @@ class AgentServer:
                 async with aclosing(self._events(question, history, request)) as found:
                     async for event in found:
                         if isinstance(event, Reply):
-                            yield json.dumps({"answer": _reply_record(event)})
-                        elif event.kind != "submit_sql":
-                            yield json.dumps({"look": _look_record(event)})
+                            yield json.dumps({"answer": reply_record(event)})
+                        else:
+                            result = outcome_record(event.outcome)
+                            look = {"sql": event.sql, "error": event.error, "result": result}
+                            yield json.dumps({"look": look})
             except ClientDisconnect:
                 return
             except (RunError, Refused) as error:
@@ -248,17 +250,10 @@ class AgentServer:
         await run_in_threadpool(self.agent.save_feedback, self.folder, question, sql, is_right=is_right)
         return JSONResponse({"saved": True}, headers=_HEADERS)
 
-    async def _answer(self, question: str, history: Sequence[Exchange], request: Request) -> Reply:
-        async with aclosing(self._events(question, history, request)) as events:
-            async for event in events:
-                if isinstance(event, Reply):
-                    return event
-        raise RunError("the question has no answer")
-
     async def _events(
         self, question: str, history: Sequence[Exchange], request: Request
     ) -> AsyncGenerator[Action | Reply]:
-        """Turns of an answer as they are taken, then the answer; a client that leaves stops it."""
+        """Turns before an answer as they are taken, then the answer; a client that leaves stops it."""
         if self.running >= MAX_RUNNING:
             raise Refused(429, f"{MAX_RUNNING} questions run already", **{"Retry-After": "5"})
         self.running += 1
@@ -266,7 +261,8 @@ class AgentServer:
         loop, is_cancelled = asyncio.get_running_loop(), Event()
 
         def on_action(action: Action) -> None:
-            loop.call_soon_threadsafe(turns.put_nowait, action)
+            if _is_look(action):
+                loop.call_soon_threadsafe(turns.put_nowait, action)
 
         started, status, sql = time.monotonic(), "failed", None
         answer = asyncio.ensure_future(
@@ -347,34 +343,13 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _looks(reply: Reply) -> str:
-    return "".join(look_text(one) for one in reply.asked.episode.actions if one.kind != "submit_sql")
+def _is_look(action: Action) -> bool:
+    return action.kind != "submit_sql"
 
 
 def _usage(reply: Reply | None) -> dict[str, int]:
     prompt, sampled = (reply.prompt_tokens, reply.completion_tokens) if reply else (0, 0)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def _look_record(action: Action) -> dict[str, Any]:
-    return {"sql": action.sql, "error": action.error, "result": outcome_record(action.outcome)}
-
-
-def _reply_record(reply: Reply) -> dict[str, Any]:
-    """Answer for the page."""
-
-    def one(asked: Any) -> dict[str, Any]:
-        tried = [action.sql for action in asked.episode.actions if action.sql]
-        sql = asked.episode.final_sql or (tried[-1] if tried else "")
-        return {"sql": sql, "failure": asked.failure, "result": outcome_record(asked.result)}
-
-    return one(reply.asked) | {
-        "question": reply.asked.episode.example.question,
-        "confidence": reply.confidence,
-        "is_sure": reply.is_sure,
-        "other": None if reply.other is None else one(reply.other),
-        "seconds": round(reply.seconds, 2),
-    }
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
