@@ -161,15 +161,16 @@ class AgentServer:
         body = await _body(request)
         question, history = _question(body.get("messages"))
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": self.agent.name}
+        reply: Reply | None = None
         if question.startswith(_SIDE_TASK):
-            reply, text = None, json.dumps({"title": history[0].question[:60] if history else "Question"})
+            text = json.dumps({"title": history[0].question[:60] if history else "Question"})
         elif body.get("stream"):
             return EventSourceResponse(self._stream(head, question, history, request, body), headers=_HEADERS)
         else:
             async with aclosing(self._events(question, history, request)) as events:
-                *_, reply = [event async for event in events]
-            assert isinstance(reply, Reply)
-            text = reply_text(reply)
+                *_, last = [event async for event in events]
+            assert isinstance(last, Reply)
+            reply, text = last, reply_text(last)
         message = {"role": "assistant", "content": text}
         if reply is not None:
             looks = "".join(map(look_text, filter(_is_look, reply.asked.episode.actions)))
