@@ -20,7 +20,7 @@ from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.integrations.mcp.private_copy import Originals
 from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, ServerDied
-from text2sql_grpo.integrations.mcp.tool_map import MappedTool, mapped_tools
+from text2sql_grpo.integrations.mcp.tool_map import MappedTool, mapped_tools, takes_a_query
 from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
 
@@ -124,7 +124,7 @@ class MCPEnvironment(SQLEnvironment):
             database=path if command else None,
             url=url.replace("{database}", str(path)),
             token=self._token,
-            environment=((config.token_variable, self._token),) if config.token_variable else (),
+            environment={config.token_variable: self._token} if config.token_variable else {},
         )
 
 
@@ -159,16 +159,12 @@ def _check_protocol(by_name: dict[str, MappedTool], protocol: Protocol) -> None:
             "the MCP server has a tool submit_sql, a name that this package adds: give it another in"
             " environment.mcp.tools"
         )
-    if protocol == "tags" and not ("run_sql" in by_name and _takes_a_query(by_name["run_sql"].parameters)):
+    if protocol == "tags" and not ("run_sql" in by_name and takes_a_query(by_name["run_sql"].parameters)):
         raise ConfigError(
             "the tags protocol needs a tool run_sql(sql) of the MCP server, got the tools "
             f"{', '.join(by_name)}: map one in environment.mcp.tools, such as [run_sql: read_query(query)], "
             "or set environment.protocol: native to offer them all"
         )
-
-
-def _takes_a_query(schema: dict[str, Any]) -> bool:
-    return "sql" in schema.get("properties", {}) and set(schema.get("required", [])) <= {"sql"}
 
 
 def _text(result: CallToolResult) -> str:

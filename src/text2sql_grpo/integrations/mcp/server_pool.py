@@ -70,14 +70,11 @@ class ConnectionPool:
     Args:
         connections: Maximum number open at the same time, over all servers.
         timeout_s: Time limit of a call in seconds.
-
-    Attributes:
-        writers: Names of tools after whose call a server's private copy of the database was found changed.
     """
 
     def __init__(self, *, connections: int, timeout_s: float) -> None:
-        self.writers: set[str] = set()
         self._most, self._timeout_s = connections, timeout_s
+        self._writers: set[str] = set()  # tools that a warning was logged of
         self._open: list[_Connection] = []  # the last used last
         self._owners: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -158,7 +155,8 @@ class ConnectionPool:
             connection.calls -= 1
             if connection.calls == 0 and connection not in self._open:
                 connection.closing.set()
-            await self._notify_waiting()
+            async with self._changed:
+                self._changed.notify_all()
 
     async def _take(self, server: Server) -> _Connection:
         """Choose an idle connection, a new one, or the least busy one, in this order."""
@@ -184,10 +182,6 @@ class ConnectionPool:
     @property
     def _is_full(self) -> bool:
         return len(self._open) >= self._most
-
-    async def _notify_waiting(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     def _new(self, server: Server) -> _Connection:
         """Connection that a task of its own opens."""
@@ -243,13 +237,13 @@ class ConnectionPool:
         """Let later calls open a new server with a fresh copy; this one ends with its last running call."""
         if connection.copy is None or connection not in self._open or not connection.copy.is_changed():
             return
-        if tool not in self.writers:
+        if tool not in self._writers:
             _logger.warning(
                 "The tool %s of an MCP server wrote to its private copy of the database, which is replaced: "
                 "leave it out of environment.mcp.tools (%s)",
                 *(tool, connection.server),
             )
-        self.writers.add(tool)
+        self._writers.add(tool)
         self._open.remove(connection)
 
     def _drop(self, connection: _Connection, error: BaseException) -> None:

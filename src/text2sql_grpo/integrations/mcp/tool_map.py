@@ -21,12 +21,12 @@ class MappedTool:
     Attributes:
         schema: JSON schema for chat templates.
         server_name: Name on the server.
-        arguments: The server's name of each argument; None keeps all names.
+        arguments: The server's name of each argument that has another name there.
     """
 
     schema: dict[str, Any]
     server_name: str
-    arguments: dict[str, str] | None
+    arguments: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -39,8 +39,6 @@ class MappedTool:
 
     def server_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Arguments of a call by the server's names."""
-        if self.arguments is None:
-            return arguments
         return {self.arguments.get(name, name): value for name, value in arguments.items()}
 
 
@@ -70,10 +68,14 @@ def mapped_tools(offered: list[Tool], entries: Sequence[str | dict[str, str]] | 
 def _whole(tool: Tool, name: str) -> MappedTool:
     """Tool with all its arguments; `run_sql` with its query alone, as the protocols call it."""
     schema = tool.input_schema
-    properties = schema.get("properties", {})
-    if name == "run_sql" and "sql" in properties and set(schema.get("required", [])) <= {"sql"}:
-        schema = schema | {"properties": {"sql": properties["sql"]}}
-    return MappedTool(tool_schema(name, tool.description, schema), tool.name, None)
+    if name == "run_sql" and takes_a_query(schema):
+        schema = schema | {"properties": {"sql": schema["properties"]["sql"]}}
+    return MappedTool(tool_schema(name, tool.description, schema), tool.name, {})
+
+
+def takes_a_query(schema: dict[str, Any]) -> bool:
+    """True if a tool with these arguments can be called with a query alone."""
+    return "sql" in schema.get("properties", {}) and set(schema.get("required", [])) <= {"sql"}
 
 
 def _texts(entries: Sequence[str | dict[str, str]]) -> list[str]:

@@ -33,7 +33,7 @@ class Server:
     database: Path | None = None
     url: str = ""
     token: str = field(default="", repr=False)
-    environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return self.url or " ".join(self.command)
@@ -54,7 +54,7 @@ async def open_transport(
         return streamable_http_client(server.url, http_client=client)
     path = str(copy.path) if copy else ""
     program, *arguments = (word.replace("{database}", path) for word in server.command)
-    parameters = StdioServerParameters(command=program, args=arguments, env=dict(server.environment))
+    parameters = StdioServerParameters(command=program, args=arguments, env=server.environment)
     return stdio_client(parameters, errlog=stderr)
 
 
