@@ -13,12 +13,11 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, get_token, is_offline_mode
+from huggingface_hub import DatasetCard, DatasetCardData, HfApi, get_token, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
 from text2sql_grpo.errors import DataError, HubError
-from text2sql_grpo.publishing.model_card import is_written_by_hand, write_model_card
-from text2sql_grpo.publishing.run_card import write_run_card
+from text2sql_grpo.publishing.model_card import MARK, is_written_by_hand, write_model_card
 from text2sql_grpo.publishing.secrets import check_no_secrets
 from text2sql_grpo.publishing.upload_checks import (
     ADAPTER_WEIGHTS,
@@ -29,7 +28,7 @@ from text2sql_grpo.publishing.upload_checks import (
     check_adapter_folder,
     check_model_folder,
 )
-from text2sql_grpo.run_folder import METRICS, PAGE
+from text2sql_grpo.run_folder import CURVE, METRICS, PAGE
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,18 @@ _REMEDIES = {
     "see https://huggingface.co/settings/tokens and https://huggingface.co/settings/billing",
     413: "free space or raise the account's quota, then run the same command again",
     429: "too many requests: wait some minutes, then run the same command again",
+}
+# What a run's card says of its files.
+_RUN_TABLES = {
+    "rollouts": "every episode of training, whole: messages, actions, tokens, scores",
+    "metrics": "one line a training step",
+    "evaluation": "every answer to held-out questions after training",
+    "evaluation-before": "the same before training",
+}
+_RUN_RECORDS = {
+    "config.yaml": "the settings",
+    "evaluation.json": "accuracy on held-out sets, with intervals",
+    "comparison.json": "two models on the same questions",
 }
 
 
@@ -134,9 +145,6 @@ def push_run_folder(
         more = {file.relative_to(run).as_posix() for file in files if file.is_file()}
         return sorted({*_directly_in(run, RUN_FILES), *(name for name in more if not _is_forbidden(name))})
 
-    def write_card(_: str) -> Path:
-        return write_run_card(run)
-
     return _push(
         run,
         repo_id,
@@ -145,9 +153,26 @@ def push_run_folder(
         private=private,
         token=token,
         dry_run=dry_run,
-        write_card=write_card,
+        write_card=lambda _: _write_run_card(run),
         allow=allow,
     )
+
+
+def _write_run_card(run: Path) -> None:
+    found = {name: about for name, about in _RUN_TABLES.items() if (run / f"{name}.jsonl").is_file()}
+    data = DatasetCardData(
+        tags=["text-to-sql", "grpo", "rollouts"],
+        configs=[{"config_name": name, "data_files": f"{name}.jsonl"} for name in found],
+    )
+    lines = [f"- `{name}.jsonl`: {about}" for name, about in found.items()]
+    lines += [f"- `{name}`: {about}" for name, about in _RUN_RECORDS.items() if (run / name).is_file()]
+    curve = f"![Learning curve]({CURVE})\n\n" if (run / CURVE).is_file() else ""
+    text = (
+        f"---\n{data.to_yaml()}\n---\n{MARK}\n\n# {run.resolve().name}\n\n"
+        "Config, metrics and episodes of a training run of text2sql-grpo.\n\n"
+        f"{curve}{chr(10).join(lines)}\n"
+    )
+    DatasetCard(text).save(run / "README.md")
 
 
 def _listing(folder: Path, repo_id: str, kind: str, names: Sequence[str], *, private: bool) -> str:
@@ -191,7 +216,7 @@ def _push(
     private: bool,
     token: str | None,
     dry_run: bool,
-    write_card: Callable[[str], Path],
+    write_card: Callable[[str], object],
     allow: Sequence[str],
     stale: Sequence[str] = (),
 ) -> str:
