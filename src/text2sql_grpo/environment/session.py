@@ -97,9 +97,6 @@ class SQLSession:
         self._schema_text = schema_text
         self._backend = backend
         self._settings = settings
-        self._takes_queries = {"run_sql", "submit_sql"} <= {
-            each["function"]["name"] for each in backend.tools
-        }
 
     def start(self) -> list[Message]:
         """Build the prompt: instructions if set, then schema text and question."""
@@ -156,7 +153,8 @@ class SQLSession:
 
     def _query_of(self, text: str, malformed: MalformedTurn, *, is_cut: bool = False) -> str | None:
         """Query of a malformed turn, to be run all the same; None if there is none."""
-        if not self._takes_queries:
+        names = {tool["function"]["name"] for tool in self._backend.tools}
+        if not names >= {"run_sql", "submit_sql"}:
             return None
         return malformed.query or unmarked_query(text, is_cut=is_cut)
 
