@@ -137,11 +137,10 @@ class Agent:
         chosen, other, confidence = 0, None, None
         if self.samples > 1:
             chosen, other, confidence = self._vote(queries)
-        backend = self.environment.sessions.guarded(self.database)
 
         def read(place: int) -> Asked:
             sql = queries[place]
-            return Asked(episodes[place], None if sql is None else backend.run(sql))
+            return Asked(episodes[place], None if sql is None else self.run(sql))
 
         return Reply(
             read(chosen),
@@ -169,7 +168,7 @@ class Agent:
         return best.place, vote(rest, [database], grader).place, best.share
 
     def run(self, sql: str) -> ExecutionOutcome:
-        """Run a query that a person wrote or edited, read-only, under the same limits as the model's."""
+        """Run a query of the model or of a person, read-only, under the limits of the environment."""
         return self.environment.sessions.guarded(self.database).run(sql)
 
     def with_history(self, question: str, history: Sequence[Exchange]) -> str:
