@@ -1,6 +1,5 @@
 """Dependencies of a gold query: its tables, columns, literals, links between columns, group sizes."""
 
-import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.scope import traverse_scope
 
-from text2sql_grpo.grading.near_values import ESCAPED
 from text2sql_grpo.grading.query_columns import (
     COMPARISONS,
     MAX_SCALAR,
@@ -27,6 +25,7 @@ from text2sql_grpo.grading.query_columns import (
     with_strings,
     with_views,
 )
+from text2sql_grpo.grading.text_parts import cuts_in, like_of, searches_in, unescaped
 from text2sql_grpo.grading.time_steps import Step, steps_in
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import Unread, number_value, read_query, write_query
@@ -71,7 +70,7 @@ class GoldQuery:
         tables: Tables that it reads.
         columns: Columns that it reads.
         literals: Values that a column, or a function of it, is compared with, not the function's own
-            arguments; a LIKE pattern as it stands, with `near_values.ESCAPED` for escaped wildcards.
+            arguments; a LIKE pattern as `text_parts.unescaped` returns it.
         patterns: Literals that are patterns.
         links: Pairs of columns that are compared, or paired by a set operation.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
@@ -84,6 +83,8 @@ class GoldQuery:
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
+        cut: Columns of whose texts it takes a part.
+        trimmed: Columns of whose texts it leaves out blanks at the ends.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
 
@@ -102,6 +103,8 @@ class GoldQuery:
     missing: frozenset[ColumnRef] = frozenset()
     summed: frozenset[ColumnRef] = frozenset()
     divided: frozenset[ColumnRef] = frozenset()
+    cut: frozenset[ColumnRef] = frozenset()
+    trimmed: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
 
@@ -144,6 +147,10 @@ def read_gold(
         for column in columns:
             steps[column] += found
             literals[column] = [*literals.get(column, ()), *moved]
+    for columns, pattern in searches_in(compared, columns_compared):
+        patterns.add(pattern)
+        for column in columns:
+            literals[column] = [*literals.get(column, ()), pattern]
     grouped = [
         key
         for part in tree.find_all(exp.Group, exp.Window)
@@ -170,6 +177,8 @@ def read_gold(
         missing=frozenset(_missing(tree, columns_of)),
         summed=_columns_in(sums, columns_of),
         divided=_columns_in(tree.find_all(exp.Mod), columns_of),
+        cut=frozenset(cuts_in(tree, columns_of)),
+        trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
 
@@ -237,11 +246,6 @@ def _keeps_values(node: exp.Expr | None) -> bool:
     return isinstance(node, exp.Coalesce | exp.If | exp.Case | exp.AggFunc | exp.Upper | exp.Lower | exp.Abs)
 
 
-def _unescaped(pattern: str, escape: str) -> str:
-    """LIKE pattern whose escaped characters are in `ESCAPED`."""
-    return re.sub(re.escape(escape) + "(.)", lambda found: ESCAPED.get(found[1], found[1]), pattern)
-
-
 def _literals(
     tree: exp.Query, columns_of: dict[int, ColumnRef]
 ) -> tuple[dict[ColumnRef, list[Cell]], set[str], list[int]]:
@@ -254,7 +258,9 @@ def _literals(
         if isinstance(node, exp.Like | exp.Glob):
             if isinstance(node.parent, exp.Escape):
                 escape = node.parent.expression.name
-                values = [_unescaped(value, escape) for value in values if isinstance(value, str)]
+                values = [unescaped(value, escape) for value in values if isinstance(value, str)]
+            if isinstance(node, exp.Glob):
+                values = [like_of(value) for value in values if isinstance(value, str)]
             patterns.update(value for value in values if isinstance(value, str))
         if any(isinstance(part, exp.Count | exp.Window) for part in below):
             group_sizes += [value for value in values if isinstance(value, int)]

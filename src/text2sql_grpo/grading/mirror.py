@@ -195,6 +195,16 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
         if step is not None:
             modifiers = map(exp.Literal.string, step.modifiers(1 if isinstance(node, exp.Add) else -1))
             return exp.func("DATETIME", node.this.transform(_in_sqlite), *modifiers)
+    if isinstance(node, exp.StartsWith):
+        return exp.func("INSTR", node.this, node.expression).eq(1)
+    if isinstance(node, exp.Contains):
+        return exp.func("INSTR", node.this, node.expression) > 0
+    if isinstance(node, exp.EndsWith):
+        return exp.func("SUBSTR", node.this, -exp.func("LENGTH", node.expression)).eq(node.expression)
+    if isinstance(node, exp.Left):
+        return exp.func("SUBSTR", node.this, exp.Literal.number(1), node.expression)
+    if isinstance(node, exp.Right):
+        return exp.func("SUBSTR", node.this, -node.expression)
     if isinstance(node.parent, exp.Predicate) and isinstance(node.this, exp.Literal):
         if isinstance(node, exp.Interval):
             return exp.Literal.string(f"{node.name} {node.text('unit')}")

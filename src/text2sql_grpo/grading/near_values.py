@@ -9,7 +9,6 @@ from typing import Any
 
 from text2sql_grpo.sql.outcome import Cell
 
-ESCAPED = {"%": "\ue000", "_": "\ue001"}  # wildcards that a LIKE pattern escapes
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _INTEGER = re.compile(r"-?\d{1,15}")
@@ -55,22 +54,6 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
             return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text])
-
-
-def matching_texts(pattern: str) -> list[Cell]:
-    """Texts around a LIKE pattern: some match it, some miss it at one end.
-
-    >>> matching_texts("%ab%")
-    ['ab', 'xab', 'abx', 'xabx', 'AB', 'a', 'axb']
-    """
-    core = pattern.strip("%*").replace("%", "").replace("*", "").replace("_", "q").replace("?", "q")
-    if not core:
-        return ["x", "xy"]
-    middle = core[: len(core) // 2] + "x" + core[len(core) // 2 :]
-    for wildcard, mark in ESCAPED.items():
-        core, middle = core.replace(mark, wildcard), middle.replace(mark, wildcard)
-    texts = [core, "x" + core, core + "x", f"x{core}x", core.upper(), core.lower(), core[:-1], middle]
-    return list(dict.fromkeys(texts))
 
 
 def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:

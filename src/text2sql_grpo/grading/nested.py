@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from text2sql_grpo.grading.near_values import as_column_value, near_values
 from text2sql_grpo.sql.outcome import Cell
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 MAX_LENGTH = 4  # elements of a list that is drawn, or one more than the longest known
+MAX_ASKED = 30  # elements of a list whose length the query compares
 NEAR = 0.4  # share of scalars that no row holds: a literal of the query, or a number next to a known one
 
 
@@ -59,7 +61,8 @@ def read_nested(values: Sequence[Cell]) -> tuple[Nested, ...]:
 def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
     """New value, of elements like those of known ones.
 
-    A list gets 0 to `MAX_LENGTH` elements, a map some of the keys, a struct all. NULL stands where one is.
+    A list gets 0 to `MAX_LENGTH` elements, or one more than the longest known; a map some of the keys; a
+    struct all. NULL stands where one is.
 
     Args:
         known: Values of the column, at least one.
@@ -73,10 +76,19 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
     if not shape.mark:
         items = [item for value in alike for _, item in value.items]
         longest = max(len(value.items) for value in alike)
-        size = rng.randint(0, max(MAX_LENGTH, longest + 1)) if items else 0
-        made = [draw_nested(items, literals, rng) for _ in range(size)]
+        sizes = list(range(max(MAX_LENGTH, longest + 1) + 1))
+        if rng.random() < NEAR:  # a number may be compared with the length
+            asked_sizes = [
+                value + step for value in literals if isinstance(value, int) for step in (-1, 0, 1)
+            ]
+            sizes = [size for size in asked_sizes if 0 <= size <= MAX_ASKED] or sizes
+        made = [draw_nested(items, literals, rng) for _ in range(rng.choice(sizes) if items else 0)]
         if made and rng.random() < 0.3:  # an element twice
             made[-1] = made[0]
+        asked = [item for item in items if item.text.strip("'\"") in map(str, literals)]
+        others = [item for item in items if item not in asked]
+        if asked and others and rng.random() < 0.2:  # further back than in any known list
+            made = [*rng.choices(others, k=longest), rng.choice(asked)]
         return Nested(shape.brackets, "", "", tuple(("", item) for item in made))
     by_key: dict[str, list[Nested]] = {}
     for value in alike:
@@ -90,20 +102,28 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
 
 
 def _scalar(shape: Nested, known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
+    texts = [value.text for value in known if not value.brackets and value.text.upper() != "NULL"]
     if rng.random() >= NEAR or shape.text.upper() == "NULL":
         return shape
-    is_number = all(_NUMBER.fullmatch(value.text) or value.text.upper() == "NULL" for value in known)
-    if is_number:
-        numbers = [value for value in literals if isinstance(value, int | float)]
-        whole = "." not in shape.text
-        near = [value + step for value in numbers for step in (-1, 0, 1)] + [float(shape.text) + 1]
-        chosen = rng.choice(near)
-        return Nested("", str(int(chosen) if whole else float(chosen)))
-    quotes = {value.text[0] for value in known if value.text[:1] in ("'", '"')} or {""}
-    quote = min(quotes)
-    texts = [v for v in literals if isinstance(v, str) and re.fullmatch(r"[\w -]+", v) and v.strip() == v]
-    texts = [text for literal in texts for text in (literal, f"x{literal}", f"{literal}x")]
-    return Nested("", f"{quote}{rng.choice(texts)}{quote}") if texts else shape
+    if shape.text in ("true", "false"):
+        return Nested("", rng.choice(("true", "false")))
+    quote = shape.text[:1] if shape.text[:1] in ("'", '"') else ""
+    is_number = not quote and all(_NUMBER.fullmatch(text) for text in texts)
+
+    def value(text: str) -> Cell:
+        if is_number:
+            return float(text) if "." in text else int(text)
+        return text.strip(quote or " ")
+
+    alike, own = [value(text) for text in texts], value(shape.text)
+    found = [as_column_value(literal, alike) for literal in literals]
+    found += [near for literal in (*literals, own) for near in near_values(literal, alike)]
+    plain = [
+        str(one)
+        for one in found
+        if isinstance(one, int | float) or re.fullmatch(r"[\w-]+( [\w-]+)*", str(one or ""))
+    ]
+    return Nested("", f"{quote}{rng.choice(plain)}{quote}") if plain else shape
 
 
 def _read(text: str) -> Nested:

@@ -18,11 +18,11 @@ from text2sql_grpo.grading.gold_query import Aim, GoldQuery, literal_value
 from text2sql_grpo.grading.near_values import (
     as_column_value,
     is_number_as_text,
-    matching_texts,
     near_values,
     of_other_lengths,
 )
 from text2sql_grpo.grading.nested import draw_nested
+from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
@@ -209,6 +209,10 @@ class _Content:
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
+        if column in self.gold.trimmed:
+            exact += _padded(exact)
+        if not dates:
+            exact, near = (fitted(values, alike, self.rng) for values in (exact, near))
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
@@ -235,11 +239,17 @@ class _Content:
         if is_number_as_text(values):
             for value in self.rng.sample(values, min(3, len(values))):
                 values = values + of_other_lengths(str(value))
+        if column in self.gold.cut and not dates:
+            made = reshaped(own, self.rng)
+            values = made if made and self.rng.random() < 0.5 else made + values
+        if column in self.gold.trimmed:
+            values = values + _padded(self.rng.sample(own, min(4, len(own)))) + [" "]
         if self.rng.random() < 0.5:  # values that no row of the base holds
             some = self.rng.sample(values, min(6, len(values)))
             for value in some:
                 values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
-        values = _keeping_sign(list(dict.fromkeys(values)), own)
+        values = list(dict.fromkeys(values))
+        values = _keeping_sign(values if dates else fitted(values, own, self.rng), own)
         size = self.recipe.variety or MAX_POOL
         pool = self.rng.sample(values, min(size, len(values)))
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
@@ -291,6 +301,7 @@ class _Content:
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):
             literals = [literal_value(node) for node in self.gold.tree.find_all(exp.Literal)]
+            literals += self.gold.literals.get((table.name, table.columns[position]), ())
             for row in rows:
                 if self.rng.random() < self.recipe.change:
                     row[position] = draw_nested(nested, literals, self.rng).written()
@@ -394,7 +405,7 @@ class _Content:
                 aims.setdefault(aim.sql, []).append(aim)
         if not aims or not rows:
             return
-        fixed = table.booleans | {place for key in table.keys for place in key}
+        fixed = table.booleans | table.nested.keys() | {place for key in table.keys for place in key}
         fixed |= {place for reference in table.references for place in reference.columns}
         with closing(sqlite3.connect(":memory:")) as connection:
             for sql, own in aims.items():
@@ -521,6 +532,12 @@ def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
         for value in values
         if not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
     ]
+
+
+def _padded(values: Sequence[Cell]) -> list[Cell]:
+    """Texts with a blank at one end."""
+    texts = [value for value in values if isinstance(value, str)]
+    return [padded for text in texts for padded in (f" {text}", f"{text} ")]
 
 
 def _alike(table: TableSample, position: int) -> list[Cell]:

@@ -272,7 +272,7 @@ def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
-    """The gold query with the dependencies of both queries, NULLs that the answer alone tests for aside."""
+    """The gold query with the dependencies of both; NULLs and blanks that the answer alone expects aside."""
 
     def both(name: str) -> Any:
         own, added = getattr(gold, name), getattr(answer, name)
@@ -283,7 +283,7 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
             return {key: tuple(dict.fromkeys((*own.get(key, ()), *added.get(key, ())))) for key in keys}
         return own | added
 
-    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing"}
+    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing", "trimmed"}
     return replace(gold, **{name: both(name) for name in joined})
 
 

@@ -1,0 +1,192 @@
+"""Parts of texts that a query reads: patterns, texts that it searches for, places at which it cuts them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+
+from sqlglot import exp
+
+from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef, columns_among
+from text2sql_grpo.sql.outcome import Cell
+
+_ESCAPED = str.maketrans({"%": "\ue000", "_": "\ue001"})  # signs that are no wildcards of a LIKE pattern
+MAX_EXPRESSION = 200  # characters of a regular expression that is read
+MAX_NESTING = 4  # groups in groups of one
+RESHAPED = 8  # texts of a column that are drawn anew
+MIN_ALIKE = 3  # texts that show which signs all of a column have
+_CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
+_SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
+_EXPRESSIONS = (exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch, exp.SimilarTo)
+_CUT = (
+    *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
+    *(exp.RegexpExtract, exp.Trim, exp.Replace),
+)
+_RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
+_WORDS = re.compile(r"[^\W\d_]+(?:[ .,'-]+[^\W\d_]+)*[.,]?")
+_ONE = {"d": "5", "w": "q", "s": " ", "D": "q", "W": "-", "S": "q", "b": "", "m": "", "M": "", "y": ""}
+_PLAIN = 0xE100  # added to the code of a sign that stands for itself
+
+
+def searches_in(
+    tree: exp.Query, columns_of: Mapping[int, ColumnRef]
+) -> Iterator[tuple[list[ColumnRef], str]]:
+    """Columns in whose texts a query searches, and what for, as a LIKE pattern; LIKE and GLOB aside."""
+    for node in tree.find_all(*_SEARCHED, *_EXPRESSIONS):
+        sought = node.args.get("substr") or node.args.get("expression")
+        is_cut = isinstance(node, exp.StrPosition) and not isinstance(node.parent, COMPARISONS)
+        if is_cut or not isinstance(sought, exp.Literal) or not sought.is_string:
+            continue
+        text = sought.name
+        if not isinstance(node, exp.ILike):
+            text = example_of(text) if isinstance(node, _EXPRESSIONS) else text
+            text = f"%{text.translate(_ESCAPED)}%"
+        yield columns_among(node.this.walk(), columns_of), text
+
+
+def cuts_in(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> list[ColumnRef]:
+    """Columns of whose texts a query takes a part, or cuts one off."""
+    return [column for node in tree.find_all(*_CUT) for column in columns_among(node.walk(), columns_of)]
+
+
+def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
+    """Some known texts, and like ones: a word or a number is longer, shorter or another, or one is added.
+
+    Signs between them stay, and so does the length of the n-th word if all texts agree in it, as in a code.
+    Only a text of words gets one more.
+
+    >>> reshaped(["Ann Lee", "Bo Ray"], Random(0))
+    ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'AAnn Lee', 'Ann Ann Lee']
+    """
+    runs = {text: _RUN.findall(text) for text in known if isinstance(text, str)}
+    lengths: dict[int, set[int]] = {}
+    for parts in runs.values():
+        for place, part in enumerate(parts):
+            lengths.setdefault(place, set()).add(len(part))
+    are_words = all(_WORDS.fullmatch(text) for text in runs)
+    found: dict[Cell, None] = {}
+    for text in rng.sample(list(runs), min(RESHAPED, len(runs))):
+        parts, found[text] = runs[text], None
+        numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+        is_count = len(numbers) == 1 and not any(part.startswith("0") for part in parts)
+        places = [place for place, part in enumerate(parts) if part.isalnum() and len(lengths[place]) > 1]
+        places += numbers if is_count else []
+        if places:
+            place = rng.choice(places)
+            part = parts[place]
+            other = rng.choice([part[:-1], part[1:], part + part[-1], part[0] + part])
+            found["".join([*parts[:place], other or part, *parts[place + 1 :]])] = None
+        for place in numbers:
+            other = "".join(rng.choice("123456789") for _ in parts[place])
+            found["".join([*parts[:place], other, *parts[place + 1 :]])] = None
+        if are_words and " " in text:
+            words = text.split(" ")
+            words.insert(rng.randrange(1, len(words)), rng.choice(words).strip(".,") or "x")
+            found[" ".join(words)] = None
+    return list(found)
+
+
+def fitted(texts: Sequence[Cell], known: Sequence[Cell], rng: Random) -> list[Cell]:
+    """Texts with each sign as often as all known texts have it, such as the `@` of an address.
+
+    A text without such a sign takes the place of a part of a known one; one with too many is left out.
+
+    >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com", "cy@web.com"], Random(0))
+    ['bo@x.org', '@x.org', 5]
+    """
+    own = [text for text in known if isinstance(text, str)]
+    counts = [Counter(re.findall(r"[^\w\s]", text)) for text in own]
+    signs = (
+        {sign: n for sign, n in counts[0].items() if all(one[sign] == n for one in counts)} if counts else {}
+    )
+
+    def fits(text: str) -> bool:
+        return all(text.count(sign) == n for sign, n in signs.items())
+
+    found: list[Cell] = []
+    for text in texts:
+        if not isinstance(text, str) or len(own) < MIN_ALIKE or fits(text):
+            found.append(text)
+            continue
+        missing = "".join(sign for sign in signs if sign not in text)
+        options = [
+            "".join([*parts[:place], text, *parts[place + 1 :]])
+            for parts in (re.split(f"([{re.escape(missing)}])", rng.choice(own)) for _ in range(2) if missing)
+            for place in range(0, len(parts), 2)
+        ]
+        found += [rng.choice(fitting)] if (fitting := [option for option in options if fits(option)]) else []
+    return found
+
+
+def unescaped(pattern: str, escape: str) -> str:
+    """LIKE pattern whose escaped signs cannot be taken for wildcards."""
+    return re.sub(re.escape(escape) + "(.)", lambda found: found[1].translate(_ESCAPED), pattern)
+
+
+def like_of(pattern: str) -> str:
+    """LIKE pattern of a GLOB pattern, with one sign of each class.
+
+    >>> like_of("*[0-9]?")
+    '%4_'
+    """
+    plain = _CLASS.sub(_of_class, pattern.translate(_ESCAPED))
+    return plain.replace("*", "%").replace("?", "_")
+
+
+def matching_texts(pattern: str) -> list[Cell]:
+    """Texts around a LIKE pattern: some match it, some miss it at one end, some between separators.
+
+    >>> matching_texts("%ab%")
+    ['ab', 'xab', 'abx', 'xabx', 'AB', 'a', 'axb', 'Ab']
+    >>> matching_texts("%,a,%")[-3:]
+    ['a', 'a,x', 'x,a']
+    """
+    core = pattern.strip("%").replace("%", "").replace("_", "q")
+    if not core:
+        return ["x", "xy"]
+    middle = core[: len(core) // 2] + "x" + core[len(core) // 2 :]
+    texts = [
+        core,
+        "x" + core,
+        core + "x",
+        f"x{core}x",
+        core.upper(),
+        core.lower(),
+        core[:-1],
+        middle,
+        core.title(),
+    ]
+    if (inner := core.strip(core[-1])) and not core[-1].isalnum():
+        texts += [inner, f"{inner}{core[-1]}x", f"x{core[-1]}{inner}"]
+    for sign, mark in _ESCAPED.items():
+        texts = [text.replace(mark, chr(sign)) for text in texts]
+    return list(dict.fromkeys(texts))
+
+
+def example_of(expression: str) -> str:
+    """Text that a regular expression matches, if it is a simple one; empty if it is long.
+
+    >>> [example_of(text) for text in (r"^[A-Z]{2}-\\d+$", "(smart|lap)top", "^.+@mail[.]com$")]
+    ['MM-5', 'smarttop', 'q@mail.com']
+    """
+    if len(expression) > MAX_EXPRESSION:
+        return ""
+
+    def plain(found: re.Match[str]) -> str:
+        sign = _ONE.get(found[0][1], found[0][1]) if found[0][0] == "\\" else _of_class(found)
+        return chr(_PLAIN + ord(sign)) if sign and ord(sign) < 128 else sign
+
+    text = re.sub(rf"\\.|{_CLASS.pattern}", plain, expression)
+    for _ in range(MAX_NESTING):
+        text = re.sub(r"\((?:\?:)?([^()|]*)[^()]*\)", r"\1", text)
+    text = text.partition("|")[0].replace(".", "q")
+    text = re.sub(r"(.)\{(\d\d?)[\d,]*\}", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"[?*+^$(){}|]", "", text)
+    return "".join(chr(ord(sign) - _PLAIN) if _PLAIN <= ord(sign) < _PLAIN + 128 else sign for sign in text)
+
+
+def _of_class(found: re.Match[str]) -> str:
+    """Sign of a class such as `[a-z]`: the middle one of its first range."""
+    if found[1]:
+        return next(sign for sign in "q-5" if sign != found[2])
+    return chr((ord(found[2]) + ord(found[3] or found[2])) // 2)
