@@ -60,7 +60,11 @@ CREATE TABLE station (id INTEGER PRIMARY KEY, station TEXT);
 CREATE TABLE reading (id INTEGER PRIMARY KEY, station INTEGER REFERENCES station (id), day DATE, celsius REAL,
     level INTEGER);
 """
-SCHEMAS = {"heroes": HEROES, "shop": SHOP, "staff": STAFF}
+PHARMACY = """
+CREATE TABLE buyer (id INTEGER PRIMARY KEY, name TEXT, mail TEXT, note TEXT);
+CREATE TABLE drug (id INTEGER PRIMARY KEY, label TEXT, tags TEXT, code TEXT, subject TEXT);
+"""
+SCHEMAS = {"heroes": HEROES, "shop": SHOP, "staff": STAFF, "pharmacy": PHARMACY}
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,18 @@ def rows(schema: str) -> dict[str, Any]:
         items = [(1 + n % 64, 1 + n * 7 % 30, 1 + n % 5, n % 4 * 0.05) for n in range(150)]
         tables = {"category": list(enumerate(CATEGORIES, 1)), "customer": customers}
         return tables | {"product": products, "orders": orders, "item": items}
+    if schema == "pharmacy":
+        notes = [None, "", "Call back", "Pays late", "Regular"]
+        buyers = [
+            (n, f"{first} {POWERS[n % 12]}", f"{first.lower()}@{('mail.com', 'post.net', 'webs.org')[n % 3]}", notes[n % 5])
+            for n, first in enumerate(NAMES, 1)
+        ]  # fmt: skip
+        drugs = [
+            (n, f"{POWERS[n % 12]} {100 + n * 70 % 800} mg", ("new,rx", "otc", "new,otc,rx", "old")[n % 4],
+             f"RX{10 + n}", (" Late", "Late", "Broken", "Where is it?")[n * 3 % 4])
+            for n in range(1, 31)
+        ]  # fmt: skip
+        return {"buyer": buyers, "drug": drugs}
     bosses = [None, *(max(1, n // 3) for n in range(2, 31))]
     employees = [
         (n, NAMES[n], bosses[n - 1], 1 + n % 6, 2000 + n * 370 % 3000, n * 90 % 700,
@@ -174,6 +190,7 @@ def _cases() -> Iterator[Raw]:
     yield from _text_lengths()
     yield from _computed()
     yield from _time_steps()
+    yield from _text_parts()
 
 
 def _look_ups() -> Iterator[Raw]:
@@ -713,6 +730,33 @@ def _time_steps() -> Iterator[Raw]:
     ):
         yield kind, schema, gold, wrong, False, True
         yield kind, schema, gold, right, True, True
+
+
+def _text_parts() -> Iterator[Raw]:
+    """Parts of texts: fixed lengths for separators, listed texts for conditions, blanks, patterns."""
+    kind, schema = "text part", "pharmacy"
+    domain, first = "substr(mail, instr(mail, '@') + 1)", "substr(name, 1, instr(name, ' ') - 1)"
+    amount = "CAST(substr(label, instr(label, ' ') + 1) AS INTEGER)"
+    for engines, gold, wrong, right in (
+        (False, f"SELECT count(DISTINCT {domain}) FROM buyer", "SELECT count(DISTINCT substr(mail, -8)) FROM buyer", f"SELECT count(*) FROM (SELECT DISTINCT {domain} FROM buyer)"),
+        (True, "SELECT name FROM buyer WHERE mail LIKE '%@mail.com'", "SELECT name FROM buyer WHERE mail LIKE '%mail%'", "SELECT name FROM buyer WHERE substr(mail, length(mail) - 8) = '@mail.com'"),
+        (False, f"SELECT name FROM buyer WHERE {domain} = 'mail.com'", "SELECT name FROM buyer WHERE mail LIKE '%mail.com'", "SELECT name FROM buyer WHERE substr(mail, -9) = '@mail.com'"),
+        (False, f"SELECT name FROM buyer WHERE length({first}) = 3", "SELECT name FROM buyer WHERE name LIKE 'A%' AND substr(name, 4, 1) = ' ' OR name LIKE 'Uma %'", "SELECT name FROM buyer WHERE instr(name, ' ') = 4"),
+        (False, f"SELECT {first}, count(*) FROM buyer GROUP BY 1", "SELECT trim(substr(name, 1, 4)), count(*) FROM buyer GROUP BY 1", f"SELECT {first} AS f, count(id) FROM buyer GROUP BY f"),
+        (False, "SELECT substr(name, instr(name, ' ') + 1) FROM buyer", "SELECT replace(name, rtrim(name, replace(name, ' ', '')), '') FROM buyer", "SELECT substr(name, 1 + instr(name, ' '), 100) FROM buyer"),
+        (True, "SELECT count(*) FROM buyer WHERE note IS NULL OR trim(note) = ''", "SELECT count(*) FROM buyer WHERE note IS NULL OR note = ''", "SELECT count(*) FROM buyer WHERE coalesce(trim(note), '') = ''"),
+        (True, "SELECT count(*) FROM buyer WHERE trim(note) <> ''", "SELECT count(*) FROM buyer WHERE note <> ''", "SELECT count(*) FROM buyer WHERE length(trim(note)) > 0"),
+        (False, f"SELECT max({amount}) FROM drug", "SELECT CAST(max(substr(label, instr(label, ' ') + 1)) AS INTEGER) FROM drug", f"SELECT {amount} AS n FROM drug ORDER BY n DESC LIMIT 1"),
+        (False, f"SELECT id FROM drug WHERE {amount} > 400", "SELECT id FROM drug WHERE label GLOB '* [4-9]* mg' AND label NOT LIKE '% 400 mg'", f"SELECT id FROM drug WHERE {amount} >= 401"),
+        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,rx,%'", "SELECT id FROM drug WHERE tags LIKE '%,rx' OR tags LIKE '%,rx,%'", "SELECT id FROM drug WHERE lower(tags) = 'rx' OR tags LIKE 'rx,%' OR tags LIKE '%,rx' OR tags LIKE '%,rx,%'"),
+        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,otc,%'", "SELECT id FROM drug WHERE tags LIKE '%otc%'", "SELECT id FROM drug WHERE replace(',' || tags || ',', ',otc,', '') <> ',' || tags || ','"),
+        (True, "SELECT id, CAST(substr(code, 3) AS INTEGER) FROM drug", "SELECT id, CAST(substr(code, 3, 2) AS INTEGER) FROM drug", "SELECT id, CAST(replace(code, 'RX', '') AS INTEGER) FROM drug"),
+        (True, "SELECT id FROM drug WHERE trim(subject) = 'Late'", "SELECT id FROM drug WHERE ltrim(subject) = 'Late'", "SELECT id FROM drug WHERE rtrim(ltrim(subject)) = 'Late'"),
+        (True, "SELECT id FROM drug WHERE subject LIKE '%?'", "SELECT id FROM drug WHERE subject LIKE '%?%'", "SELECT id FROM drug WHERE substr(subject, length(subject)) = '?'"),
+        (False, "SELECT id FROM drug WHERE label GLOB '*[0-9]*'", "SELECT id FROM drug WHERE label LIKE '%0%'", "SELECT id FROM drug WHERE NOT label NOT GLOB '*[0-9]*'"),
+    ):  # fmt: skip
+        yield kind, schema, gold, wrong, False, engines
+        yield kind, schema, gold, right, True, engines
 
 
 NESTED = """

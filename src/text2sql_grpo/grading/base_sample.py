@@ -15,6 +15,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.expression_time import ExpressionTime
 from text2sql_grpo.grading.near_values import DateFormat, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
+from text2sql_grpo.grading.text_parts import common_parts
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, Table, read_schema
@@ -90,6 +91,11 @@ class TableSample:
         columns = enumerate(map(self.values, range(len(self.columns))))
         shown = {place: values for place, values in columns if values and str(values[0])[:1] in ("[", "{")}
         return {place: nested for place, values in shown.items() if (nested := read_nested(values))}
+
+    @cached_property
+    def common_parts(self) -> list[dict[str, int]]:
+        """Words and signs that all texts of each column have, with their number."""
+        return [common_parts(values) for values in self._values]
 
 
 class Statement(NamedTuple):

@@ -212,7 +212,8 @@ class _Content:
         if column in self.gold.trimmed:
             exact += _padded(exact)
         if not dates:
-            exact, near = (fitted(values, alike, self.rng) for values in (exact, near))
+            signs = self._common(table, position, with_words=False)
+            exact, near = (fitted(values, alike, signs, self.rng) for values in (exact, near))
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
@@ -240,8 +241,8 @@ class _Content:
             for value in self.rng.sample(values, min(3, len(values))):
                 values = values + of_other_lengths(str(value))
         if column in self.gold.cut and not dates:
-            made = reshaped(own, self.rng)
-            values = made if made and self.rng.random() < 0.5 else made + values
+            others = reshaped(own, self.rng)
+            values = others if others and self.rng.random() < 0.5 else others + values
         if column in self.gold.trimmed:
             values = values + _padded(self.rng.sample(own, min(4, len(own)))) + [" "]
         if self.rng.random() < 0.5:  # values that no row of the base holds
@@ -249,7 +250,10 @@ class _Content:
             for value in some:
                 values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
         values = list(dict.fromkeys(values))
-        values = _keeping_sign(values if dates else fitted(values, own, self.rng), own)
+        if not dates:
+            common = self._common(table, position, with_words=column in self.gold.cut)
+            values = fitted(values, own, common, self.rng)
+        values = _keeping_sign(values, own)
         size = self.recipe.variety or MAX_POOL
         pool = self.rng.sample(values, min(size, len(values)))
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
@@ -259,6 +263,13 @@ class _Content:
         if dates and steps and len(pool) > 1 and self.rng.random() < 0.5:
             pool[-1] = stepped(dates, pool[0], steps, self.rng) or pool[-1]
         return pool
+
+    def _common(self, table: TableSample, position: int, *, with_words: bool) -> dict[str, int]:
+        """Signs, and perhaps words, that all texts of a column have, and that the query does not ask for."""
+        literals = self.gold.literals.get((table.name, table.columns[position]), ())
+        asked = {str(literal).strip("%") for literal in literals}
+        parts = table.common_parts[position].items()
+        return {part: n for part, n in parts if part not in asked and (with_words or not part.isalnum())}
 
     def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Move dates of some rows by one of the steps from a date of the same row, or of its parent.

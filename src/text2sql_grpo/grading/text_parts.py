@@ -23,6 +23,7 @@ _CUT = (
     *(exp.RegexpExtract, exp.Trim, exp.Replace),
 )
 _RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
+_PART = re.compile(r"[^\W\d_]+|[^\w\s]")  # a word or a sign
 _WORDS = re.compile(r"[^\W\d_]+(?:[ .,'-]+[^\W\d_]+)*[.,]?")
 _ONE = {"d": "5", "w": "q", "s": " ", "D": "q", "W": "-", "S": "q", "b": "", "m": "", "M": "", "y": ""}
 _PLAIN = 0xE100  # added to the code of a sign that stands for itself
@@ -86,34 +87,42 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
     return list(found)
 
 
-def fitted(texts: Sequence[Cell], known: Sequence[Cell], rng: Random) -> list[Cell]:
-    """Texts with each sign as often as all known texts have it, such as the `@` of an address.
+def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
+    """Words and signs that all texts of a column have, such as the `@` of an address, each with its number.
 
-    A text without such a sign takes the place of a part of a known one; one with too many is left out.
-
-    >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com", "cy@web.com"], Random(0))
-    ['bo@x.org', '@x.org', 5]
+    >>> common_parts(["ann@mail.com", "bo@mail.co.uk", "cy@mail.org"])
+    {'@': 1, 'mail': 1}
     """
-    own = [text for text in known if isinstance(text, str)]
-    counts = [Counter(re.findall(r"[^\w\s]", text)) for text in own]
-    signs = (
-        {sign: n for sign, n in counts[0].items() if all(one[sign] == n for one in counts)} if counts else {}
-    )
+    counts = [Counter(_PART.findall(text)) for text in texts if isinstance(text, str)]
+    if len(counts) < MIN_ALIKE:
+        return {}
+    return {part: n for part, n in counts[0].items() if all(one[part] == n for one in counts)}
+
+
+def fitted(
+    texts: Sequence[Cell], known: Sequence[Cell], common: Mapping[str, int], rng: Random
+) -> list[Cell]:
+    """Texts with each sign or word as often as all known texts have it.
+
+    A text that lacks a sign takes the place of a part of a known one; one with too many is left out.
+
+    >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com"], {"@": 1}, Random(1))
+    ['x.org@mail.com', '@x.org', 5]
+    """
 
     def fits(text: str) -> bool:
-        return all(text.count(sign) == n for sign, n in signs.items())
+        counts = Counter(_PART.findall(text))
+        return all(counts[part] == n for part, n in common.items())
 
+    own = [text for text in known if isinstance(text, str)]
     found: list[Cell] = []
     for text in texts:
-        if not isinstance(text, str) or len(own) < MIN_ALIKE or fits(text):
+        if not isinstance(text, str) or fits(text):
             found.append(text)
             continue
-        missing = "".join(sign for sign in signs if sign not in text)
-        options = [
-            "".join([*parts[:place], text, *parts[place + 1 :]])
-            for parts in (re.split(f"([{re.escape(missing)}])", rng.choice(own)) for _ in range(2) if missing)
-            for place in range(0, len(parts), 2)
-        ]
+        missing = "".join(part for part in common if part not in text and not part.isalnum())
+        parts = re.split(f"([{re.escape(missing)}])", rng.choice(own)) if missing else []
+        options = ["".join([*parts[:place], text, *parts[place + 1 :]]) for place in range(0, len(parts), 2)]
         found += [rng.choice(fitting)] if (fitting := [option for option in options if fits(option)]) else []
     return found
 
