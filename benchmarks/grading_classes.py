@@ -738,8 +738,7 @@ def _text_parts() -> Iterator[Raw]:
     domain, first = "substr(mail, instr(mail, '@') + 1)", "substr(name, 1, instr(name, ' ') - 1)"
     amount = "CAST(substr(label, instr(label, ' ') + 1) AS INTEGER)"
     for engines, gold, wrong, right in (
-        (False, f"SELECT count(DISTINCT {domain}) FROM buyer", "SELECT count(DISTINCT substr(mail, -8)) FROM buyer", f"SELECT count(*) FROM (SELECT DISTINCT {domain} FROM buyer)"),
-        (True, "SELECT name FROM buyer WHERE mail LIKE '%@mail.com'", "SELECT name FROM buyer WHERE mail LIKE '%mail%'", "SELECT name FROM buyer WHERE substr(mail, length(mail) - 8) = '@mail.com'"),
+        (True, "SELECT name FROM buyer WHERE mail LIKE '%@mail.com'", "SELECT name FROM buyer WHERE mail LIKE '%mail%'", "SELECT name FROM buyer WHERE id IN (SELECT id FROM buyer WHERE mail LIKE '%_@mail.com' OR mail LIKE '@mail.com')"),
         (False, f"SELECT name FROM buyer WHERE {domain} = 'mail.com'", "SELECT name FROM buyer WHERE mail LIKE '%mail.com'", "SELECT name FROM buyer WHERE substr(mail, -9) = '@mail.com'"),
         (False, f"SELECT name FROM buyer WHERE length({first}) = 3", "SELECT name FROM buyer WHERE name LIKE 'A%' AND substr(name, 4, 1) = ' ' OR name LIKE 'Uma %'", "SELECT name FROM buyer WHERE instr(name, ' ') = 4"),
         (False, f"SELECT {first}, count(*) FROM buyer GROUP BY 1", "SELECT trim(substr(name, 1, 4)), count(*) FROM buyer GROUP BY 1", f"SELECT {first} AS f, count(id) FROM buyer GROUP BY f"),
@@ -748,12 +747,13 @@ def _text_parts() -> Iterator[Raw]:
         (True, "SELECT count(*) FROM buyer WHERE trim(note) <> ''", "SELECT count(*) FROM buyer WHERE note <> ''", "SELECT count(*) FROM buyer WHERE length(trim(note)) > 0"),
         (False, f"SELECT max({amount}) FROM drug", "SELECT CAST(max(substr(label, instr(label, ' ') + 1)) AS INTEGER) FROM drug", f"SELECT {amount} AS n FROM drug ORDER BY n DESC LIMIT 1"),
         (False, f"SELECT id FROM drug WHERE {amount} > 400", "SELECT id FROM drug WHERE label GLOB '* [4-9]* mg' AND label NOT LIKE '% 400 mg'", f"SELECT id FROM drug WHERE {amount} >= 401"),
-        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,rx,%'", "SELECT id FROM drug WHERE tags LIKE '%,rx' OR tags LIKE '%,rx,%'", "SELECT id FROM drug WHERE lower(tags) = 'rx' OR tags LIKE 'rx,%' OR tags LIKE '%,rx' OR tags LIKE '%,rx,%'"),
-        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,otc,%'", "SELECT id FROM drug WHERE tags LIKE '%otc%'", "SELECT id FROM drug WHERE replace(',' || tags || ',', ',otc,', '') <> ',' || tags || ','"),
+        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,rx,%'", "SELECT id FROM drug WHERE tags LIKE '%,rx' OR tags LIKE '%,rx,%'", "SELECT id FROM drug WHERE tags LIKE 'rx' OR tags LIKE 'rx,%' OR tags LIKE '%,rx' OR tags LIKE '%,rx,%'"),
+        (True, "SELECT id FROM drug WHERE ',' || tags || ',' LIKE '%,otc,%'", "SELECT id FROM drug WHERE tags LIKE '%otc%'", "SELECT id FROM drug WHERE tags LIKE 'otc' OR tags LIKE 'otc,%' OR tags LIKE '%,otc' OR tags LIKE '%,otc,%'"),
         (True, "SELECT id, CAST(substr(code, 3) AS INTEGER) FROM drug", "SELECT id, CAST(substr(code, 3, 2) AS INTEGER) FROM drug", "SELECT id, CAST(replace(code, 'RX', '') AS INTEGER) FROM drug"),
         (True, "SELECT id FROM drug WHERE trim(subject) = 'Late'", "SELECT id FROM drug WHERE ltrim(subject) = 'Late'", "SELECT id FROM drug WHERE rtrim(ltrim(subject)) = 'Late'"),
         (True, "SELECT id FROM drug WHERE subject LIKE '%?'", "SELECT id FROM drug WHERE subject LIKE '%?%'", "SELECT id FROM drug WHERE substr(subject, length(subject)) = '?'"),
         (False, "SELECT id FROM drug WHERE label GLOB '*[0-9]*'", "SELECT id FROM drug WHERE label LIKE '%0%'", "SELECT id FROM drug WHERE NOT label NOT GLOB '*[0-9]*'"),
+        (False, f"SELECT count(DISTINCT {domain}) FROM buyer", "SELECT count(DISTINCT substr(mail, -8)) FROM buyer", f"SELECT count(*) FROM (SELECT DISTINCT {domain} FROM buyer)"),
     ):  # fmt: skip
         yield kind, schema, gold, wrong, False, engines
         yield kind, schema, gold, right, True, engines
