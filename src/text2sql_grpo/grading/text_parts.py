@@ -14,6 +14,7 @@ _ESCAPED = str.maketrans({"%": "\ue000", "_": "\ue001"})  # signs that are no wi
 MAX_EXPRESSION = 200  # characters of a regular expression that is read
 MAX_NESTING = 4  # groups in groups of one
 RESHAPED = 8  # texts of a column that are drawn anew
+MAX_READ = 300  # characters of a text that is taken apart
 MIN_ALIKE = 3  # texts that show which signs all of a column have
 _CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
 _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
@@ -59,12 +60,13 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
     >>> reshaped(["Ann Lee", "Bo Ray"], Random(0))
     ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'AAnn Lee', 'Ann Ann Lee']
     """
-    runs = {text: _RUN.findall(text) for text in known if isinstance(text, str)}
+    own = [text for text in known if isinstance(text, str) and len(text) <= MAX_READ]
+    runs = {text: _RUN.findall(text) for text in own}
     lengths: dict[int, set[int]] = {}
     for parts in runs.values():
         for place, part in enumerate(parts):
             lengths.setdefault(place, set()).add(len(part))
-    are_words = all(_WORDS.fullmatch(text) for text in runs)
+    are_words = all(_WORDS.fullmatch(text) for text in own)
     found: dict[Cell, None] = {}
     for text in rng.sample(list(runs), min(RESHAPED, len(runs))):
         parts, found[text] = runs[text], None
@@ -93,9 +95,10 @@ def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
     >>> common_parts(["ann@mail.com", "bo@mail.co.uk", "cy@mail.org"])
     {'@': 1, 'mail': 1}
     """
-    counts = [Counter(_PART.findall(text)) for text in texts if isinstance(text, str)]
-    if len(counts) < MIN_ALIKE:
+    own = [text for text in texts if isinstance(text, str)]
+    if len(own) < MIN_ALIKE or max(map(len, own)) > MAX_READ:
         return {}
+    counts = [Counter(_PART.findall(text)) for text in own]
     return {part: n for part, n in counts[0].items() if all(one[part] == n for one in counts)}
 
 
