@@ -54,8 +54,8 @@ def cuts_in(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> list[Column
 def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
     """Some known texts, and like ones: a word or a number is longer, shorter or another, or one is added.
 
-    Signs between them stay, and so does the length of the n-th word if all texts agree in it, as in a code.
-    Only a text of words gets one more.
+    Signs between them stay. So does the length of the n-th word if all texts agree in it, as in a code, but
+    not that of a text's only number unless one is padded. Only a text of words gets one more.
 
     >>> reshaped(["Ann Lee", "Bo Ray"], Random(0))
     ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'AAnn Lee', 'Ann Ann Lee']
@@ -66,14 +66,14 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
     for parts in runs.values():
         for place, part in enumerate(parts):
             lengths.setdefault(place, set()).add(len(part))
+    are_padded = any(part.startswith("0") for parts in runs.values() for part in parts)
     are_words = all(_WORDS.fullmatch(text) for text in own)
     found: dict[Cell, None] = {}
     for text in rng.sample(list(runs), min(RESHAPED, len(runs))):
         parts, found[text] = runs[text], None
         numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
-        is_count = len(numbers) == 1 and not any(part.startswith("0") for part in parts)
         places = [place for place, part in enumerate(parts) if part.isalnum() and len(lengths[place]) > 1]
-        places += numbers if is_count else []
+        places += numbers if len(numbers) == 1 and not are_padded else []
         if places:
             place = rng.choice(places)
             part = parts[place]
