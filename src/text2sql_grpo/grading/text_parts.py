@@ -52,13 +52,13 @@ def cuts_in(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> list[Column
 
 
 def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
-    """Some known texts, and like ones: a word or a number is longer, shorter or another, or one is added.
+    """Some known texts, and like ones: a word or number is longer, shorter or another's, or one is added.
 
     Signs between them stay. So does the length of the n-th word if all texts agree in it, as in a code, but
     not that of a text's only number unless one is padded. Only a text of words gets one more.
 
     >>> reshaped(["Ann Lee", "Bo Ray"], Random(0))
-    ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'AAnn Lee', 'Ann Ann Lee']
+    ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'nn Lee', 'Ann Ann Lee']
     """
     own = [text for text in known if isinstance(text, str) and len(text) <= MAX_READ]
     runs = {text: _RUN.findall(text) for text in own}
@@ -82,6 +82,10 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
         for place in numbers:
             other = "".join(rng.choice("123456789") for _ in parts[place])
             found["".join([*parts[:place], other, *parts[place + 1 :]])] = None
+        other_parts = runs[rng.choice(list(runs))]
+        if 1 < len(parts) == len(other_parts):
+            place = rng.randrange(1, len(parts))
+            found["".join([*parts[:place], *other_parts[place:]])] = None
         if are_words and " " in text:
             words = text.split(" ")
             words.insert(rng.randrange(1, len(words)), rng.choice(words).strip(".,") or "x")
