@@ -173,6 +173,7 @@ class DateFormat:
             number = int(text.strip("-")) if re.fullmatch(r"-?\d\d?-?", text) else 0
             exact = [m.replace(month=number, day=1) for m in moments if 0 < number < 13]
             near = [m.replace(year=m.year + 1) for m in exact]
+            near += [m.replace(month=number % 12 + 1) for m in exact]
             exact += [m.replace(month=1, day=number) for m in moments if 0 < number < 32]
             has_time = "H" in self.pattern
             times = [m.replace(**time) for m in moments for time in _times(text)] if has_time else []

@@ -22,7 +22,7 @@ from text2sql_grpo.grading.near_values import (
     of_other_lengths,
 )
 from text2sql_grpo.grading.nested import draw_nested
-from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped
+from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped, with_number
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
@@ -204,6 +204,9 @@ class _Content:
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
             near += near_values(literal, alike)
+            if value is None and column in self.gold.cut:
+                texts = with_number(literal, alike)
+                exact, near = exact + texts[:1], near + texts[1:]
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
         fractions = sorted({value for value in exact if isinstance(value, float)})

@@ -7,6 +7,7 @@ from random import Random
 
 from sqlglot import exp
 
+from text2sql_grpo.grading.near_values import near_values
 from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef, columns_among
 from text2sql_grpo.sql.outcome import Cell
 
@@ -21,11 +22,12 @@ _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosit
 _EXPRESSIONS = (exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch, exp.SimilarTo)
 _CUT = (
     *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
-    *(exp.RegexpExtract, exp.Trim, exp.Replace),
+    *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
 )
 _RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
 _PART = re.compile(r"[^\W\d_]+|[^\w\s]")  # a word or a sign
-_WORDS = re.compile(r"[^\W\d_]+(?:[ .,'-]+[^\W\d_]+)*[.,]?")
+_NUMBER = re.compile(r"\d+(?:[.]\d+)?")
+_WORDS = re.compile(r"[^\W\d_]+(?:[ .,;'-]+[^\W\d_]+)*[.,]?")
 _ONE = {"d": "5", "w": "q", "s": " ", "D": "q", "W": "-", "S": "q", "b": "", "m": "", "M": "", "y": ""}
 _PLAIN = 0xE100  # added to the code of a sign that stands for itself
 
@@ -58,7 +60,7 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
     not that of a text's only number unless one is padded. Only a text of words gets one more.
 
     >>> reshaped(["Ann Lee", "Bo Ray"], Random(0))
-    ['Bo Ray', 'Boo Ray', 'Bo Ray Ray', 'Ann Lee', 'nn Lee', 'Ann Ann Lee']
+    ['Bo Ray', 'Boo Ray', 'Bo Bo Ray', 'Ann Lee', 'nn Lee', 'Ann Ann Lee']
     """
     own = [text for text in known if isinstance(text, str) and len(text) <= MAX_READ]
     runs = {text: _RUN.findall(text) for text in own}
@@ -80,17 +82,31 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
             other = rng.choice([part[:-1], part[1:], part + part[-1], part[0] + part])
             found["".join([*parts[:place], other or part, *parts[place + 1 :]])] = None
         for place in numbers:
-            other = "".join(rng.choice("123456789") for _ in parts[place])
+            digit, part = rng.randrange(len(parts[place])), parts[place]
+            other = f"{part[:digit]}{rng.randint(1, 9)}{part[digit + 1 :]}"
             found["".join([*parts[:place], other, *parts[place + 1 :]])] = None
         other_parts = runs[rng.choice(list(runs))]
         if 1 < len(parts) == len(other_parts):
             place = rng.randrange(1, len(parts))
             found["".join([*parts[:place], *other_parts[place:]])] = None
-        if are_words and " " in text:
-            words = text.split(" ")
-            words.insert(rng.randrange(1, len(words)), rng.choice(words).strip(".,") or "x")
-            found[" ".join(words)] = None
+        separator = next((sign for sign in " ,;" if sign in text), "")
+        if are_words and separator:
+            words = text.split(separator)
+            words.insert(rng.randrange(1, len(words)), rng.choice(words[:-1]))
+            found[separator.join(words)] = None
     return list(found)
+
+
+def with_number(number: Cell, known: Sequence[Cell]) -> list[Cell]:
+    """Texts of a column such as `90 min` with another number, and ones next to it; none in any other column.
+
+    >>> with_number(60, ["90 min", "45 min"])
+    ['60 min', '59 min', '61 min', '30 min', '120 min']
+    """
+    texts = [text for text in known if isinstance(text, str)][:1]
+    if not texts or not isinstance(number, int) or len(_NUMBER.findall(texts[0])) != 1:
+        return []
+    return [_NUMBER.sub(str(one), texts[0]) for one in (number, *near_values(number, [number]))]
 
 
 def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
@@ -111,7 +127,8 @@ def fitted(
 ) -> list[Cell]:
     """Texts with each sign or word as often as all known texts have it.
 
-    A text that lacks a sign takes the place of a part of a known one; one with too many is left out.
+    A text that lacks a sign takes the place of a part of a known one; one with too many is left out. Blank
+    texts stay.
 
     >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com"], {"@": 1}, Random(1))
     ['x.org@mail.com', '@x.org', 5]
@@ -124,7 +141,7 @@ def fitted(
     own = [text for text in known if isinstance(text, str)]
     found: list[Cell] = []
     for text in texts:
-        if not isinstance(text, str) or fits(text):
+        if not isinstance(text, str) or not text.strip() or fits(text):
             found.append(text)
             continue
         missing = "".join(part for part in common if part not in text and not part.isalnum())
@@ -172,6 +189,7 @@ def matching_texts(pattern: str) -> list[Cell]:
         middle,
         core.title(),
     ]
+    texts.append(re.sub(r"(\d)(?!\d)", r"\g<1>0", core, count=1))  # another number begins so
     if (inner := core.strip(core[-1])) and not core[-1].isalnum():
         texts += [inner, f"{inner}{core[-1]}x", f"x{core[-1]}{inner}"]
     for sign, mark in _ESCAPED.items():

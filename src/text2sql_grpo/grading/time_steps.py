@@ -51,10 +51,10 @@ class Step:
         return [f"{sign * number:+.0f} {unit}" for unit, number in parts.items() if number]
 
 
-YEAR, HOURS = Step(months=12), Step(seconds=18_000.0)
+_OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]  # alike in a part, such as the month
 _PARTS = (
     *(exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.Date, exp.TsOrDsToDate, exp.Cast, exp.TimeToStr),
-    *(exp.Year, exp.Quarter, exp.Month, exp.Week, exp.WeekOfYear, exp.Day, exp.Hour),
+    *(exp.Year, exp.Quarter, exp.Month, exp.Week, exp.WeekOfYear, exp.Day, exp.Hour, exp.Substring, exp.Left),
 )
 
 
@@ -110,8 +110,8 @@ def steps_in(
         columns = columns or list(columns_of.values())  # the distance is computed elsewhere, by lag() say
         if steps:
             yield columns, steps, [moved for text in literals for moved in _moved(text, steps)]
-    for part in tree.find_all(*_PARTS):  # alike in a part, such as the month, and not as a whole
-        yield columns_among(part.find_all(exp.Column), columns_of), [YEAR, HOURS], []
+    for part in tree.find_all(*_PARTS):
+        yield columns_among(part.find_all(exp.Column), columns_of), _OF_PARTS, []
 
 
 def _moved(text: str, steps: list[Step]) -> Iterator[str]:
