@@ -83,7 +83,7 @@ class GoldQuery:
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
-        cut: Columns of whose texts it takes a part.
+        cut: Columns of whose texts it takes a part, and those that it casts.
         trimmed: Columns of whose texts it leaves out blanks at the ends.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """

@@ -49,7 +49,7 @@ def searches_in(
 
 
 def cuts_in(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> list[ColumnRef]:
-    """Columns of whose texts a query takes a part, or cuts one off."""
+    """Columns of whose texts a query takes a part, or cuts one off, or that it casts."""
     return [column for node in tree.find_all(*_CUT) for column in columns_among(node.walk(), columns_of)]
 
 

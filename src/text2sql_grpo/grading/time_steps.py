@@ -51,7 +51,8 @@ class Step:
         return [f"{sign * number:+.0f} {unit}" for unit, number in parts.items() if number]
 
 
-_OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]  # alike in a part, such as the month
+# Moments so far apart are alike in a part, such as the month, and not as a whole.
+_OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]
 _PARTS = (
     *(exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.Date, exp.TsOrDsToDate, exp.Cast, exp.TimeToStr),
     *(exp.Year, exp.Quarter, exp.Month, exp.Week, exp.WeekOfYear, exp.Day, exp.Hour, exp.Substring, exp.Left),
