@@ -25,6 +25,7 @@ from text2sql_grpo.grading.query_columns import (
     with_strings,
     with_views,
 )
+from text2sql_grpo.grading.regular_expressions import expressions_in
 from text2sql_grpo.grading.text_parts import cuts_in, like_of, searches_in, unescaped
 from text2sql_grpo.grading.time_steps import Step, steps_in
 from text2sql_grpo.sql.outcome import Cell
@@ -72,6 +73,8 @@ class GoldQuery:
         literals: Values that a column, or a function of it, is compared with, not the function's own
             arguments; a LIKE pattern as `text_parts.unescaped` returns it.
         patterns: Literals that are patterns.
+        constants: Values of all its literals, keys in brackets aside.
+        expressions: Regular expressions that it searches a column's texts for.
         links: Pairs of columns that are compared, or paired by a set operation.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
@@ -94,6 +97,8 @@ class GoldQuery:
     columns: frozenset[ColumnRef]
     literals: dict[ColumnRef, tuple[Cell, ...]]
     patterns: frozenset[str]
+    constants: tuple[Cell, ...] = ()
+    expressions: Mapping[ColumnRef, tuple[str, ...]] = field(default_factory=dict)
     links: tuple[tuple[ColumnRef, ColumnRef], ...] = ()
     grouped: frozenset[ColumnRef] = frozenset()
     group_sizes: tuple[int, ...] = ()
@@ -151,6 +156,10 @@ def read_gold(
         patterns.add(pattern)
         for column in columns:
             literals[column] = [*literals.get(column, ()), pattern]
+    expressions: defaultdict[ColumnRef, list[str]] = defaultdict(list)
+    for columns, expression in expressions_in(compared, columns_compared):
+        for column in columns:
+            expressions[column].append(expression)
     grouped = [
         key
         for part in tree.find_all(exp.Group, exp.Window)
@@ -168,6 +177,8 @@ def read_gold(
         columns=frozenset(columns_of.values()),
         literals={column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
         patterns=frozenset(patterns),
+        constants=tuple(_constants(tree)),
+        expressions={column: tuple(dict.fromkeys(found)) for column, found in expressions.items()},
         links=tuple(_links(tree, columns_of)),
         grouped=_columns_in(grouped, columns_of),
         group_sizes=tuple(dict.fromkeys(group_sizes)),
@@ -277,6 +288,11 @@ def _literals(
     for limit in tree.find_all(exp.Limit, exp.Offset):
         group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
     return literals, patterns, group_sizes
+
+
+def _constants(tree: exp.Query) -> Iterator[Cell]:
+    nodes = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
+    yield from dict.fromkeys(value for value in map(literal_value, nodes) if value is not None)
 
 
 def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[ColumnRef, ColumnRef]]:

@@ -5,14 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from text2sql_grpo.grading.near_values import as_column_value, near_values
+from text2sql_grpo.grading.near_values import as_column_value, near_values, of_other_lengths
+from text2sql_grpo.grading.text_parts import matching_texts, reshaped
 from text2sql_grpo.sql.outcome import Cell
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 MAX_LENGTH = 4  # elements of a list that is drawn, or one more than the longest known
 MAX_ASKED = 30  # elements of a list whose length the query compares
-NEAR = 0.4  # share of scalars that no row holds: a literal of the query, or a number next to a known one
+SWAPPED = 0.3  # share of maps in which a key may have a value of another key
+NEAR = 0.5  # share of scalars that no row holds: a literal of the query, or a number next to a known one
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
     keys = [key for key, _ in shape.items]
     if shape.mark == "=":
         keys = rng.sample(list(by_key), rng.randint(0, len(by_key)))
+        if rng.random() < SWAPPED:
+            items = [item for own in by_key.values() for item in own]
+            by_key = {key: items for key in by_key}
     entries = tuple((key, draw_nested(by_key[key], literals, rng)) for key in keys)
     return Nested(shape.brackets, "", shape.mark, entries)
 
@@ -116,14 +121,26 @@ def _scalar(shape: Nested, known: Sequence[Nested], literals: Sequence[Cell], rn
         return text.strip(quote or " ")
 
     alike, own = [value(text) for text in texts], value(shape.text)
-    found = [as_column_value(literal, alike) for literal in literals]
-    found += [near for literal in (*literals, own) for near in near_values(literal, alike)]
-    plain = [
+    asked = [as_column_value(literal, alike) for literal in literals]
+    near = [near for literal in literals for near in near_values(literal, alike)]
+    changed = near_values(own, alike)
+    if not is_number:
+        patterns = [literal for literal in literals if isinstance(literal, str) and "%" in literal]
+        near += [text for pattern in patterns for text in matching_texts(pattern)]
+        changed += reshaped(alike, rng)
+    elif shape.text.isdecimal():  # numbers in JSON may be compared as texts
+        changed += [int(str(text)) for text in of_other_lengths(shape.text)]
+    choices = [plain for plain in map(_plain, (asked, near, changed)) if plain]
+    return Nested("", f"{quote}{rng.choice(rng.choice(choices))}{quote}") if choices else shape
+
+
+def _plain(values: Sequence[Cell]) -> list[str]:
+    """Texts of those values that need no other quotes."""
+    return [
         str(one)
-        for one in found
+        for one in values
         if isinstance(one, int | float) or re.fullmatch(r"[\w-]+( [\w-]+)*", str(one or ""))
     ]
-    return Nested("", f"{quote}{rng.choice(plain)}{quote}") if plain else shape
 
 
 def _read(text: str) -> Nested:

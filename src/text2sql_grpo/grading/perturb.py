@@ -11,10 +11,8 @@ from itertools import pairwise, permutations
 from random import Random
 from typing import TypeVar
 
-from sqlglot import exp
-
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSample
-from text2sql_grpo.grading.gold_query import Aim, GoldQuery, literal_value
+from text2sql_grpo.grading.gold_query import Aim, GoldQuery
 from text2sql_grpo.grading.near_values import (
     as_column_value,
     is_number_as_text,
@@ -22,6 +20,7 @@ from text2sql_grpo.grading.near_values import (
     of_other_lengths,
 )
 from text2sql_grpo.grading.nested import draw_nested
+from text2sql_grpo.grading.regular_expressions import texts_around
 from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped, with_number
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
@@ -207,6 +206,9 @@ class _Content:
             if value is None and column in self.gold.cut:
                 texts = with_number(literal, alike)
                 exact, near = exact + texts[:1], near + texts[1:]
+        for expression in self.gold.expressions.get(column, ()):
+            matching, beside = texts_around(expression, table.values(position), self.rng)
+            exact, near = exact + matching, near + beside
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
         fractions = sorted({value for value in exact if isinstance(value, float)})
@@ -314,11 +316,15 @@ class _Content:
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):
-            literals = [literal_value(node) for node in self.gold.tree.find_all(exp.Literal)]
-            literals += self.gold.literals.get((table.name, table.columns[position]), ())
+            column = (table.name, table.columns[position])
+            of_others = {v for other, found in self.gold.literals.items() if other != column for v in found}
+            others = [value for value in self.gold.constants if value not in of_others]
+            literals = [*self.gold.literals.get(column, ()), *others]
+            n_values = self.recipe.variety or len(rows)
+            drawn = [draw_nested(nested, literals, self.rng).written() for _ in range(n_values)]
             for row in rows:
                 if self.rng.random() < self.recipe.change:
-                    row[position] = draw_nested(nested, literals, self.rng).written()
+                    row[position] = self.rng.choice(drawn)
             return
         pool = self._pool(table, position)
         exact, near = self._planted(table, position)

@@ -299,6 +299,7 @@ def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> Gold
         tables=tables,
         columns=columns,
         literals={column: (*gold.literals.get(column, ()), *values) for column in columns},
+        constants=(*gold.constants, *values),
         patterns=gold.patterns | {value for value in values if isinstance(value, str) and "%" in value},
     )
 

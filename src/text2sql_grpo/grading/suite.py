@@ -53,9 +53,9 @@ from text2sql_grpo.sql.schema import read_schema
 MAX_DATABASES = 4
 MAX_SUITES = 65_536  # of golds, in memory
 MAX_TRIALS = 16_384  # of gold queries and answers, in memory
-N_CONFIRMED = 2  # databases of the mirror that refute an answer are tried on the engine
+N_CONFIRMED = 24  # databases of the mirror that refute an answer are tried on the engine at most
 RERUNS = 4  # of a gold query that the engine reports as volatile
-N_DRAWN = 2  # times as many databases are drawn for a gold query that SQLite cannot run
+N_DRAWN = 24  # databases are drawn where SQLite cannot run the gold query
 
 FAILED = "the gold query failed when its test databases were made"
 
@@ -221,7 +221,7 @@ class TestSuite:
             try:
                 paths: Iterable[Path] = list(islice(candidates, N_CONFIRMED))
             except NoCandidateError:
-                paths = self._drawn(mirror, gold_sql, answer_sql, size=N_DRAWN * self.size)
+                paths = self._drawn(mirror, gold_sql, answer_sql)
             for path in paths:
                 if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
                     return Trial(is_refuted=True)
@@ -235,9 +235,10 @@ class TestSuite:
             engine = self._engine(database)
             url = engine.create(path, mirror)
         try:
-            known = self._sound_gold(url, mirror.dialect, gold_sql)
+            gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
             outcome = self._executor.execute(url, answer_sql, limits=self._limits)
-            return known is not None and not known.accepts(outcome, answer_sql)
+            is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql)
+            return is_other and self._sound_gold(url, mirror.dialect, gold_sql) is not None
         finally:
             engine.drop(url)
 
@@ -297,7 +298,7 @@ class TestSuite:
         if not found.databases:
             if found.gap not in (FAILED, NO_CANDIDATE):
                 return found
-            paths = self._drawn(mirror, gold_sql, size=N_DRAWN * self.size)
+            paths = self._drawn(mirror, gold_sql)
         for path in paths:
             url = engine.create(path, mirror)
             known = self._sound_gold(url, mirror.dialect, gold_sql)
@@ -311,10 +312,12 @@ class TestSuite:
                 break
         return Suite(tuple(copies), gap_of(kills_hard_coded, returns_nothing, self.size))
 
-    def _drawn(self, mirror: Mirror, gold_sql: str, answer_sql: str = "", *, size: int) -> Iterator[Path]:
+    def _drawn(self, mirror: Mirror, gold_sql: str, answer_sql: str = "") -> Iterator[Path]:
         """Random databases for queries that SQLite cannot run."""
         base = self._sample(mirror.path)
-        contents = draw_databases(mirror.path, base, gold_sql, answer_sql, dialect=mirror.dialect, size=size)
+        contents = draw_databases(
+            mirror.path, base, gold_sql, answer_sql, dialect=mirror.dialect, size=N_DRAWN
+        )
         with self._new_folder() as folder:
             for number, content in enumerate(contents):
                 path = Path(folder) / f"{number}.sqlite"

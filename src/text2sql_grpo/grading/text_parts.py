@@ -12,39 +12,32 @@ from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef, columns_
 from text2sql_grpo.sql.outcome import Cell
 
 _ESCAPED = str.maketrans({"%": "\ue000", "_": "\ue001"})  # signs that are no wildcards of a LIKE pattern
-MAX_EXPRESSION = 200  # characters of a regular expression that is read
-MAX_NESTING = 4  # groups in groups of one
 RESHAPED = 8  # texts of a column that are drawn anew
 MAX_READ = 300  # characters of a text that is taken apart
 MIN_ALIKE = 3  # texts that show which signs all of a column have
 _CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
 _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
-_EXPRESSIONS = (exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch, exp.SimilarTo)
 _CUT = (
     *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
     *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
 )
+_WILDCARD = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # inside of a word, `_` is meant as itself
 _RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
 _PART = re.compile(r"[^\W\d_]+|[^\w\s]")  # a word or a sign
 _NUMBER = re.compile(r"\d+(?:[.]\d+)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ .,;'-]+[^\W\d_]+)*[.,]?")
-_ONE = {"d": "5", "w": "q", "s": " ", "D": "q", "W": "-", "S": "q", "b": "", "m": "", "M": "", "y": ""}
-_PLAIN = 0xE100  # added to the code of a sign that stands for itself
 
 
 def searches_in(
     tree: exp.Query, columns_of: Mapping[int, ColumnRef]
 ) -> Iterator[tuple[list[ColumnRef], str]]:
     """Columns in whose texts a query searches, and what for, as a LIKE pattern; LIKE and GLOB aside."""
-    for node in tree.find_all(*_SEARCHED, *_EXPRESSIONS):
+    for node in tree.find_all(*_SEARCHED):
         sought = node.args.get("substr") or node.args.get("expression")
         is_cut = isinstance(node, exp.StrPosition) and not isinstance(node.parent, COMPARISONS)
         if is_cut or not isinstance(sought, exp.Literal) or not sought.is_string:
             continue
-        text = sought.name
-        if not isinstance(node, exp.ILike):
-            text = example_of(text) if isinstance(node, _EXPRESSIONS) else text
-            text = f"%{text.translate(_ESCAPED)}%"
+        text = sought.name if isinstance(node, exp.ILike) else f"%{sought.name.translate(_ESCAPED)}%"
         yield columns_among(node.this.walk(), columns_of), text
 
 
@@ -69,6 +62,7 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
         for place, part in enumerate(parts):
             lengths.setdefault(place, set()).add(len(part))
     are_padded = any(part.startswith("0") for parts in runs.values() for part in parts)
+    are_codes = all(len(sizes) == 1 and min(sizes) > 4 for sizes in lengths.values())
     are_words = all(_WORDS.fullmatch(text) for text in own)
     found: dict[Cell, None] = {}
     for text in rng.sample(list(runs), min(RESHAPED, len(runs))):
@@ -83,7 +77,8 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
             found["".join([*parts[:place], other or part, *parts[place + 1 :]])] = None
         for place in numbers:
             digit, part = rng.randrange(len(parts[place])), parts[place]
-            other = f"{part[:digit]}{rng.randint(1, 9)}{part[digit + 1 :]}"
+            lowest = 0 if digit or are_padded or are_codes else 1
+            other = f"{part[:digit]}{rng.randint(lowest, 9)}{part[digit + 1 :]}"
             found["".join([*parts[:place], other, *parts[place + 1 :]])] = None
         other_parts = runs[rng.choice(list(runs))]
         if 1 < len(parts) == len(other_parts):
@@ -174,7 +169,7 @@ def matching_texts(pattern: str) -> list[Cell]:
     >>> matching_texts("%,a,%")[-3:]
     ['a', 'a,x', 'x,a']
     """
-    core = pattern.strip("%").replace("%", "").replace("_", "q")
+    core = _WILDCARD.sub("q", pattern.strip("%").replace("%", ""))
     if not core:
         return ["x", "xy"]
     middle = core[: len(core) // 2] + "x" + core[len(core) // 2 :]
@@ -192,31 +187,11 @@ def matching_texts(pattern: str) -> list[Cell]:
     texts.append(re.sub(r"(\d)(?!\d)", r"\g<1>0", core, count=1))  # another number begins so
     if (inner := core.strip(core[-1])) and not core[-1].isalnum():
         texts += [inner, f"{inner}{core[-1]}x", f"x{core[-1]}{inner}"]
+    if core.isdecimal():  # a longer number begins with it
+        texts += [str(int(core) + 1), str(max(int(core) - 1, 0))]
     for sign, mark in _ESCAPED.items():
         texts = [text.replace(mark, chr(sign)) for text in texts]
     return list(dict.fromkeys(texts))
-
-
-def example_of(expression: str) -> str:
-    """Text that a regular expression matches, if it is a simple one; empty if it is long.
-
-    >>> [example_of(text) for text in (r"^[A-Z]{2}-\\d+$", "(smart|lap)top", "^.+@mail[.]com$")]
-    ['MM-5', 'smarttop', 'q@mail.com']
-    """
-    if len(expression) > MAX_EXPRESSION:
-        return ""
-
-    def plain(found: re.Match[str]) -> str:
-        sign = _ONE.get(found[0][1], found[0][1]) if found[0][0] == "\\" else _of_class(found)
-        return chr(_PLAIN + ord(sign)) if sign and ord(sign) < 128 else sign
-
-    text = re.sub(rf"\\.|{_CLASS.pattern}", plain, expression)
-    for _ in range(MAX_NESTING):
-        text = re.sub(r"\((?:\?:)?([^()|]*)[^()]*\)", r"\1", text)
-    text = text.partition("|")[0].replace(".", "q")
-    text = re.sub(r"(.)\{(\d\d?)[\d,]*\}", lambda found: found[1] * int(found[2]), text)
-    text = re.sub(r"[?*+^$(){}|]", "", text)
-    return "".join(chr(ord(sign) - _PLAIN) if _PLAIN <= ord(sign) < _PLAIN + 128 else sign for sign in text)
 
 
 def _of_class(found: re.Match[str]) -> str:

@@ -1,0 +1,174 @@
+"""Texts that a regular expression of a query matches, and texts next to them."""
+
+import re
+import string
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from re import _parser as parser  # type: ignore[attr-defined]  # no other library says what a pattern is made of
+from typing import Any
+
+import regex
+from sqlglot import exp
+
+from text2sql_grpo.grading.query_columns import ColumnRef, columns_among
+from text2sql_grpo.sql.outcome import Cell
+
+MAX_EXPRESSION = 200  # characters of a regular expression that is read
+MAX_STEPS = 300  # parts of one that is drawn, each repetition counted
+MORE = 2  # repetitions above the least number
+MAX_KNOWN = 40  # texts of a column in which it is searched
+MAX_TEXT = 300  # characters of each
+N_CHANGED = 6  # of them are changed where it matches
+TIMEOUT_S = 0.02  # of a search in one text: a model's expression may backtrack without end
+_EXPRESSIONS = (
+    *(exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch, exp.RegexpExtract, exp.RegexpExtractAll),
+    *(exp.RegexpReplace, exp.RegexpSplit, exp.RegexpCount, exp.RegexpInstr, exp.RegexpSubstr, exp.SimilarTo),
+)
+_SIGNS = string.ascii_letters + string.digits + "-_. "
+_CATEGORIES = {
+    "DIGIT": r"\d",
+    "NOT_DIGIT": r"\D",
+    "WORD": r"\w",
+    "NOT_WORD": r"\W",
+    "SPACE": r"\s",
+    "NOT_SPACE": r"\S",
+}
+_POSIX = {
+    "digit": r"\d",
+    "alpha": "a-zA-Z",
+    "alnum": "a-zA-Z0-9",
+    "lower": "a-z",
+    "upper": "A-Z",
+    "space": r"\s",
+}
+
+
+class _TooLongError(Exception):
+    """A text of more than `MAX_STEPS` parts."""
+
+
+def expressions_in(
+    tree: exp.Query, columns_of: Mapping[int, ColumnRef]
+) -> Iterator[tuple[list[ColumnRef], str]]:
+    """Columns in whose texts a query searches for a regular expression, and the expression."""
+    for node in tree.find_all(*_EXPRESSIONS):
+        sought = node.args.get("expression")
+        if not isinstance(sought, exp.Literal) or not sought.is_string:
+            continue
+        text = re.sub(r"\[:(\w+):\]", lambda found: _POSIX.get(found[1], found[0]), sought.name)
+        if isinstance(node, exp.SimilarTo):
+            text = f"^(?:{text.replace('%', '.*').replace('_', '.')})$"
+        elif isinstance(node, exp.RegexpFullMatch):
+            text = f"^(?:{text})$"
+        if len(text) <= MAX_EXPRESSION:
+            yield columns_among(node.this.walk(), columns_of), text
+
+
+def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[list[Cell], list[Cell]]:
+    """Texts of a column that an expression matches, and texts next to them, which it may miss.
+
+    Each is a known text with another part in place of the part that matches. If all known texts match, all
+    others do: an answer may rely on their form.
+
+    >>> texts_around(r"-(\\d+)", ["MOV-12", "SER-7"], Random(3))
+    (['MOV-97', 'MOV-977', 'MOV-12', 'MOV-1', 'SER-129', 'SER-77'], [])
+
+    Returns:
+        Both empty for an expression that Python does not read.
+    """
+    own = [text for text in known[:MAX_KNOWN] if isinstance(text, str) and len(text) <= MAX_TEXT]
+    exact: list[Cell] = []
+    near: list[Cell] = []
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree, compiled = parser.parse(expression), regex.compile(expression)
+        places = {text: span for text in own if (span := _span(compiled, text))}
+        is_form = bool(own) and len(places) == len(own)
+        for text in rng.sample(list(places), min(N_CHANGED, len(places))) or [""]:
+            start, end = places.get(text, (0, 0))
+            drawn = _Drawing(rng).text(tree)
+            exact.append(text[:start] + drawn + text[end:])
+            for part in (drawn, text[start:end], text[start:end]):
+                other = text[:start] + _changed(part, rng) + text[end:]
+                if _span(compiled, other):
+                    exact.append(other)
+                elif not is_form:
+                    near.append(other)
+    except (re.error, regex.error, OverflowError, RecursionError, TimeoutError, _TooLongError):
+        return [], []
+    return exact, near
+
+
+def _span(compiled: "regex.Pattern[str]", text: str) -> tuple[int, int] | None:
+    """Start and end of the part that matches.
+
+    Raises:
+        TimeoutError: After `TIMEOUT_S`.
+    """
+    found = compiled.search(text, timeout=TIMEOUT_S)
+    return found.span() if found else None
+
+
+def _changed(text: str, rng: Random) -> str:
+    """Text with one sign more or less, or with another sign or case: at an end or inside."""
+    place = rng.choice([0, rng.randrange(len(text) + 1), max(len(text) - 1, 0)])
+    sign = text[place : place + 1]
+    other = rng.choice(["", sign.swapcase(), sign * 2, *rng.sample(_SIGNS, 2)])
+    return text[:place] + other + text[place + 1 :]
+
+
+class _Drawing:
+    """One text drawn from the parts of a regular expression."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._left = MAX_STEPS
+
+    def text(self, parts: Any) -> str:
+        """Text that the parts match, anchors, look-arounds and references aside.
+
+        Raises:
+            _TooLongError: It has too many parts.
+        """
+        return "".join(self._part(str(name), argument) for name, argument in parts)
+
+    def _part(self, name: str, argument: Any) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooLongError
+        if name == "LITERAL":
+            return chr(argument)
+        if name in ("ANY", "NOT_LITERAL", "IN"):
+            signs = _of_class(argument) if name == "IN" else _SIGNS
+            return self._rng.choice([sign for sign in signs if name == "IN" or ord(sign) != argument] or [""])
+        if name == "BRANCH":
+            return self.text(self._rng.choice(argument[1]))
+        if name == "SUBPATTERN":
+            return self.text(argument[-1])
+        if name.endswith("_REPEAT"):
+            least, most, inner = argument
+            return "".join(self.text(inner) for _ in range(self._rng.randint(least, min(most, least + MORE))))
+        return ""
+
+
+def _of_class(items: Any) -> list[str]:
+    """Signs of a class such as `[a-z_]`."""
+    named = [(str(name), argument) for name, argument in items]
+    is_negated = ("NEGATE", None) in named
+    bounds = [argument for name, argument in named if name in ("LITERAL", "RANGE")]
+    own = {chr(bound) for one in bounds for bound in (one if isinstance(one, tuple) else (one,))}
+
+    def has(sign: str) -> bool:
+        for name, argument in named:
+            if name == "LITERAL" and ord(sign) == argument:
+                return True
+            if name == "RANGE" and argument[0] <= ord(sign) <= argument[1]:
+                return True
+            if name == "CATEGORY" and re.fullmatch(
+                _CATEGORIES[str(argument).removeprefix("CATEGORY_")], sign
+            ):
+                return True
+        return False
+
+    return [sign for sign in sorted({*_SIGNS, *own}) if has(sign) != is_negated]
