@@ -35,7 +35,7 @@ from text2sql_grpo.sql.schema import Schema
 DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 _SCALAR = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier),
-    *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.Coalesce),
+    *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.DataTypeParam, exp.Coalesce),
 )
 MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long

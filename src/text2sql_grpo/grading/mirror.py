@@ -56,6 +56,7 @@ _KINDS = {
 }
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
 _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
+_SECONDS = {"SECOND": 1, "MINUTE": 60, "HOUR": 3_600, "DAY": 86_400}
 _DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
 _KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
 _NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTERVAL).*", re.I | re.S)
@@ -119,6 +120,7 @@ class Mirror:
         schema: Schema of the database, with the columns that the mirror has.
         gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
+        is_whole: False if it lacks rows of a long table.
     """
 
     path: Path
@@ -126,6 +128,7 @@ class Mirror:
     schema: Schema
     gaps: dict[str, str]
     allowed: dict[tuple[str, str], tuple[Cell, ...]]
+    is_whole: bool = True
 
     @classmethod
     def of_file(cls, path: Path) -> "Mirror":
@@ -150,6 +153,12 @@ class Mirror:
     def in_sqlite(self, sql: str) -> str | None:
         """Query in SQLite's SQL; None if sqlglot cannot parse it."""
         return sql if self.is_database else as_sqlite(sql, self.dialect)
+
+    def with_plain_values(self, sql: str) -> str:
+        """Query in the database's SQL whose dates, intervals and labels are texts, as in the mirror."""
+        tree = read_query(sql, self.dialect).tree
+        plain = write_query(tree.transform(_plain_value, copy=False), self.dialect) if tree else None
+        return plain or sql
 
     def gap_of(self, sql: str) -> str:
         """Part of a query that the mirror lacks, and why; empty if it has all."""
@@ -185,37 +194,72 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
         return None
 
 
-def _in_sqlite(node: exp.Expr) -> exp.Expr:
+def _plain_value(node: exp.Expr) -> exp.Expr:
+    """Literal of a type that SQLite lacks, as its text."""
+    if not isinstance(node.this, exp.Literal):
+        return node
     if isinstance(node, exp.Cast) and node.to.this in _DAYS:
-        if isinstance(node.this, exp.Literal):
-            return node.this
+        return node.this
+    if isinstance(node.parent, exp.Predicate):
+        if isinstance(node, exp.Interval):
+            return exp.Literal.string(f"{node.name} {node.text('unit')}")
+        if isinstance(node, exp.Cast) and not node.is_type(*_KNOWN_TYPES):
+            return exp.Literal.string(node.name)
+    return node
+
+
+def _in_sqlite(node: exp.Expr) -> exp.Expr:
+    plain = _plain_value(node)
+    if plain is not node:
+        return plain
+    if isinstance(node, exp.Cast) and node.to.this in _DAYS:
         return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this)
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         step = read_step(f"{node.expression.name} {node.expression.text('unit')}")
         if step is not None:
             modifiers = map(exp.Literal.string, step.modifiers(1 if isinstance(node, exp.Add) else -1))
             return exp.func("DATETIME", node.this.transform(_in_sqlite), *modifiers)
-    if isinstance(node, exp.StartsWith):
-        return exp.func("INSTR", node.this, node.expression).eq(1)
-    if isinstance(node, exp.Contains):
-        return exp.func("INSTR", node.this, node.expression) > 0
-    if isinstance(node, exp.EndsWith):
-        return exp.func("SUBSTR", node.this, -exp.func("LENGTH", node.expression)).eq(node.expression)
-    if isinstance(node, exp.Left):
-        return exp.func("SUBSTR", node.this, exp.Literal.number(1), node.expression)
-    if isinstance(node, exp.Right):
-        return exp.func("SUBSTR", node.this, -node.expression)
-    if isinstance(node.parent, exp.Predicate) and isinstance(node.this, exp.Literal):
-        if isinstance(node, exp.Interval):
-            return exp.Literal.string(f"{node.name} {node.text('unit')}")
-        if isinstance(node, exp.Cast) and not node.is_type(*_KNOWN_TYPES):
-            return exp.Literal.string(node.name)
+    if isinstance(node, exp.StartsWith | exp.Contains | exp.EndsWith | exp.Left | exp.Right | exp.DateDiff):
+        return _function_in_sqlite(
+            node, node.this.transform(_in_sqlite), node.expression.transform(_in_sqlite)
+        )
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
     if part in _TIME_PARTS:
         moment = node.expression if isinstance(node, exp.Extract) else node.this
-        read = exp.func("STRFTIME", exp.Literal.string(_TIME_PARTS[part]), moment)
-        return exp.cast(read, "INTEGER")
+        return _time_part(_TIME_PARTS[part], moment)
     return node
+
+
+def _function_in_sqlite(node: exp.Expr, this: exp.Expr, other: exp.Expr) -> exp.Expr:
+    """Function of two arguments that SQLite lacks, of its translated arguments."""
+    if isinstance(node, exp.StartsWith):
+        return exp.func("INSTR", this, other).eq(1)
+    if isinstance(node, exp.Contains):
+        return exp.func("INSTR", this, other) > 0
+    if isinstance(node, exp.EndsWith):
+        return exp.func("SUBSTR", this, -exp.func("LENGTH", other)).eq(other)
+    if isinstance(node, exp.Left):
+        return exp.func("SUBSTR", this, exp.Literal.number(1), other)
+    if isinstance(node, exp.Right):
+        return exp.func("SUBSTR", this, -other)
+    last, first = (_parts_until(moment, node.text("unit").upper()) for moment in (this, other))
+    is_counted = node.args.get("date_part_boundary") and last and first
+    return exp.paren(last - first) if is_counted and last and first else node
+
+
+def _parts_until(moment: exp.Expr, unit: str) -> exp.Expr | None:
+    """Number of a moment's minute, day, month, .. among all; None for another unit."""
+    found: exp.Expr
+    if unit in _SECONDS:
+        found = _time_part("%s", moment)
+        return exp.Div(this=found, expression=exp.Literal.number(_SECONDS[unit]), typed=True)
+    if unit == "YEAR":
+        return _time_part("%Y", moment)
+    return _time_part("%Y", moment) * 12 + _time_part("%m", moment) if unit == "MONTH" else None
+
+
+def _time_part(form: str, moment: exp.Expr) -> exp.Expr:
+    return exp.cast(exp.func("STRFTIME", exp.Literal.string(form), moment.copy()), "INTEGER")
 
 
 def build_mirror(
@@ -311,7 +355,8 @@ def build_mirror(
                         connection.execute(f"DROP VIEW {view}")
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot write the mirror of a database: {error} (at {path})") from error
-    return Mirror(path, catalogue, schema, gaps, allowed)
+    is_whole = all(len(found) < max_rows for found in rows.values())
+    return Mirror(path, catalogue, schema, gaps, allowed, is_whole)
 
 
 def read_rows(path: Path, table: Table) -> list[Row]:

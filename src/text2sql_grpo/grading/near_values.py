@@ -40,7 +40,10 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
         return _distinct(typed, [typed - 1, typed + 1, typed // 2, typed * 2])
     if isinstance(typed, float):
         near = [typed - 1, typed - 0.5, typed + 0.5, typed + 1, typed * 0.9, typed * 1.1]
-        return _distinct(typed, [*near, typed - 0.25, typed + 0.25])  # round() moves a half up, these back
+        near += [typed - 0.25, typed + 0.25]  # round() moves a half up, these back
+        grain = 10.0 ** -len(str(typed).partition(".")[2].rstrip("0"))
+        near += [round(typed - grain / 25, 9), round(typed + grain / 25, 9)]  # of a digit more
+        return _distinct(typed, near)
     if isinstance(typed, bytes):
         return [typed + b"\x00", typed[:-1]]
     text = str(typed)

@@ -113,7 +113,8 @@ def _scalar(shape: Nested, known: Sequence[Nested], literals: Sequence[Cell], rn
     if shape.text in ("true", "false"):
         return Nested("", rng.choice(("true", "false")))
     quote = shape.text[:1] if shape.text[:1] in ("'", '"') else ""
-    is_number = not quote and all(_NUMBER.fullmatch(text) for text in texts)
+    is_code = all(map(str.isdecimal, texts)) and len(set(map(len, texts))) == 1 and len(texts[0]) > 4
+    is_number = not quote and all(_NUMBER.fullmatch(text) for text in texts) and not is_code
 
     def value(text: str) -> Cell:
         if is_number:
@@ -131,6 +132,9 @@ def _scalar(shape: Nested, known: Sequence[Nested], literals: Sequence[Cell], rn
     elif shape.text.isdecimal():  # numbers in JSON may be compared as texts
         changed += [int(str(text)) for text in of_other_lengths(shape.text)]
     choices = [plain for plain in map(_plain, (asked, near, changed)) if plain]
+    if is_code:  # all of one length
+        choices = [[one + str(own)[len(one) :] for one in plain if one.isdecimal()] for plain in choices]
+        choices = [plain for plain in choices if plain]
     return Nested("", f"{quote}{rng.choice(rng.choice(choices))}{quote}") if choices else shape
 
 

@@ -320,7 +320,7 @@ class _Content:
             of_others = {v for other, found in self.gold.literals.items() if other != column for v in found}
             others = [value for value in self.gold.constants if value not in of_others]
             literals = [*self.gold.literals.get(column, ()), *others]
-            n_values = self.recipe.variety or len(rows)
+            n_values = self.recipe.variety or min(len(rows), MAX_POOL)
             drawn = [draw_nested(nested, literals, self.rng).written() for _ in range(n_values)]
             for row in rows:
                 if self.rng.random() < self.recipe.change:

@@ -17,7 +17,7 @@ from text2sql_grpo.sql.outcome import Cell
 MAX_EXPRESSION = 200  # characters of a regular expression that is read
 MAX_STEPS = 300  # parts of one that is drawn, each repetition counted
 MORE = 2  # repetitions above the least number
-MAX_KNOWN = 40  # texts of a column in which it is searched
+MAX_KNOWN = 400  # texts of a column in which it is searched
 MAX_TEXT = 300  # characters of each
 N_CHANGED = 6  # of them are changed where it matches
 TIMEOUT_S = 0.02  # of a search in one text: a model's expression may backtrack without end

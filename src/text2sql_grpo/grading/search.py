@@ -42,6 +42,7 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 4  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
+ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
@@ -49,6 +50,21 @@ NO_CANDIDATE = "no test database: in all tries the gold query failed or depended
 
 class NoCandidateError(Exception):
     """The gold query runs on none of the candidates drawn for an answer."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """Queries as their engine has them, before their translation to SQLite: of these rows are drawn.
+
+    Attributes:
+        dialect: Name in sqlglot of their SQL.
+        gold: The gold query.
+        answer: The answer; empty for none.
+    """
+
+    dialect: str
+    gold: str
+    answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,13 @@ def drawn_databases(
 
 
 def find_test_databases(
-    database: Path, base: DatabaseSample, gold_sql: str, answer: ExecutionOutcome, *, size: int
+    database: Path,
+    base: DatabaseSample,
+    gold_sql: str,
+    answer: ExecutionOutcome,
+    *,
+    size: int,
+    native: Native | None = None,
 ) -> Found:
     """Find at most `size` test databases of a gold query, whose result on the database is `answer`."""
     gold = read_gold(gold_sql, base.schema, base.views)
@@ -146,19 +168,27 @@ def find_test_databases(
         return Found((), base, why_unread(gold_sql) or "it reads no table whose columns are known", {})
     if virtual := sorted(gold.tables - base.tables.keys()):
         return Found((), base, f"the gold query reads the virtual table {virtual[0]}", {})
-    base, assumed = _as_read(base, database, gold)
+    seeds = (_read(base, native.gold, native.dialect) if native else None) or gold
+    base, assumed = _as_read(base, database, seeds)
     read = base.restricted(gold.tables | base.named_in(gold_sql))
     mutants = list(edited(gold, choosing_operators(gold, base.schema)))
-    chosen = _greedy(_candidates(read, gold, gold_sql, mutants, answer, Random(gold_sql)), size)
+    rng = Random(gold_sql)
+    contents = (draw_rows(read, seeds, rng) for _ in range(MAX_TRIES))
+    drawn = drawn_databases(read, contents, gold, gold_sql)
+    chosen = _greedy(_candidates(drawn, mutants, answer), size)
     killed = frozenset[str]().union(*(candidate.killed for candidate in chosen))
-    contents = [
-        draw_rows(base, gold, Random(f"{index} {gold_sql}"), known=candidate.content)
+    whole = [
+        draw_rows(base, seeds, Random(f"{index} {gold_sql}"), known=candidate.content)
         for index, candidate in enumerate(chosen)
     ]
     kills_hard_coded = [HARD_CODED in candidate.killed for candidate in chosen]
     gap = gap_of(kills_hard_coded, [candidate.returns_nothing for candidate in chosen], size)
     record = {"mutants": len(mutants), "killed": len(killed - {HARD_CODED}), "assumed_unique": assumed}
-    return Found(tuple(contents), base, gap, record)
+    return Found(tuple(whole), base, gap, record)
+
+
+def _read(base: DatabaseSample, sql: str, dialect: str) -> GoldQuery | None:
+    return read_gold(sql, base.schema, base.views, dialect=dialect)
 
 
 def _as_read(
@@ -169,30 +199,17 @@ def _as_read(
     return with_identifiers(linked, database, query.identifying)
 
 
-def draw_databases(
-    database: Path,
-    base: DatabaseSample,
-    gold_sql: str,
-    answer_sql: str = "",
-    *,
-    dialect: str,
-    size: int,
-) -> Iterator[Content]:
-    """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run.
-
-    Args:
-        answer_sql: The answer; empty for any.
-        dialect: Name in sqlglot of the SQL of both.
-    """
-    gold = read_gold(gold_sql, base.schema, base.views, dialect=dialect)
-    answer = read_gold(answer_sql, base.schema, base.views, dialect=dialect) if answer_sql else None
+def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, size: int) -> Iterator[Content]:
+    """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run."""
+    gold, answer = (_read(base, sql, queries.dialect) for sql in (queries.gold, queries.answer))
     if gold is None:
         return
     gold = gold if answer is None else _joined(gold, answer)
     base, _ = _as_read(base, database, gold)
-    rng = Random(f"{gold_sql}\0{answer_sql}")
+    rng = Random(f"{queries.gold}\0{queries.answer}")
     for _ in range(size):
-        yield draw_rows(base, gold, rng)
+        recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_DRAWN), planted=0.6)
+        yield draw_rows(base, gold, rng, recipe)
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
@@ -223,6 +240,7 @@ def find_counterexamples(
     *,
     limits: Limits | None,
     declared_nulls: bool = False,
+    native: Native | None = None,
 ) -> Generator[Path]:
     """Yield small databases on which an answer has another result than the gold query.
 
@@ -238,7 +256,11 @@ def find_counterexamples(
     answer = read_gold(answer_sql, base.schema, base.views)
     if gold is None or (answer is not None and answer.tree == gold.tree):
         return
-    seeds = _with_tokens(gold, base, answer_sql) if answer is None else _joined(gold, answer)
+    seeds, known = gold, answer
+    if native is not None:
+        seeds = _read(base, native.gold, native.dialect) or gold
+        known = _read(base, native.answer, native.dialect)
+    seeds = _with_tokens(seeds, base, answer_sql) if known is None else _joined(seeds, known)
     base, _ = _as_read(base, database, seeds)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
@@ -304,19 +326,11 @@ def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> Gold
     )
 
 
-def _candidates(
-    base: DatabaseSample,
-    gold: GoldQuery,
-    gold_sql: str,
-    mutants: Sequence[str],
-    answer: ExecutionOutcome,
-    rng: Random,
-) -> list[_Candidate]:
+def _candidates(found: Iterable[Drawn], mutants: Sequence[str], answer: ExecutionOutcome) -> list[_Candidate]:
     """Databases on which the gold query has one result only, whatever the order of the scan."""
     candidates: list[_Candidate] = []
     slow: set[str] = set()
-    contents = (draw_rows(base, gold, rng) for _ in range(MAX_TRIES))
-    for drawn in islice(drawn_databases(base, contents, gold, gold_sql), ENOUGH_CANDIDATES):
+    for drawn in islice(found, ENOUGH_CANDIDATES):
         killed = {HARD_CODED} if drawn.differs(answer) else set()
         with closing(drawn.connection) as connection:
             for sql in mutants:

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
     NO_CANDIDATE,
+    Native,
     NoCandidateError,
     draw_databases,
     find_counterexamples,
@@ -53,7 +54,7 @@ from text2sql_grpo.sql.schema import read_schema
 MAX_DATABASES = 4
 MAX_SUITES = 65_536  # of golds, in memory
 MAX_TRIALS = 16_384  # of gold queries and answers, in memory
-N_CONFIRMED = 24  # databases of the mirror that refute an answer are tried on the engine at most
+N_CONFIRMED = 4  # databases of the mirror that refute an answer are tried on the engine
 RERUNS = 4  # of a gold query that the engine reports as volatile
 N_DRAWN = 24  # databases are drawn where SQLite cannot run the gold query
 
@@ -214,18 +215,30 @@ class TestSuite:
             answer,
             limits=self._limits,
             declared_nulls=self._declared_nulls,
+            native=_native(mirror, gold_sql, answer_sql),
         )
         with self._new_folder() as folder, closing(search(Path(folder))) as candidates:
             if mirror.is_database:
                 return Trial(is_refuted=any(True for _ in candidates), gap=gap)
-            try:
-                paths: Iterable[Path] = list(islice(candidates, N_CONFIRMED))
-            except NoCandidateError:
-                paths = self._drawn(mirror, gold_sql, answer_sql)
+            paths: Iterable[Path] = self._drawn(mirror, gold_sql, answer_sql)
+            if self._is_alike(mirror, database, gold_sql, gold, answer):
+                with suppress(NoCandidateError):
+                    paths = list(islice(candidates, N_CONFIRMED))
             for path in paths:
                 if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
                     return Trial(is_refuted=True)
         return Trial(gap=gap)
+
+    def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *translated: str) -> bool:
+        """True if translated queries return on the mirror what the gold query returns on the database.
+
+        Else SQLite cannot run them, or means something else by them. Where the mirror lacks rows, they only
+        have to agree there.
+        """
+        source, sql = (database, gold_sql) if mirror.is_whole else (mirror.path, translated[0])
+        known = GoldResult.of(self._executor, source, sql, limits=self._limits)
+        outcomes = [self._executor.execute(mirror.path, one, limits=self._limits) for one in translated]
+        return known.is_usable and all(map(known.accepts, outcomes, translated))
 
     def _is_confirmed(
         self, path: Path, mirror: Mirror, database: Database, gold_sql: str, answer_sql: str
@@ -256,7 +269,9 @@ class TestSuite:
                 return Suite(gap=why_unread(gold_sql, mirror.dialect))
             if gap := mirror.gap_of(gold_sql):
                 return Suite(gap=gap)
-            found = self._searched(mirror.path, query)
+            found = Suite(gap=NO_CANDIDATE)
+            if mirror.is_database or self._is_alike(mirror, database, gold_sql, query):
+                found = self._searched(mirror.path, query, _native(mirror, gold_sql))
             return found if mirror.is_database else self._copied(found, mirror, database, gold_sql, answer)
         except (ConfigError, SlowExpressionsError) as error:  # no copies on this machine, or in bounded time
             return Suite(gap=str(error))
@@ -270,7 +285,7 @@ class TestSuite:
         again = self._executor.execute_many([(database, gold_sql)] * RERUNS, limits=self._limits)
         return any(not one.is_ok or compare_strict(answer, one, ordered=False) != "equal" for one in again)
 
-    def _searched(self, database: Path, gold_sql: str) -> Suite:
+    def _searched(self, database: Path, gold_sql: str, native: Native | None) -> Suite:
         """Test databases of a SQLite file, of the folder or new."""
         folder = entry_of(self._folder / "suites", database, gold_sql, self.size)
         known = read_entry(folder)
@@ -280,7 +295,7 @@ class TestSuite:
         if not answer.is_ok or answer.is_truncated:
             return Suite(gap=FAILED)
         base = self._sample(database)
-        found = find_test_databases(database, base, gold_sql, answer, size=self.size)
+        found = find_test_databases(database, base, gold_sql, answer, size=self.size, native=native)
         self.n_searched += 1
         if not found.contents:
             return Suite(gap=found.gap)
@@ -292,8 +307,8 @@ class TestSuite:
         self, found: Suite, mirror: Mirror, database: Database, gold_sql: str, answer: ExecutionOutcome
     ) -> Suite:
         """Copies of the mirror's test databases on the engine, as far as the gold query is sound on them."""
-        engine, copies = self._engine(database), list[Database]()
-        kills_hard_coded, returns_nothing = list[bool](), list[bool]()
+        engine = self._engine(database)
+        copies: list[tuple[bool, bool, str]] = []  # the best ones are the smallest
         paths: Iterator[Path] = map(Path, found.databases)
         if not found.databases:
             if found.gap not in (FAILED, NO_CANDIDATE):
@@ -305,19 +320,22 @@ class TestSuite:
             if known is None:
                 engine.drop(url)
                 continue
-            copies.append(url)
-            kills_hard_coded.append(not known.accepts(answer, gold_sql))
-            returns_nothing.append(all(cell is None for row in known.outcome.rows for cell in row))
-            if len(copies) == self.size:
+            returns_nothing = all(cell is None for row in known.outcome.rows for cell in row)
+            copies.append((returns_nothing, known.accepts(answer, gold_sql), url))
+            if sum(not is_empty for is_empty, *_ in copies) == self.size:
                 break
-        return Suite(tuple(copies), gap_of(kills_hard_coded, returns_nothing, self.size))
+        copies.sort(key=lambda copy: copy[:2])
+        for *_, url in copies[self.size :]:
+            engine.drop(url)
+        best = copies[: self.size]
+        gap = gap_of([not is_same for _, is_same, _ in best], [is_empty for is_empty, *_ in best], self.size)
+        return Suite(tuple(url for *_, url in best), gap)
 
     def _drawn(self, mirror: Mirror, gold_sql: str, answer_sql: str = "") -> Iterator[Path]:
         """Random databases for queries that SQLite cannot run."""
         base = self._sample(mirror.path)
-        contents = draw_databases(
-            mirror.path, base, gold_sql, answer_sql, dialect=mirror.dialect, size=N_DRAWN
-        )
+        queries = _native(mirror, gold_sql, answer_sql)
+        contents = draw_databases(mirror.path, base, queries, size=N_DRAWN) if queries else ()
         with self._new_folder() as folder:
             for number, content in enumerate(contents):
                 path = Path(folder) / f"{number}.sqlite"
@@ -384,6 +402,13 @@ class TestSuite:
             self._missing[kind] = str(error)
             raise
         return self._engines[kind]
+
+
+def _native(mirror: Mirror, gold_sql: str, answer_sql: str = "") -> Native | None:
+    """Queries of a database that has a mirror; None for a SQLite file."""
+    if mirror.is_database:
+        return None
+    return Native(mirror.dialect, *map(mirror.with_plain_values, (gold_sql, answer_sql)))
 
 
 def _copy_engine(kind: Kind, folder: Path, url: str) -> CopyEngine:
