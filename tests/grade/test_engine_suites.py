@@ -371,3 +371,56 @@ def _is_gone(url: str) -> bool:
     except psycopg.OperationalError:
         return True
     return False
+
+
+RIDES = """
+CREATE TABLE ride (id INTEGER PRIMARY KEY, link VARCHAR, start_at TIMESTAMP, end_at TIMESTAMP,
+    specs MAP(VARCHAR, VARCHAR), prefs JSON, place STRUCT(city VARCHAR, zip VARCHAR));
+INSERT INTO ride SELECT n, 'https://a.io/' || n || '?src=' || ['news', 'mail', 'shop'][1 + n % 3] || '&m=2',
+    TIMESTAMP '2024-01-01 08:00:00' + to_hours(n),
+    TIMESTAMP '2024-01-01 08:00:00' + to_hours(n) + to_minutes(n),
+    MAP {'colour': ['red', 'blue'][1 + n % 2], 'size': 'L'},
+    '{"sms": ' || ['true', 'false'][1 + n % 2] || ', "km": ' || n || '}',
+    {'city': ['Berlin', 'Bonn'][1 + n % 2], 'zip': (50000 + n * 700)::VARCHAR} FROM range(40) AS s (n)
+"""
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong", "right"),
+    [
+        (
+            "SELECT regexp_extract(link, 'src=([^&]+)', 1) AS s FROM ride",
+            "SELECT regexp_extract(link, 'src=([a-z]+)', 1) AS s FROM ride",
+            "SELECT split_part(split_part(link, 'src=', 2), '&', 1) AS s FROM ride",
+        ),
+        (
+            "SELECT id FROM ride WHERE date_diff('minute', start_at, end_at) > 20",
+            "SELECT id FROM ride WHERE end_at - start_at > INTERVAL 20 MINUTE",
+            "SELECT id FROM ride WHERE date_diff('minute', start_at, end_at) >= 21",
+        ),
+        (
+            "SELECT id FROM ride WHERE prefs->>'sms' = 'true' AND (prefs->>'km')::INTEGER >= 20",
+            "SELECT id FROM ride WHERE prefs->>'sms' = 'true' AND (prefs->>'km')::INTEGER > 18",
+            "SELECT id FROM ride WHERE prefs->>'sms' = 'true' AND 20 <= CAST(prefs->>'km' AS INTEGER)",
+        ),
+        (
+            "SELECT id FROM ride WHERE specs['colour'] = 'red'",
+            "SELECT id FROM ride WHERE list_contains(map_values(specs), 'red')",
+            "SELECT id FROM ride WHERE map_extract_value(specs, 'colour') = 'red'",
+        ),
+        (
+            "SELECT count(place.zip) AS n FROM ride WHERE place.city = 'Bonn'",
+            "SELECT count(DISTINCT place.zip) AS n FROM ride WHERE place.city = 'Bonn'",
+            "SELECT count(*) AS n FROM ride WHERE place.city = 'Bonn' AND place.zip IS NOT NULL",
+        ),
+    ],
+)
+def test_what_sqlite_cannot_run_or_reads_otherwise_is_tried_on_duckdb(
+    gold: str, wrong: str, right: str, tmp_path: Path, executor: SQLExecutor
+) -> None:
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute(RIDES)
+    url = f"duckdb:///{tmp_path}/a.duckdb"
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    verdicts = [grader.grade(url, gold, answer) for answer in (wrong, right)]
+    assert [(one.official, one.strict, one.gap) for one in verdicts] == [(True, False, ""), (True, True, "")]
