@@ -63,8 +63,8 @@ def read_nested(values: Sequence[Cell]) -> tuple[Nested, ...]:
 def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
     """New value, of elements like those of known ones.
 
-    A list gets 0 to `MAX_LENGTH` elements, or one more than the longest known; a map some of the keys; a
-    struct all. NULL stands where one is.
+    A list gets up to `MAX_LENGTH` elements, or one more than the longest known, and none only if a known one
+    has none; a map some of the keys; a struct all. NULL stands where one is.
 
     Args:
         known: Values of the column, at least one.
@@ -77,20 +77,20 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
         return _scalar(shape, known, literals, rng)
     if not shape.mark:
         items = [item for value in alike for _, item in value.items]
-        longest = max(len(value.items) for value in alike)
-        sizes = list(range(max(MAX_LENGTH, longest + 1) + 1))
+        lengths = [len(value.items) for value in alike]
+        sizes = list(range(min(1, *lengths), max(MAX_LENGTH, max(lengths) + 1) + 1))
         if rng.random() < NEAR:  # a number may be compared with the length
             asked_sizes = [
                 value + step for value in literals if isinstance(value, int) for step in (-1, 0, 1)
             ]
-            sizes = [size for size in asked_sizes if 0 <= size <= MAX_ASKED] or sizes
+            sizes = [size for size in asked_sizes if sizes[0] <= size <= MAX_ASKED] or sizes
         made = [draw_nested(items, literals, rng) for _ in range(rng.choice(sizes) if items else 0)]
         if made and rng.random() < 0.3:  # an element twice
             made[-1] = made[0]
         asked = [item for item in items if item.text.strip("'\"") in map(str, literals)]
         others = [item for item in items if item not in asked]
         if asked and others and rng.random() < 0.2:  # further back than in any known list
-            made = [*rng.choices(others, k=longest), rng.choice(asked)]
+            made = [*rng.choices(others, k=max(lengths)), rng.choice(asked)]
         return Nested(shape.brackets, "", "", tuple(("", item) for item in made))
     by_key: dict[str, list[Nested]] = {}
     for value in alike:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import RLock
 
@@ -309,12 +309,9 @@ class TestSuite:
         """Copies of the mirror's test databases on the engine, as far as the gold query is sound on them."""
         engine = self._engine(database)
         copies: list[tuple[bool, bool, str]] = []  # the best ones are the smallest
-        paths: Iterator[Path] = map(Path, found.databases)
-        if not found.databases:
-            if found.gap not in (FAILED, NO_CANDIDATE):
-                return found
-            paths = self._drawn(mirror, gold_sql)
-        for path in paths:
+        if not found.databases and found.gap not in (FAILED, NO_CANDIDATE):
+            return found
+        for path in chain(map(Path, found.databases), self._drawn(mirror, gold_sql)):
             url = engine.create(path, mirror)
             known = self._sound_gold(url, mirror.dialect, gold_sql)
             if known is None:
