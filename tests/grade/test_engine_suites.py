@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -18,6 +20,7 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
@@ -424,3 +427,29 @@ def test_what_sqlite_cannot_run_or_reads_otherwise_is_tried_on_duckdb(
     grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
     verdicts = [grader.grade(url, gold, answer) for answer in (wrong, right)]
     assert [(one.official, one.strict, one.gap) for one in verdicts] == [(True, False, ""), (True, True, "")]
+
+
+def test_checks_hold_on_the_mirror_where_sqlite_can_compute_them(
+    tmp_path: Path, executor: SQLExecutor, postgres_server: PostgresServer
+) -> None:
+    columns = "id INTEGER PRIMARY KEY, first DATE, last DATE, n INTEGER CHECK (n > 0), CHECK (last > first)"
+    create, moments = f"CREATE TABLE stay ({columns})", "DATE '2024-01-01', DATE '2024-01-03'"
+    rows = f"INSERT INTO stay SELECT n, {moments}, n FROM generate_series(1, 30) AS s (n)"
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute(create)
+        connection.execute(rows)
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE checked")
+    with psycopg.connect(postgres_server.admin_url("checked"), autocommit=True) as admin:
+        admin.execute(create)
+        admin.execute(rows)
+        admin.execute(restricted_role_sql("checked_reader", "secret", "checked"))
+    gold = "SELECT id FROM stay WHERE last - first > 1"
+    for url in (f"duckdb:///{tmp_path}/a.duckdb", postgres_server.url("checked_reader", "secret", "checked")):
+        folder = tmp_path / parse_address(url).kind
+        assert len(TestSuite(executor, folder).databases(url, gold).databases) == 4
+        (mirror,) = (folder / "mirrors").glob("*.sqlite")
+        with closing(sqlite3.connect(mirror)) as connection:
+            ((sql,),) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'stay'").fetchall()
+            assert sql.count("CHECK") == 2
+            assert connection.execute("SELECT count(*) FROM stay").fetchall() == [(30,)]

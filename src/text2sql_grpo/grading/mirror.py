@@ -327,12 +327,11 @@ def build_mirror(
         for sample in samples
     ]
     by_name = {table.name: table for table in schema.tables}
-    statements = [
-        Statement(
-            _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect), one.name
-        )
-        for one in samples
-    ]
+    statements = []
+    for one in samples:
+        create = _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect)
+        checks = _checks(catalogue, by_name[one.name]) if is_copied else []
+        statements.append(Statement(_with_checks(create, checks, rows[one.name], one), one.name))
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
         for name, text in catalogue.views
@@ -429,6 +428,36 @@ def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[C
         others = ", ".join(map(quoted, reference.parent_columns))
         parts.append(f"FOREIGN KEY ({own}) REFERENCES {quoted(reference.parent)} ({others})")
     return f"CREATE TABLE {quoted(sample.name)} ({', '.join(parts)})"
+
+
+def _checks(catalogue: Catalogue, table: Table) -> list[str]:
+    """CHECKs of a table in SQLite's SQL."""
+    found = []
+    for statement in catalogue.script:
+        tree = read_query(statement, catalogue.dialect).tree
+        target = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
+        if tree is None or target is None or target.name != table.name:
+            continue
+        if table.namespace and target.db != table.namespace:
+            continue
+        for check in tree.find_all(exp.CheckColumnConstraint):
+            query = as_sqlite(f"SELECT {check.this.sql(catalogue.dialect)}", catalogue.dialect)
+            found += [query.removeprefix("SELECT ")] if query else []
+    return found
+
+
+def _with_checks(create: str, checks: Sequence[str], rows: Sequence[Row], sample: TableSample) -> str:
+    """CREATE TABLE with those CHECKs that SQLite can compute, and that the table's rows pass there."""
+    marks = ", ".join("?" * len(sample.columns))
+    listed = ", ".join(map(quoted, sample.columns))
+    for check in checks:
+        wider = f"{create.removesuffix(')')}, CHECK ({check}))"
+        with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
+            connection.execute(wider)
+            insert = f"INSERT INTO {quoted(sample.name)} ({listed}) VALUES ({marks})"
+            connection.executemany(insert, rows)
+            create = wider
+    return create
 
 
 def _rows(
