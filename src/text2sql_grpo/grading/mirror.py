@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import sqlite3
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -243,8 +244,9 @@ def _function_in_sqlite(node: exp.Expr, this: exp.Expr, other: exp.Expr) -> exp.
     if isinstance(node, exp.Right):
         return exp.func("SUBSTR", this, -other)
     last, first = (_parts_until(moment, node.text("unit").upper()) for moment in (this, other))
-    is_counted = node.args.get("date_part_boundary") and last and first
-    return exp.paren(last - first) if is_counted and last and first else node
+    if node.args.get("date_part_boundary") and last and first:
+        return exp.paren(last - first)
+    return node
 
 
 def _parts_until(moment: exp.Expr, unit: str) -> exp.Expr | None:
@@ -328,10 +330,11 @@ def build_mirror(
     ]
     by_name = {table.name: table for table in schema.tables}
     statements = []
+    checks = _checks(catalogue)
     for one in samples:
         create = _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect)
-        checks = _checks(catalogue, by_name[one.name]) if is_copied else []
-        statements.append(Statement(_with_checks(create, checks, rows[one.name], one), one.name))
+        own = checks.get(one.name, ())
+        statements.append(Statement(_with_checks(create, own, rows[one.name], one), one.name))
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
         for name, text in catalogue.views
@@ -430,19 +433,16 @@ def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[C
     return f"CREATE TABLE {quoted(sample.name)} ({', '.join(parts)})"
 
 
-def _checks(catalogue: Catalogue, table: Table) -> list[str]:
-    """CHECKs of a table in SQLite's SQL."""
-    found = []
+def _checks(catalogue: Catalogue) -> dict[str, list[str]]:
+    """CHECKs in SQLite's SQL, by the name of their table; the mirror has one table of a name at most."""
+    found = defaultdict[str, list[str]](list)
     for statement in catalogue.script:
-        tree = read_query(statement, catalogue.dialect).tree
-        target = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
-        if tree is None or target is None or target.name != table.name:
-            continue
-        if table.namespace and target.db != table.namespace:
-            continue
-        for check in tree.find_all(exp.CheckColumnConstraint):
+        tree = read_query(statement, catalogue.dialect).tree if "CHECK" in statement.upper() else None
+        table = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
+        for check in tree.find_all(exp.CheckColumnConstraint) if tree and table else ():
             query = as_sqlite(f"SELECT {check.this.sql(catalogue.dialect)}", catalogue.dialect)
-            found += [query.removeprefix("SELECT ")] if query else []
+            if table and query:
+                found[table.name].append(query.removeprefix("SELECT "))
     return found
 
 
