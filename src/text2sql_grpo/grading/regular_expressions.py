@@ -5,7 +5,7 @@ import string
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from re import _parser as parser  # type: ignore[attr-defined]  # no other library says what a pattern is made of
+from re import _parser as parser  # type: ignore[attr-defined]  # the parts of a pattern
 from typing import Any
 
 import regex
