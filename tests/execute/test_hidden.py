@@ -15,7 +15,8 @@ from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.hidden import Hidden, hide
 from text2sql_grpo.sql.personal import is_personal
-from text2sql_grpo.sql.schema import Column, read_schema, schema_text
+from text2sql_grpo.sql.schema import Column, read_schema
+from text2sql_grpo.sql.schema_text import schema_text
 
 SCRIPT = """
 CREATE TABLE film (id INTEGER PRIMARY KEY, title VARCHAR(20), city VARCHAR(20), password VARCHAR(20));

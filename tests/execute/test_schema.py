@@ -6,7 +6,8 @@ import pytest
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql.schema import Schema, SchemaText, read_schema, schema_text
+from text2sql_grpo.sql.schema import Schema, read_schema
+from text2sql_grpo.sql.schema_text import SchemaText, schema_text
 
 
 def test_broken_database(tmp_path: Path) -> None:

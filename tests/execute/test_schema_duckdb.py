@@ -9,8 +9,8 @@ import pytest
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.outcome import Limits
-from text2sql_grpo.sql.schema import Column, ForeignKey, Schema, compact_text, read_schema
-from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS
+from text2sql_grpo.sql.schema import MAX_COUNTED_ROWS, Column, ForeignKey, Schema, read_schema
+from text2sql_grpo.sql.schema_text import compact_text
 
 duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb")
 

@@ -7,8 +7,8 @@ import pytest
 from tests.postgres_server import PostgresServer
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.names import quote_name
-from text2sql_grpo.sql.schema import Column, ForeignKey, Schema, compact_text, ddl_text, read_schema
-from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS
+from text2sql_grpo.sql.schema import MAX_COUNTED_ROWS, Column, ForeignKey, Schema, read_schema
+from text2sql_grpo.sql.schema_text import compact_text, ddl_text
 
 psycopg = pytest.importorskip("psycopg", reason="needs the package psycopg")
 

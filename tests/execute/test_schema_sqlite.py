@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql.schema import Column, ForeignKey, compact_text, ddl_text, read_schema
-from text2sql_grpo.sql.schema_types import MAX_COUNTED_ROWS
+from text2sql_grpo.sql.schema import MAX_COUNTED_ROWS, Column, ForeignKey, read_schema
+from text2sql_grpo.sql.schema_text import compact_text, ddl_text
 
 SCRIPT = '''
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT NOT NULL, boss INTEGER REFERENCES staff);

@@ -8,8 +8,9 @@ import pytest
 from tests.postgres_server import PostgresServer
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
-from text2sql_grpo.sql import SQLExecutor, read_schema
-from text2sql_grpo.sql.schema import ddl_text
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql.schema import read_schema
+from text2sql_grpo.sql.schema_text import ddl_text
 
 # After Pagila: enums, domains, arrays, generated columns, partitions, triggers, views, owner's functions.
 RENTALS = """

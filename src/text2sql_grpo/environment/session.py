@@ -25,15 +25,10 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.personal import PERSONAL
-from text2sql_grpo.sql.schema import (
-    Schema,
-    SchemaText,
-    TableChoice,
-    estimated_tokens,
-    read_schema,
-    schema_text,
-    table_choice,
-)
+from text2sql_grpo.sql.schema import Schema, read_schema
+from text2sql_grpo.sql.schema_budget import estimated_tokens
+from text2sql_grpo.sql.schema_choice import TableChoice
+from text2sql_grpo.sql.schema_text import SchemaText, schema_text, table_choice
 
 if TYPE_CHECKING:
     from text2sql_grpo.sql.hidden import Hidden

@@ -13,7 +13,7 @@ from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.query import read_query
-from text2sql_grpo.sql.schema_types import Schema
+from text2sql_grpo.sql.schema import Schema
 
 SHOWN = ObservationLimits(max_rows=12, max_cell_chars=60)
 MAX_TABLES = 4

@@ -20,7 +20,7 @@ from text2sql_grpo.evaluation.perturbed_copies import copies_of
 from text2sql_grpo.grading import compare_strict
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.query import literals, read_query, write_query
-from text2sql_grpo.sql.schema_types import Schema
+from text2sql_grpo.sql.schema import Schema
 
 Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
 

@@ -16,8 +16,9 @@ from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sq
 from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.outcome import Row
-from text2sql_grpo.sql.schema import Column, Table, quote_name
+from text2sql_grpo.sql.schema import Column, Table
 
 BLOCK_BYTES = 16_384  # the smallest: most tables hold a few rows
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {

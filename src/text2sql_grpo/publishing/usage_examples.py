@@ -8,7 +8,8 @@ from typing import Any
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.sql.schema import Column, Schema, Table, schema_text
+from text2sql_grpo.sql.schema import Column, Schema, Table
+from text2sql_grpo.sql.schema_text import schema_text
 
 _QUESTION = "How many cities are there?"
 _COLUMNS = (

@@ -19,7 +19,7 @@ from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.personal import PERSONAL, is_personal
 from text2sql_grpo.sql.query import Lexeme, lexemes, quotes_alike, read_query, without_comments
-from text2sql_grpo.sql.schema_types import Schema, Table, View
+from text2sql_grpo.sql.schema import Schema, Table, View
 
 _Relation = TypeVar("_Relation", Table, View)
 

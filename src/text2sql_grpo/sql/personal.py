@@ -6,7 +6,7 @@ Names of people, birth dates and addresses are not among them: questions ask for
 import re
 import unicodedata
 
-from text2sql_grpo.sql.schema_types import Column
+from text2sql_grpo.sql.schema import Column
 
 PERSONAL = "personal"  # in `data.hide`, for the columns of `is_personal`
 

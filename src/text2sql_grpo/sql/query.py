@@ -23,7 +23,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.names import quote_name
-from text2sql_grpo.sql.schema_types import Schema
+from text2sql_grpo.sql.schema import Schema
 
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # a model may write any text, any number of times
 

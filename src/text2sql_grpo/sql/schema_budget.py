@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.names import listed
-from text2sql_grpo.sql.schema_types import Schema, Table, View
+from text2sql_grpo.sql.schema import Schema, Table, View
 
 MAX_NAMES = 10  # named in the last line, of each kind
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.names import listed
-from text2sql_grpo.sql.schema_types import Schema, Table, View
+from text2sql_grpo.sql.schema import Schema, Table, View
 
 TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is for names of others
 # Measured on the databases of Spider together (EXPERIMENTS.md).

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.sql.names import dotted_name, quote_name
-from text2sql_grpo.sql.schema_catalogue import Rows, schema_of
-from text2sql_grpo.sql.schema_examples import READ_CHARS
-from text2sql_grpo.sql.schema_types import ForeignKey, Schema
+from text2sql_grpo.sql.schema import ForeignKey, Schema
+from text2sql_grpo.sql.schema_catalogue import READ_CHARS, Rows, schema_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

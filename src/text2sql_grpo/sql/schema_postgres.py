@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.sql.failure_text import NO_PASSWORD
-from text2sql_grpo.sql.schema_catalogue import Rows, schema_of
-from text2sql_grpo.sql.schema_examples import READ_CHARS, one_line
-from text2sql_grpo.sql.schema_types import ForeignKey, Schema
+from text2sql_grpo.sql.schema import ForeignKey, Schema
+from text2sql_grpo.sql.schema_catalogue import READ_CHARS, Rows, one_line, schema_of
 
 if TYPE_CHECKING:
     from psycopg import Connection

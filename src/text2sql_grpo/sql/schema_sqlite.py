@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.sql.schema_catalogue import Rows, schema_of
-from text2sql_grpo.sql.schema_examples import READ_CHARS, one_line
-from text2sql_grpo.sql.schema_types import ForeignKey, Schema
+from text2sql_grpo.sql.schema import ForeignKey, Schema
+from text2sql_grpo.sql.schema_catalogue import READ_CHARS, Rows, one_line, schema_of
 from text2sql_grpo.sql.sqlite_file import open_database, text_of
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Literal
 
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.names import dotted_name, quote_name
+from text2sql_grpo.sql.schema import Column, Example, ForeignKey, Schema, Table, View
 from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within, without_notes
 from text2sql_grpo.sql.schema_choice import TableChoice
-from text2sql_grpo.sql.schema_types import Column, Example, ForeignKey, Schema, Table, View
 
 MAX_DDL_EXAMPLE_CHARS = 40
 SchemaText = Literal["compact", "ddl", "commented_ddl", "m_schema"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.sql.schema import quote_name
+from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.synthesis.conditions import (
     COLUMN,
     CONDITIONS,

@@ -11,9 +11,10 @@ from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.hidden import hide, unmatched
+from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
-from text2sql_grpo.sql.schema import Column, ForeignKey, Table, quote_name, read_schema
+from text2sql_grpo.sql.schema import Column, ForeignKey, Table, read_schema
 
 Value = str | int | float
 Kind = Literal["number", "date", "text"]

@@ -11,7 +11,8 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import read_query
-from text2sql_grpo.sql.schema import Schema, relation_sql
+from text2sql_grpo.sql.schema import Schema
+from text2sql_grpo.sql.schema_text import relation_sql
 
 STYLES = {
     "plain": "plain English, one sentence.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from text2sql_grpo.sql.query import read_query
-from text2sql_grpo.sql.schema_types import Table
+from text2sql_grpo.sql.schema import Table
 from text2sql_grpo.synthesis import words
 from text2sql_grpo.synthesis.conditions import day_words, superlatives, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of

@@ -10,7 +10,7 @@ from typing import Literal
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import schema as sql_schema
-from text2sql_grpo.sql.schema import quote_name
+from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.synthesis.nouns import (
     column_noun,
     count_noun,

@@ -30,7 +30,8 @@ from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.integrations.mcp.audit_log import AuditLog
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.schema import Schema, Table, View, ddl_text, read_schema, relation_sql
+from text2sql_grpo.sql.schema import Schema, Table, View, read_schema
+from text2sql_grpo.sql.schema_text import ddl_text, relation_sql
 
 PATH = "/mcp"
 MAX_PAGE_ROWS = 1_000
