@@ -24,11 +24,12 @@ from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import Schema, read_schema
 from text2sql_grpo.sql.schema_budget import estimated_tokens
-from text2sql_grpo.sql.schema_choice import TableChoice
-from text2sql_grpo.sql.schema_text import SchemaText, schema_text, table_choice
+from text2sql_grpo.sql.schema_choice import TableChoice, table_choice
+from text2sql_grpo.sql.schema_text import SchemaText, schema_text
 
 if TYPE_CHECKING:
     from text2sql_grpo.sql.hidden import Hidden
@@ -228,15 +229,15 @@ class SQLEnvironment:
             found = hide(schema, self._patterns)
             functions_sql = parse_address(address).engine.functions_sql
             if found.columns and functions_sql:
-                listed = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
-                if not listed.is_ok or listed.is_truncated:
-                    raise DataError(f"cannot list the functions of {database}, for data.hide: {listed.error}")
-                found = hide(schema, self._patterns, functions=[str(name) for (name,) in listed.rows])
+                answer = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
+                if not answer.is_ok or answer.is_truncated:
+                    raise DataError(f"cannot list the functions of {database}, for data.hide: {answer.error}")
+                found = hide(schema, self._patterns, functions=[str(name) for (name,) in answer.rows])
             if names := found.names():
-                more = f" and {len(names) - MAX_HIDDEN_SHOWN} more" if len(names) > MAX_HIDDEN_SHOWN else ""
-                shown = ", ".join(names[:MAX_HIDDEN_SHOWN]) + more
                 _logger.warning(
-                    "hidden from the model in %s: %s (data.hide; [] hides nothing)", database, shown
+                    "hidden from the model in %s: %s (data.hide; [] hides nothing)",
+                    database,
+                    listed(names, MAX_HIDDEN_SHOWN),
                 )
             for pattern in unmatched(schema, self._patterns) if len(self.databases.names()) == 1 else ():
                 _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)

@@ -1,17 +1,15 @@
-"""Text of a schema within a token budget; its last line lists what is left out."""
+"""Parts of a schema that its text leaves out to fit into a token budget."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema import Schema, Table, View
 
 MAX_NAMES = 10  # named in the last line, of each kind
 
-_Cut = tuple[str, int, str]  # what is left out, of which of `schema.relations`, and the name of a column
+Cut = tuple[str, int, str]  # what is left out, of which of `schema.relations`, and the name of a column
 
 
 def estimated_tokens(text: str) -> int:
@@ -23,51 +21,16 @@ def estimated_tokens(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def text_within(
-    schema: Schema,
-    render: Callable[[Schema], str],
-    *,
-    last_line: str,
-    has_notes: bool,
-    max_tokens: int | None,
-    count_tokens: Callable[[str], int],
-) -> str:
-    """Render the schema, or as much of it as the tokens allow with a last line on the rest.
+def possible_cuts(schema: Schema, *, has_notes: bool) -> list[Cut]:
+    """Everything that can be left out, in the order in which it is.
 
-    Left out one by one, each time from the last view to the first table: examples, a relation at a time;
-    comments, a relation at a time; columns that are no keys, the longest relation's last one first, so that
-    all become equally short (a relation without keys keeps its first column); whole views and tables.
+    Each time from the last view to the first table: examples, a relation at a time; comments, a relation at
+    a time; columns that are no keys, the longest relation's last one first, so that all become equally
+    short (a relation without keys keeps its first column); whole views and tables.
 
     Args:
-        last_line: Template with `{}` for the list of what was left out.
         has_notes: True if the text shows examples and comments.
-        max_tokens: Maximum length of the whole text; None for no limit.
-
-    Raises:
-        DataError: Not even the last line fits.
     """
-    full = render(schema)
-    if max_tokens is None or count_tokens(full) <= max_tokens:
-        return full
-    cuts = _cuts(schema, has_notes=has_notes)
-
-    def text(n_cuts: int) -> str:
-        body = render(_without(schema, frozenset(cuts[:n_cuts])))
-        return (body + "\n" if body else "") + last_line.format(_left_out(schema, cuts, n_cuts))
-
-    def fits(n_cuts: int) -> bool:
-        return count_tokens(text(n_cuts)) <= max_tokens
-
-    if not fits(len(cuts)):
-        raise DataError(
-            f"max_tokens must be >= {count_tokens(text(len(cuts)))}, for a line on what is left out, "
-            f"got {max_tokens} (schema of {schema.name or 'a database'})"
-        )
-    return text(bisect_left(range(len(cuts)), True, lo=1, key=fits))
-
-
-def _cuts(schema: Schema, *, has_notes: bool) -> list[_Cut]:
-    """Everything that can be left out, in the order in which it is."""
     relations = list(enumerate(schema.relations))[::-1]
     noted = relations if has_notes else []
     cuts = [("examples", i, "") for i, r in noted if any(c.examples for c in r.columns)]
@@ -93,7 +56,8 @@ def _key_columns(schema: Schema) -> set[tuple[str, str, str]]:
     return keys
 
 
-def _without(schema: Schema, cuts: frozenset[_Cut]) -> Schema:
+def without(schema: Schema, cuts: frozenset[Cut]) -> Schema:
+    """Schema without what the cuts leave out."""
     kept: list[Table | View] = []
     for i, relation in enumerate(schema.relations):
         if ("relation", i, "") in cuts:
@@ -113,10 +77,10 @@ def _without(schema: Schema, cuts: frozenset[_Cut]) -> Schema:
 def without_notes(schema: Schema) -> Schema:
     """Schema without comments and examples."""
     places = range(len(schema.relations))
-    return _without(schema, frozenset((kind, i, "") for kind in ("examples", "comments") for i in places))
+    return without(schema, frozenset((kind, i, "") for kind in ("examples", "comments") for i in places))
 
 
-def _left_out(schema: Schema, cuts: Sequence[_Cut], n_cuts: int) -> str:
+def left_out(schema: Schema, cuts: Sequence[Cut], n_cuts: int) -> str:
     """List of cuts: `all examples; 3 columns that are no keys (of ward, staff); tables visit, bill`."""
     relations = schema.relations
     total, done = Counter(kind for kind, *_ in cuts), Counter(kind for kind, *_ in cuts[:n_cuts])

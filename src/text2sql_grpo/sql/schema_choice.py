@@ -10,6 +10,8 @@ from itertools import accumulate
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema import Schema, Table, View
+from text2sql_grpo.sql.schema_budget import without_notes
+from text2sql_grpo.sql.schema_text import TEXTS, SchemaText
 
 TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is for names of others
 # Measured on the databases of Spider together (EXPERIMENTS.md).
@@ -23,25 +25,16 @@ class TableChoice:
     """Texts of one schema, each with the tables for one question.
 
     Args:
-        schema: The schema, whose examples are compared with the question.
-        bare: The schema that is shown.
-        render: Text of a part of the schema.
-        last_line: Template with `{}` for the list of other tables.
+        schema: The schema, whose examples are compared with the question and never shown.
         max_tokens: Maximum length of a text.
         count_tokens: Counter of the model's tokenizer.
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        bare: Schema,
-        render: Callable[[Schema], str],
-        *,
-        last_line: str,
-        max_tokens: int,
-        count_tokens: Callable[[str], int],
+        self, schema: Schema, kind: SchemaText, *, max_tokens: int, count_tokens: Callable[[str], int]
     ) -> None:
-        self._bare, self._render, self._last_line = bare, render, last_line
+        self._bare = without_notes(schema)
+        self._render, self._last_line = TEXTS[kind]
         self._max_tokens, self._count_tokens = max_tokens, count_tokens
         documents = [_document(relation) for relation in schema.relations]
         tables_of = Counter(word for document in documents for word in document)
@@ -98,6 +91,18 @@ class TableChoice:
         what = f"{len(others)} other tables, whose columns {ENGINES[self._bare.dialect].columns_sql} lists"
         names = listed([self._names[place] for place in others], n_names)
         return self._last_line.format(f"{what}: {names}" if n_names else what)
+
+
+def table_choice(
+    schema: Schema, kind: SchemaText, *, max_tokens: int | None, count_tokens: Callable[[str], int]
+) -> TableChoice | None:
+    """Choice of tables for a question, where a schema has too many for `max_tokens`; None where all fit."""
+    render = TEXTS[kind][0]
+    if max_tokens is None or len(schema.relations) < 2:
+        return None
+    if count_tokens(render(without_notes(schema))) <= max_tokens:
+        return None
+    return TableChoice(schema, kind, max_tokens=max_tokens, count_tokens=count_tokens)
 
 
 def _document(relation: Table | View) -> dict[str, float]:

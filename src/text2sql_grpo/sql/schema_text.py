@@ -5,20 +5,21 @@ comments and a few examples.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from typing import Literal
 
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema import Column, Example, ForeignKey, Schema, Table, View
-from text2sql_grpo.sql.schema_budget import estimated_tokens, text_within, without_notes
-from text2sql_grpo.sql.schema_choice import TableChoice
+from text2sql_grpo.sql.schema_budget import estimated_tokens, left_out, possible_cuts, without
 
 MAX_DDL_EXAMPLE_CHARS = 40
 SchemaText = Literal["compact", "ddl", "commented_ddl", "m_schema"]
 
-_LAST_LINE = "Left out to save space: {}"
+LEFT_OUT = "Left out to save space: "
 _LENGTH = re.compile(r"\(\s*\d+\s*(,\s*\d+\s*)?\)")
 
 
@@ -29,42 +30,35 @@ def schema_text(
     max_tokens: int | None = None,
     count_tokens: Callable[[str], int] = estimated_tokens,
 ) -> str:
-    """Text of a schema, shortened by `text_within` if it is too long.
+    """Text of a schema, or as much of it as the tokens allow with a last line on the rest.
 
     Args:
-        max_tokens: Maximum length; None for no limit.
+        max_tokens: Maximum length of the whole text, by `possible_cuts`; None for no limit.
         count_tokens: Counter of the model's tokenizer; by default a quarter of the characters.
 
     Raises:
         DataError: `max_tokens` leaves no room even for the line that lists what was left out.
     """
-    render, last_line = _TEXTS[kind]
-    return text_within(
-        schema,
-        render,
-        last_line=last_line,
-        has_notes=kind not in ("compact", "ddl"),
-        max_tokens=max_tokens,
-        count_tokens=count_tokens,
-    )
+    render, last_line = TEXTS[kind]
+    full = render(schema)
+    if max_tokens is None or count_tokens(full) <= max_tokens:
+        return full
+    cuts = possible_cuts(schema, has_notes=kind not in ("compact", "ddl"))
 
+    def text(n_cuts: int) -> str:
+        body = render(without(schema, frozenset(cuts[:n_cuts])))
+        rest = last_line.format(LEFT_OUT + left_out(schema, cuts, n_cuts))
+        return f"{body}\n{rest}" if body else rest
 
-def table_choice(
-    schema: Schema, kind: SchemaText, *, max_tokens: int | None, count_tokens: Callable[[str], int]
-) -> TableChoice | None:
-    """Choice of tables for a question, where a schema has too many for `max_tokens`; None where all fit."""
-    render, last_line = _TEXTS[kind]
-    bare = without_notes(schema)
-    if max_tokens is None or len(schema.relations) < 2 or count_tokens(render(bare)) <= max_tokens:
-        return None
-    return TableChoice(
-        schema,
-        bare,
-        render,
-        last_line=last_line.replace(_LAST_LINE, "{}"),
-        max_tokens=max_tokens,
-        count_tokens=count_tokens,
-    )
+    def fits(n_cuts: int) -> bool:
+        return count_tokens(text(n_cuts)) <= max_tokens
+
+    if not fits(len(cuts)):
+        raise DataError(
+            f"max_tokens must be >= {count_tokens(text(len(cuts)))}, for a line on what is left out, "
+            f"got {max_tokens} (schema of {schema.name or 'a database'})"
+        )
+    return text(bisect_left(range(len(cuts)), True, lo=1, key=fits))
 
 
 def _quoted(names: Iterable[str], dialect: Kind) -> str:
@@ -224,9 +218,10 @@ def _m_schema_column(column: Column) -> str:
     return f"({', '.join(parts)})"
 
 
-_TEXTS: dict[SchemaText, tuple[Callable[[Schema], str], str]] = {
-    "compact": (compact_text, _LAST_LINE),
-    "ddl": (ddl_text, f"-- {_LAST_LINE}"),
-    "commented_ddl": (commented_ddl_text, f"-- {_LAST_LINE}"),
-    "m_schema": (m_schema_text, f"【{_LAST_LINE}】"),
+# Renderer of each kind, and the form of its last line.
+TEXTS: dict[SchemaText, tuple[Callable[[Schema], str], str]] = {
+    "compact": (compact_text, "{}"),
+    "ddl": (ddl_text, "-- {}"),
+    "commented_ddl": (commented_ddl_text, "-- {}"),
+    "m_schema": (m_schema_text, "【{}】"),
 }
