@@ -50,21 +50,10 @@ def parse_address(database: Path | str) -> Address:
     >>> parse_address("duckdb:////data/shop.duckdb")
     Address(kind='duckdb', location='/data/shop.duckdb')
     """
-    try:
-        text = os.fspath(database)
-    except TypeError as error:
-        raise DataError(f"{database!r} is not a database: use {_FORMS}") from error
-    if not isinstance(text, str):
+    if not isinstance(database, str | os.PathLike) or not isinstance(text := os.fspath(database), str):
         raise DataError(f"{database!r} is not a database: use {_FORMS}")
-    return _absolute(text) if text.startswith("/") else _parse(text)
-
-
-@lru_cache(maxsize=4096)
-def _absolute(path: str) -> Address:
-    return Address("duckdb" if path.lower().endswith(DUCKDB_FILES) else "sqlite", os.path.abspath(path))
-
-
-def _parse(text: str) -> Address:
+    if text.startswith("/"):
+        return _absolute(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _absolute(_file(text, text))
@@ -76,6 +65,11 @@ def _parse(text: str) -> Address:
         return Address("postgresql", f"postgresql://{rest}")
     # The rest of the URL may hold a password.
     raise DataError(f"unknown URL scheme {scheme!r} of a database: use {_FORMS}")
+
+
+@lru_cache(maxsize=4096)
+def _absolute(path: str) -> Address:
+    return Address("duckdb" if path.lower().endswith(DUCKDB_FILES) else "sqlite", os.path.abspath(path))
 
 
 def _file(path: str, text: str) -> str:

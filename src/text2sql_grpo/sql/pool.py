@@ -69,12 +69,7 @@ class WorkerPool:
     def __init__(
         self, kind: Kind, n_workers: int, *, require_sandbox: bool = False, folders: Iterable[str] = ()
     ) -> None:
-        """Create a pool without workers.
-
-        Args:
-            require_sandbox: whether to run nothing without the whole sandbox.
-            folders: Folders of databases of this package's own, each granted with all that will be in it.
-        """
+        """Create a pool without workers; see `SQLExecutor` and `Grants` for the options."""
         self._kind = kind
         self._n_workers = n_workers
         self._require_sandbox = require_sandbox

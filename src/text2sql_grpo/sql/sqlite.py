@@ -169,8 +169,6 @@ class HardenedDatabase:
         """Marshalled fields of an outcome, and True as the last if another run may return other rows.
 
         Args:
-            sql: One statement.
-            limits: Its bounds.
             started: Seconds of `time.perf_counter`.
 
         Raises:

@@ -68,12 +68,9 @@ class Worker:
     """
 
     def __init__(self, kind: Kind, readable: Iterable[str] = (), *, version: int = 0) -> None:
-        """Start a process.
+        """Start a process, which may read these files and folders besides Python's own.
 
         The kernel ends it with the thread that calls this.
-
-        Args:
-            readable: Files and folders that it may read besides Python's own.
         """
         if not sys.executable:
             raise RunError("cannot start a SQL worker: sys.executable, the path of Python, is empty")
@@ -109,16 +106,7 @@ class Worker:
             write_all(self._input, framed(marshalled(setup)))
 
     def ask(self, request: bytes, n_queries: int, limits: Limits) -> list[Answer | None]:
-        """Send a request to a ready worker, and wait for its answers, or for the end of the process.
-
-        Args:
-            request: A frame.
-            n_queries: Number of queries in the frame.
-            limits: Bounds of each query.
-
-        Returns:
-            Answers in the order of the queries; fewer if the process ended.
-        """
+        """Send a frame with queries to a ready worker; answers in their order, fewer if the process ended."""
         patience_s = limits.timeout_s + PATIENCE_S
         max_bytes = 2 * limits.max_bytes + 2 * limits.max_sql_bytes + FRAME_BYTES
         clock = time.perf_counter
@@ -145,9 +133,6 @@ class Worker:
 
     def wait_until_ready(self, *, require_sandbox: bool) -> None:
         """Wait for the end of the start-up.
-
-        Args:
-            require_sandbox: whether to refuse to work without a part of the sandbox.
 
         Raises:
             RunError: The process ended, or its sandbox lacks a part that is required.
