@@ -99,9 +99,7 @@ class Grader:
         self.changed_golds: set[tuple[Database, str]] = set()
         self._executor = executor
         self._limits = limits
-        self._golds: Lru[tuple[Database, str], tuple[GoldResult, object]] = Lru(
-            max_gold_bytes, lambda entry: len(dumps(entry[0].outcome.rows))
-        )
+        self._golds: Lru[tuple[Database, str], tuple[GoldResult, object]] = Lru(max_gold_bytes)
         self._lock = Lock()
 
     def grade(
@@ -234,7 +232,7 @@ class Grader:
             self.changed_golds.add(key)
         if gold.outcome.is_ok:  # failures are not cached: a time-out under load may not happen again
             with self._lock:
-                self._golds.put(key, (gold, version))
+                self._golds.put(key, (gold, version), size=len(dumps(gold.outcome.rows)))
         return gold
 
 

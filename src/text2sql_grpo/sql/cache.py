@@ -2,13 +2,13 @@
 
 import sys
 import threading
-from collections import OrderedDict
 from marshal import dumps, loads
 
+from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.sqlite_file import Fingerprint
 
-ENTRY_BYTES = 600  # of an entry and its fingerprint besides the texts and the rows
+ENTRY_BYTES = 680  # of an entry and its fingerprint besides the texts and the rows
 
 Key = tuple[str, str, Fingerprint, Limits]  # location, text and what else decides about the rows
 
@@ -35,9 +35,8 @@ class ResultCache:
         self.max_entries = max_entries
         self.hits = self.misses = 0
         self._max_bytes = max_bytes
-        self._n_bytes = 0
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Key, bytes] = OrderedDict()
+        self._entries: Lru[Key, bytes] = Lru(max_bytes, max_entries=max_entries)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,28 +49,17 @@ class ResultCache:
                 self.misses += 1
                 return None
             self.hits += 1
-            self._entries.move_to_end(key)
         return ExecutionOutcome(*loads(entry))
 
     def put(self, key: Key, outcome: ExecutionOutcome) -> None:
         """Store a result, unless it is larger than `max_bytes`."""
         data = dumps((*outcome[:-1], True), 2)
-        n_bytes = _size_of(key, data)
-        if n_bytes > self._max_bytes:
-            return
-        with self._lock:
-            if key in self._entries:
-                self._n_bytes -= _size_of(key, self._entries.pop(key))
-            self._entries[key] = data
-            self._n_bytes += n_bytes
-            while len(self._entries) > self.max_entries or self._n_bytes > self._max_bytes:
-                self._n_bytes -= _size_of(*self._entries.popitem(last=False))
+        location, text, *_ = key
+        n_bytes = ENTRY_BYTES + sys.getsizeof(location) + sys.getsizeof(text) + sys.getsizeof(data)
+        if n_bytes <= self._max_bytes:
+            with self._lock:
+                self._entries.put(key, data, size=n_bytes)
 
     def reset_lock(self) -> None:
         """Replace the lock in a forked child: the thread that held it does not exist there."""
         self._lock = threading.Lock()
-
-
-def _size_of(key: Key, data: bytes) -> int:
-    location, text = key[:2]
-    return ENTRY_BYTES + sys.getsizeof(location) + sys.getsizeof(text) + sys.getsizeof(data)

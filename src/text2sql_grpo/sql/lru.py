@@ -1,7 +1,6 @@
 """Cache of the entries used last."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -13,12 +12,15 @@ class Lru(Generic[K, V]):
 
     Args:
         max_size: Largest sum of sizes; a larger entry is not kept.
-        size_of: Size of a value; 1 by default, which bounds their number.
+        max_entries: Largest number of entries; None for no further limit.
     """
 
-    def __init__(self, max_size: int, size_of: Callable[[V], int] = lambda value: 1) -> None:
-        self._max_size, self._size_of, self._size = max_size, size_of, 0
+    def __init__(self, max_size: int, *, max_entries: int | None = None) -> None:
+        self._max_size, self._max_entries, self._size = max_size, max_entries, 0
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def get(self, key: K) -> V | None:
         """Return the value, and keep it longer; None if there is none."""
@@ -27,14 +29,14 @@ class Lru(Generic[K, V]):
         self._entries.move_to_end(key)
         return self._entries[key][0]
 
-    def put(self, key: K, value: V) -> list[V]:
-        """Store a value, and return those that went for it."""
+    def put(self, key: K, value: V, *, size: int = 1) -> list[V]:
+        """Store a value, and return those that went for it; with sizes of 1, `max_size` is their number."""
         _, before = self._entries.pop(key, (value, 0))
-        size = self._size_of(value)
         self._entries[key] = (value, size)
         self._size += size - before
         gone = []
-        while self._size > self._max_size:
+        max_entries = len(self) if self._max_entries is None else self._max_entries
+        while self._size > self._max_size or len(self) > max_entries:
             _, (old, old_size) = self._entries.popitem(last=False)
             self._size -= old_size
             gone.append(old)
