@@ -103,7 +103,7 @@ class WorkerPool:
 
     def sandbox(self) -> tuple[str, ...]:
         """Parts of the sandbox that a worker's kernel enforces; starts one if none is idle."""
-        return self._ask([], Limits())[1].sandbox
+        return self._ask([], Limits(), Cancellation())[1].sandbox
 
     def run(
         self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
@@ -160,6 +160,7 @@ class WorkerPool:
         self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
     ) -> list[Answer]:
         """Answers to the queries of one message, which is sent again from the first one without an answer."""
+        cancellation = cancellation or Cancellation()
         answers: list[Answer] = []
         n_asked = len(queries)
         n_tries = n_crashes = 0  # of the first query without an answer
@@ -167,7 +168,7 @@ class WorkerPool:
             n_before = len(answers)
             asked = queries[n_before : n_before + n_asked]
             found, worker = self._ask(asked, limits, cancellation)
-            if cancellation is not None and cancellation.is_set:
+            if cancellation.is_set:
                 return [_error("cancelled")]
             for (location, _), answer in zip(asked, found, strict=False):
                 if answer is None or (len(answer) == 2 and self._grants.grant(location) > worker.version):
@@ -195,7 +196,7 @@ class WorkerPool:
         return answers
 
     def _ask(
-        self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation | None = None
+        self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation
     ) -> tuple[list[Answer | None], Worker]:
         """Answers of one worker, and the worker; fewer than queries if it ended."""
         segments: list[Segment] = []
@@ -209,8 +210,7 @@ class WorkerPool:
             worker = self._take(version)
             try:
                 worker.wait_until_ready(require_sandbox=self._require_sandbox)
-                if cancellation is not None:
-                    cancellation.watch(worker)
+                cancellation.watch(worker)
                 answers = worker.ask(request, len(queries), limits)
                 if worker.has_crashed and (text := worker.stderr()):
                     _log_once(f"a SQL worker crashed; its stderr:\n{text}")
@@ -220,8 +220,7 @@ class WorkerPool:
                 if n_starts == MAX_STARTS:
                     raise
             finally:
-                if cancellation is not None:
-                    cancellation.watch(None)
+                cancellation.watch(None)
                 self._give_back(worker)
 
     def _take(self, version: int) -> Worker:

@@ -81,7 +81,10 @@ class Worker:
         self.has_crashed = self.is_late = self.is_dropped = self.is_ended = False
         self.due = float("inf")
         chosen = os.environ.get("SQLITE_TMPDIR", "")
-        self._own_folder = "" if chosen else _temporary_folder()
+        self._own_folder = ""  # for what the worker spills to disk
+        if not chosen:
+            with suppress(OSError):  # none can be made: sorts stay in memory
+                self._own_folder = tempfile.mkdtemp(prefix="text2sql-")
         self._folder = chosen if os.access(chosen, os.W_OK) else self._own_folder
         try:
             self._process = subprocess.Popen(
@@ -254,11 +257,3 @@ def _environment(kind: Kind, folder: str) -> dict[str, str]:
     if folder:
         kept["SQLITE_TMPDIR"] = folder
     return {**kept, "GLIBC_TUNABLES": "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=200"}
-
-
-def _temporary_folder() -> str:
-    """New folder for what one worker spills to disk; empty if none can be made."""
-    try:
-        return tempfile.mkdtemp(prefix="text2sql-")
-    except OSError:
-        return ""
