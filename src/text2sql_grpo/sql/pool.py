@@ -33,9 +33,7 @@ MAX_LOGGED = 100
 MAX_STARTS = 10  # for one message, of workers killed from outside before they are ready
 
 Query = tuple[str, str]  # location and SQL
-Segment = tuple[str, list[str]]  # a location and the queries on it, one after the other
 
-_location_of = itemgetter(0)
 _logger = logging.getLogger(__name__)
 _logged: set[str] = set()
 
@@ -199,9 +197,9 @@ class WorkerPool:
         self, queries: Sequence[Query], limits: Limits, cancellation: Cancellation
     ) -> tuple[list[Answer | None], Worker]:
         """Answers of one worker, and the worker; fewer than queries if it ended."""
-        segments: list[Segment] = []
+        segments: list[tuple[str, list[str]]] = []  # a location, and the queries on it one after the other
         version = 0
-        for location, same in groupby(queries, _location_of):
+        for location, same in groupby(queries, itemgetter(0)):
             version = max(version, self._grants.version_of(location))
             segments.append((location, [sql for _, sql in same]))
         request = framed(marshalled((vars(limits), segments)))
