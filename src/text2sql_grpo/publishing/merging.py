@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.files import draft, parse_yaml
+from text2sql_grpo.files import draft
 from text2sql_grpo.models.hardware import check_fits
 from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle, with_saved_adapter
 from text2sql_grpo.models.sources import model_folder
+from text2sql_grpo.run_folder import read_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Quantization = Literal["auto", "none", "4bit"]
@@ -88,6 +89,7 @@ def merge_adapter(
     Raises:
         ModelError: Adapter or base missing, broken, larger than the free memory, or not made for each other;
             the merged or the written model answers differently; `out` holds something else or is read-only.
+        DataError: The `config.yaml` next to the adapter is not a YAML mapping.
     """
     is_adapter = (adapter / "adapter_config.json").is_file()
     if not is_adapter and not (adapter / "config.json").is_file():
@@ -194,12 +196,7 @@ def _dtype_before_rounding(
     adapter: Path, quantization: Quantization, config: PreTrainedConfig
 ) -> torch.dtype | None:
     """Type from which the base was rounded to 4 bits in training; None if it was not."""
-    run = adapter.resolve().parent / "config.yaml"
-    try:
-        tree: Any = parse_yaml(run.read_text(encoding="utf-8")) if run.is_file() else None
-    except ValueError as error:
-        raise ModelError(f"cannot parse the YAML next to the adapter: {error} ({run})") from error
-    model = (tree.get("model") or {}) if isinstance(tree, dict) else {}
+    model = read_settings(adapter.resolve().parent).get("model") or {}
     if quantization == "auto":
         quantization = model.get("quantization", "none")
     return DTYPES.get(str(model.get("dtype")), config.dtype) if quantization == "4bit" else None

@@ -13,11 +13,18 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remarks
-from text2sql_grpo.files import parse_yaml, read_json, sha256
+from text2sql_grpo.files import read_json, sha256
 from text2sql_grpo.models.sources import KNOWN_GGUF, SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import TEMPLATES, usage_examples
 from text2sql_grpo.rewards import RewardMix
-from text2sql_grpo.run_folder import COMPARISON, CONFIG, CURVE, EVALUATION, read_evaluation, read_metrics
+from text2sql_grpo.run_folder import (
+    COMPARISON,
+    CURVE,
+    EVALUATION,
+    read_evaluation,
+    read_metrics,
+    read_settings,
+)
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
 _PEFT_MARK = "# Model Card for Model ID"  # PEFT's empty template next to an adapter
@@ -43,7 +50,7 @@ def write_model_card(
     Raises:
         DataError: One of the files has unexpected content.
     """
-    config = _read_config(run / CONFIG)
+    config = read_settings(run)
     is_adapter = (folder / "adapter_config.json").is_file()
     base = _hub_base(run, config)
     name = repo_id.split("/")[-1] if repo_id else run.resolve().name
@@ -108,18 +115,6 @@ def is_written_by_hand(readme: Path) -> bool:
         return False
     text = readme.read_text(encoding="utf-8")
     return MARK not in text and _PEFT_MARK not in text
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = parse_yaml(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"cannot parse the YAML: {error} ({path})") from error
-    if not isinstance(config, dict):
-        raise DataError(f"a config must be a YAML mapping, got {type(config).__name__} ({path})")
-    return config
 
 
 def _hub_base(run: Path, config: dict[str, Any]) -> str | None:

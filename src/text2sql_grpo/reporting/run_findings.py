@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.run_folder import CONFIG, ROLLOUTS, log_lines, read_metrics, read_schedule
+from text2sql_grpo.run_folder import ROLLOUTS, log_lines, read_metrics, read_schedule, read_settings
 
 Record = dict[str, Any]
 Column = list[float]
@@ -68,12 +67,11 @@ def read_logs(run: Path) -> RunLogs:
     Raises:
         DataError: A file cannot be read.
     """
-    config = yaml.safe_load((run / CONFIG).read_text("utf-8")) if (run / CONFIG).is_file() else {}
     return RunLogs(
         steps=[row for row in read_metrics(run) if "loss" in row],
         episodes=log_lines(run / ROLLOUTS, "episodes"),
         schedule=read_schedule(run),
-        settings=(config or {}).get("grpo") or {},
+        settings=read_settings(run).get("grpo") or {},
     )
 
 
