@@ -118,17 +118,13 @@ class AgentServer:
         if request.method != "POST":
             return
         client, now = _client(request), time.monotonic()
-        times = self._times.setdefault(client, deque())
+        times = self._times.setdefault(client, deque(maxlen=self.per_minute))
         self._times.move_to_end(client)
         if len(self._times) > MAX_CLIENTS:
             self._times.popitem(last=False)
-        while times and now - times[0] > 60:
-            times.popleft()
-        if len(times) >= self.per_minute:
-            wait = math.ceil(60 - (now - times[0]))
-            raise HTTPException(
-                429, f"more than {self.per_minute} requests in a minute", {"Retry-After": str(wait)}
-            )
+        if len(times) == self.per_minute and now - times[0] <= 60:
+            wait = {"Retry-After": str(math.ceil(60 - (now - times[0])))}
+            raise HTTPException(429, f"more than {self.per_minute} requests in a minute", wait)
         times.append(now)
 
     async def _file(self, request: Request) -> Response:
